@@ -1,10 +1,11 @@
-"""Train with the trainers of sentence-transformers and TRL, and with the same ones in onnxruntime; compare the losses.
+"""Train with the trainers of several libraries, and with the same ones in onnxruntime; compare the losses.
 
 For each case two runs of 50 steps with the same seed: the library's trainer, and `class Ort(OrtTrainer, Trainer)`. The
+libraries are transformers, also with adapters of PEFT and with packed documents, sentence-transformers and TRL. The
 table has the largest relative difference of a loss, and the time of the steps after both have compiled as a ratio to
 the library's.
 
-    pip install sentence-transformers trl datasets
+    pip install sentence-transformers trl datasets peft
     python scripts/check_trainers.py [--steps 50] [case ...]
 """
 
@@ -142,7 +143,7 @@ def dense(matryoshka: bool) -> Make:
 
 
 def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make a trainer of SPLADE, whose regularizers grow from 0; it is compiled for each pair of lengths."""
+    """Make a trainer of SPLADE, whose regularizers grow from 0."""
     from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
     from sentence_transformers.sentence_transformer.modules import Transformer
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
@@ -161,31 +162,83 @@ def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> A
         SparseEncoderTrainer,
         model=model,
         args=SparseEncoderTrainingArguments(**arguments(steps, folder)),
-        train_dataset=Dataset.from_dict({"anchor": texts(1, 24, 24), "positive": texts(2, 30, 30)}),
+        train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
         loss=loss,
     )
 
 
-def supervised(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make a trainer of a Llama on texts."""
-    from trl import SFTConfig, SFTTrainer
-
+def llama(sizes: Sizes) -> transformers.LlamaForCausalLM:
+    """Make a decoder."""
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=1000,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=4,
-        intermediate_size=4 * sizes.hidden,
-        attention_dropout=sizes.dropout,
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=1000,
+            hidden_size=sizes.hidden,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=4,
+            intermediate_size=4 * sizes.hidden,
+            attention_dropout=sizes.dropout,
+        )
     )
+
+
+def supervised(adapters: bool = False, **of_config: Any) -> Make:
+    """Return what makes a trainer of a Llama on texts, with these settings of TRL."""
+
+    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+        from trl import SFTConfig, SFTTrainer
+
+        model = llama(sizes)
+        config = SFTConfig(**arguments(steps, folder), **of_config, bf16=False, activation_checkpointing=False)
+        return trainer_of(
+            mixin,
+            SFTTrainer,
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_dict({"text": texts(3)}),
+            processing_class=tokenizer(),
+            **({"peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes)} if adapters else {}),
+        )
+
+    return make
+
+
+def low_rank(task: str, targets: list[str], sizes: Sizes) -> Any:
+    """Return a configuration of PEFT: adapters beside some layers, all else frozen."""
+    from peft import LoraConfig
+
+    return LoraConfig(task_type=task, r=8, lora_alpha=64, target_modules=targets, lora_dropout=sizes.dropout)
+
+
+def adapters(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make transformers' Trainer of adapters of a BERT that classifies texts."""
+    from peft import get_peft_model
+
+    words = tokenizer()
+    model = transformers.BertForSequenceClassification.from_pretrained(
+        bert(transformers.BertForSequenceClassification, sizes, folder)
+    )
+    tokens = words(texts(4), padding=True)["input_ids"]
+    rows = [{"input_ids": row, "attention_mask": [int(i != 0) for i in row], "labels": row[0] % 2} for row in tokens]
+    torch.manual_seed(1)
     return trainer_of(
         mixin,
-        SFTTrainer,
-        model=transformers.LlamaForCausalLM(config),
-        args=SFTConfig(**arguments(steps, folder), bf16=False, activation_checkpointing=False),
-        train_dataset=Dataset.from_dict({"text": texts(3)}),
-        processing_class=tokenizer(),
+        transformers.Trainer,
+        model=get_peft_model(model, low_rank("SEQ_CLS", ["query", "value"], sizes)),
+        args=transformers.TrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_list(rows),
+    )
+
+
+def packed(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make transformers' Trainer of a Llama, with the documents of a batch packed into one sequence."""
+    return trainer_of(
+        mixin,
+        transformers.Trainer,
+        model=llama(sizes),
+        args=transformers.TrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_dict({"input_ids": tokenizer()(texts(5))["input_ids"]}),
+        data_collator=transformers.DataCollatorWithFlattening(),
     )
 
 
@@ -200,7 +253,12 @@ CASES: dict[str, Make] = {
     "MultipleNegativesRankingLoss": dense(matryoshka=False),
     "MatryoshkaLoss": dense(matryoshka=True),
     "SpladeLoss": sparse,
-    "SFTTrainer": supervised,
+    "SFTTrainer": supervised(),
+    "SFTTrainer, LoRA": supervised(adapters=True),
+    "SFTTrainer, padding_free": supervised(padding_free=True, max_length=None),
+    "SFTTrainer, packing": supervised(packing=True, max_length=64),
+    "Trainer, LoRA": adapters,
+    "Trainer, packed": packed,
 }
 
 
@@ -223,6 +281,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dropout", type=float, nargs="+", default=(0.0, 0.1))
     options = parser.parse_args()
     if unknown := set(options.cases) - set(CASES):
         parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
@@ -231,7 +290,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|", flush=True)
     failed = False
     for name in options.cases or CASES:
-        for dropout in (0.0, 0.1):
+        for dropout in options.dropout:
             sizes = Sizes(options.hidden, options.layers, dropout)
             eager, eager_seconds = run(CASES[name], None, sizes, options.steps)
             ours, seconds = run(CASES[name], OrtTrainer, sizes, options.steps)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-WAYS = ("eager", "onnxtool", "inductor", "products")
+WAYS = ("eager", "onnxtool", "fast-dropout", "inductor", "products")
 LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 4, 256, 4, 8, 128
 VOCABULARY = 30522
 Step = Callable[[], Any]
@@ -190,8 +190,10 @@ def make_step(case: Case, way: str) -> Step:
     """Return one step of a case in one of `WAYS`."""
     if way == "products":
         return products_step(case)
-    if way == "onnxtool":
-        import onnxtool.torch_backend  # noqa: F401 - registers the backend where it is not installed
+    if way in ("onnxtool", "fast-dropout"):
+        from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+
+        return model_step(case, OrtBackend(OrtBackendOptions(dropout="fast" if way == "fast-dropout" else "eager")))
     return model_step(case, "" if way == "eager" else way)
 
 

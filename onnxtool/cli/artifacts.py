@@ -7,27 +7,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.options import derived_options, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
-from onnxtool.training.options import ForwardOptions, PreparationOptions
+from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 
 if TYPE_CHECKING:
+    from onnxtool.training.artifacts.phones import PhoneBuild
     from onnxtool.training.artifacts.report import ArtifactReport
     from onnxtool.training.artifacts.verification import ArtifactVerification
+    from onnxtool.training.checkpoints.lora import Lora
 
 
 @click.command(
     epilog="Example: onnxtool artifacts --model_name distilbert-base-uncased --loss CrossEntropyLoss "
     "--freeze 'distilbert.embeddings.*'",
 )
-@derived_options(options=PreparationOptions, forward=ForwardOptions)
+@derived_options(options=PreparationOptions, forward=ForwardOptions, lora=LoraOptions)
 @dry_run_option
 @report_options
 def command(
-    options: PreparationOptions, forward: ForwardOptions | None, *, dry_run: bool, format_name: str, quiet: bool
+    options: PreparationOptions,
+    forward: ForwardOptions | None,
+    lora: LoraOptions | None,
+    *,
+    dry_run: bool,
+    format_name: str,
+    quiet: bool,
 ) -> None:
     """Make the training, eval and optimizer models and the checkpoint that on-device training needs.
 
@@ -38,13 +47,20 @@ def command(
         raise click.UsageError("pass one of --model_path and --model_name")
     if options.class_axis == 0:
         raise click.UsageError("--class_axis is 1 or -1; the first axis is that of the samples")
+    source = click.get_current_context().get_parameter_source
+    for name in ("lora_targets", "lora_alpha"):
+        if lora is None and source(name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{name} is of adapters, which --lora RANK adds")
+    if lora is not None and not lora.targets:
+        raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' names what can be matched")
+    options = replace(options, forward=forward, lora=lora)
     from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
     if dry_run:
-        emit_plan(plan_training(replace(options, forward=forward)), format_name)
+        emit_plan(plan_training(options), format_name)
         return
     with progress(quiet=quiet) as on_progress:
-        report = prepare_training(replace(options, forward=forward), on_progress)
+        report = prepare_training(options, on_progress)
     emit(report, artifact_blocks(report), format_name)
 
 
@@ -56,6 +72,7 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         ("Optimizer", report.optimizer or "none"),
         ("Trained", f"{len(report.trained)} parameters, {report.num_trained} numbers"),
         ("Frozen", f"{len(report.frozen)} parameters, {report.num_frozen} numbers"),
+        *([] if report.lora is None else [("Adapters", _adapters(report.lora))]),
         ("Opset", str(report.opset)),
         ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
     ]
@@ -68,8 +85,40 @@ def artifact_blocks(report: ArtifactReport) -> list[Block]:
         Table(("file", "size"), files, frozenset({"size"})),
         Heading("Inputs and outputs of a training step"),
         Table(("", "name", "type"), rows),
+        *_phone_blocks(report.phone),
         *_proof_blocks(report.proof),
         *(Note(note) for note in report.notes),
+    ]
+
+
+def _adapters(lora: Lora) -> str:
+    return f"{len(lora.adapters)} of rank {lora.rank}, scaled by {lora.alpha:g} / {lora.rank}"
+
+
+def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
+    """Describe what a build of onnxruntime for a phone has, and between which sizes it lies."""
+    if build is None:
+        return []
+    operators = [
+        (domain, str(version), str(len(names)), ", ".join(names))
+        for domain, sets in build.operators.items()
+        for version, names in sets.items()
+    ]
+    sizes = [
+        (one.architecture, one.contents, "all" if one.num_operators is None else str(one.num_operators),
+         format_bytes(one.size_bytes), one.source)
+        for one in build.libraries
+    ]  # fmt: skip
+    return [
+        Heading("Operators of a build for the phone"),
+        Table(("domain", "since opset", "number", "names"), operators, frozenset({"since opset", "number"})),
+        Note(
+            f"{build.config} has the {build.num_operators} operators of all models and their types, for onnxruntime's "
+            "build: --minimal_build --include_ops_by_config FILE --enable_reduced_operator_type_support"
+        ),
+        Heading("Sizes of onnxruntime for the phone, as published"),
+        Table(("architecture", "build", "operators", "size", "source"), sizes, frozenset({"operators", "size"})),
+        Note("no build was made here, and none of these depends on the model: one with these operators lies between"),
     ]
 
 

@@ -12,7 +12,7 @@ from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
-from onnxtool.torch_backend.nodes import is_scaled_draw
+from onnxtool.torch_backend.nodes import is_dropout_mask
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.torch_backend.run.cache import Cache
@@ -73,14 +73,14 @@ class OrtBackend:
             return self._compiler("graph")(graph_module, example_inputs)
         from torch._dynamo.backends.common import aot_autograd
 
-        with traceable_functions():
+        with traceable_functions(self.options.dropout):
             return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
 
     def autograd_arguments(self) -> dict[str, Any]:
         """Return the arguments of AOTAutograd, by name.
 
         They are those of `torch._dynamo.backends.common.aot_autograd` and of `functorch.compile.aot_function`, which
-        trace while `traceable_functions` holds.
+        trace while `traceable_functions` holds; its argument is the option `dropout`.
         """
         recall_translations(Cache(self.options.cache_folder))
         return {
@@ -117,12 +117,12 @@ class OrtBackend:
 
 
 def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
-    """Cut a joint graph at its minimum; scaled random numbers are saved, and not scaled again for the gradient."""
+    """Cut a joint graph at its minimum; masks of dropout are saved, and not made again for the gradient."""
     from functorch.compile import min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
 
     for node in joint.graph.nodes:
-        if is_scaled_draw(node):
+        if is_dropout_mask(node):
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 

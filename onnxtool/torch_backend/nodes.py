@@ -128,6 +128,11 @@ def is_memory_for_random(node: Node) -> bool:
     return node.target in _UNINITIALIZED and all(is_random(user) for user in node.users)
 
 
+def is_dropout_mask(node: Node) -> bool:
+    """Whether the node gives the factor of a tensor in dropout."""
+    return is_scaled_draw(node) or is_call(node, torch.ops.onnxtool.fast_dropout_mask.default)
+
+
 def is_scaled_draw(node: Node) -> bool:
     """Whether the node divides fresh random numbers by a constant, as the scaled mask of dropout does."""
     if node.target is not aten.div.Tensor or not isinstance(node.args[1], int | float):

@@ -14,6 +14,7 @@ import onnxruntime as ort
 import torch
 
 from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS
 
 Provider = str | tuple[str, Mapping[str, object]]
 """A provider by its name, or by its name and its own options."""
@@ -54,9 +55,14 @@ class OrtBackendOptions:
         flush_denormals: whether numbers below 1.2e-38 (float32) count as zero in sessions. With session options of the
             user, that holds in the calling thread alone, unless these options ask for it.
         cache_folder: the folder that keeps translated graphs for the next process; none by default.
+        dropout: `eager` draws the masks that eager PyTorch draws, in one thread on most processors; `fast` draws others
+            with the same distribution in all threads, reproducible by PyTorch's seed as well. It is for dropout
+            and, in float32 and float64, for scaled_dot_product_attention, on the CPU; other random numbers are always
+            eager PyTorch's.
 
     Raises:
-        CompilationError: an option that should be a list is not one, or the cache's folder is empty.
+        CompilationError: an option that should be a list is not one, the cache's folder is empty, or `dropout` is
+            unknown or has no effect.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -74,6 +80,7 @@ class OrtBackendOptions:
     optimize: bool = True
     flush_denormals: bool = True
     cache_folder: Path | str | None = None
+    dropout: str = "eager"
 
     def __post_init__(self) -> None:
         for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
@@ -85,6 +92,15 @@ class OrtBackendOptions:
             if not str(self.cache_folder):
                 raise CompilationError("cache_folder is empty", "pass a folder, or None to keep nothing")
             object.__setattr__(self, "cache_folder", Path(self.cache_folder))
+        if self.dropout not in DROPOUT_MASKS:
+            raise CompilationError(
+                f"no masks of dropout are called {self.dropout!r}", f"use one of {', '.join(DROPOUT_MASKS)}"
+            )
+        if self.dropout != "eager" and not self.use_aot_autograd:
+            raise CompilationError(
+                f"dropout={self.dropout!r} has no effect without use_aot_autograd: the graph is traced already",
+                "trace within onnxtool.torch_backend.capture.functions.traceable_functions(dropout)",
+            )
 
     @classmethod
     def from_mapping(cls, options: Mapping[str, Any]) -> OrtBackendOptions:

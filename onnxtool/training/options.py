@@ -63,12 +63,49 @@ class ForwardOptions:
 
 
 @dataclass(frozen=True)
+class LoraOptions:
+    """Low-rank adapters beside products of a model, which are trained in place of its weights.
+
+    Attributes:
+        rank: of each adapter, r.
+        targets: which products: patterns of the names of their weights, or ends of the names of their modules.
+        alpha: an adapter is scaled by alpha / r.
+        seed: of A, which is drawn as in PEFT; B is zero, so that training begins with the model as it is.
+    """
+
+    rank: Annotated[
+        int,
+        Option(
+            "Add adapters of this rank (LoRA), and train nothing else but what --train names.",
+            name="lora",
+            metavar="RANK",
+            minimum=1,
+        ),
+    ]
+    targets: Annotated[
+        tuple[str, ...],
+        Option(
+            "Products to add them to, by the name or a pattern of the weight, or as in PEFT by the end of the module's "
+            "name; may be given several times.",
+            name="lora_targets",
+            metavar="PATTERN",
+        ),
+    ] = ()
+    alpha: Annotated[
+        float, Option("They are scaled by X / RANK.", name="lora_alpha", metavar="X", minimum=0, is_open=True)
+    ] = 8.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
 class PreparationOptions:
     """The options of `onnxtool artifacts`.
 
     Attributes:
         model_path: an ONNX file; this or `forward` is given.
         forward: a checkpoint to export.
+        train: names and patterns; empty for all that the loss depends on, and with `lora` for the adapters alone.
+        lora: adapters to add.
         loss: one of LOSS_NAMES.
         class_axis: the class axis of a cross entropy; None for 1 with a file, and for the last with a checkpoint.
         ignore_index: of a cross entropy; None for none with a file, and for -100 with a checkpoint.
@@ -80,14 +117,15 @@ class PreparationOptions:
 
     model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
     forward: ForwardOptions | None = None
+    lora: LoraOptions | None = None
     train: Annotated[
         tuple[str, ...],
         Option(
             "Parameters to train, by name or pattern such as *.bias; may be given several times.",
             metavar="PATTERN",
-            default="all that the loss depends on",
+            default="all that the loss depends on, or the adapters of --lora alone",
         ),
-    ] = ("*",)
+    ] = ()
     freeze: Annotated[
         tuple[str, ...], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")
     ] = ()

@@ -71,6 +71,24 @@ def test_wrong_names_and_wrong_usage_have_their_codes(tmp_path: Path, model: Pat
     assert not (tmp_path / "perceptron-training").exists()
 
 
+def test_adapters_are_trained_in_place_of_weights(tmp_path: Path, model: Path) -> None:
+    """With what --train names; options of adapters without a rank are wrong usage, and so are none to adapt."""
+    output = ("artifacts", "--model_path", model, "--output", tmp_path / "out", "--quiet")
+    lora = ("--lora", "2", "--lora_targets", "fc1", "--lora_alpha", "3", "--train", "fc2.bias")
+    done = run_onnxtool(tmp_path, *output, *lora)
+    assert "Adapters: 1 of rank 2, scaled by 3 / 2" in done.stdout
+    assert "Trained: 3 parameters, 27 numbers" in done.stdout
+    for arguments, message in (
+        (("--lora_targets", "fc1"), "--lora RANK"),
+        (("--lora_alpha", "3"), "--lora RANK"),
+        (("--lora", "2"), "--lora_targets"),
+        (("--lora", "0", "--lora_targets", "fc1"), "0 is not in the range"),
+    ):
+        done = run_onnxtool(tmp_path, *output, *arguments)
+        assert done.returncode == 2
+        assert message in done.stderr
+
+
 @pytest.mark.slow
 def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path: Path) -> None:
     """With dropout, its parameters by name, and the tied ones once."""
@@ -118,6 +136,7 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
         (("--loss", "none", "--loss_input", "best"), "'best' is int64", "take another output"),
         (("--loss", "MSELoss", "--shift_labels"), "has no classes", "leave them out"),
         (("--shift_labels",), "shifted with axis=-1", "ignore_index"),
+        (("--lora", "2", "--lora_targets", "*.bias"), "matches fc1.bias, which is no weight of products", "fc1.weight"),
         (("--prefix", "../"), "'../' is a path", "artifact_directory"),
     ],
 )

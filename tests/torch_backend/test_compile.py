@@ -223,6 +223,21 @@ def test_autocast_computes_in_its_own_precision(dtype: torch.dtype) -> None:
     require_same(cast, rows(5, 6, requires_grad=True), atol=2e-2)  # two roundings to 8 bits
 
 
+def test_half_precision_is_normalized_by_parameters_in_float32() -> None:
+    """PyTorch's kernel returns mean and deviation in float32, and its fake tensors say float16."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8))
+
+    def cast(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.float16):
+            return model(x)
+
+    backend = require_same(cast, rows(5, 6, requires_grad=True), atol=1e-2)  # steps of float16 up to 8
+    assert not any(session.failure for graph in backend.graphs for session in graph.sessions)
+    assert "aten.native_layer_norm.default" not in {
+        node.operator for graph in backend.explain().graphs for node in graph.eager
+    }
+
+
 @pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-10), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
 def test_models_of_other_precisions(dtype: torch.dtype, atol: float) -> None:
     """Tolerances are a few steps of the precision."""

@@ -11,7 +11,7 @@ import math
 
 import torch
 
-from onnxtool.torch_backend.lower.decompositions.random import has_eager_dropout, scaled_dropout_mask
+from onnxtool.torch_backend.lower.decompositions.random import DropoutMask, has_scaled_mask
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -25,13 +25,15 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    draw: DropoutMask,
 ) -> torch.Tensor | None:
     """Compute `scaled_dot_product_attention` for queries [..., L, E], keys [..., S, E] and values [..., S, V].
 
-    None where the leading dimensions differ or are missing, and in half precision, also by autocast: there, queries and
-    keys have to be scaled separately.
+    `draw` makes the mask of dropout. None where the leading dimensions differ or are missing, and in half precision,
+    also by autocast: there, queries and keys have to be scaled separately.
     """
-    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not has_eager_dropout(query, dropout_p)):
+    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not has_scaled_mask(query, dropout_p)):
         return None
     if query.dtype not in _DTYPES or query.dim() < 3 or (is_causal and attn_mask is not None):
         return None
@@ -54,7 +56,7 @@ def attention(
         scores = scores + bias
     probabilities = torch.softmax(scores, -1)
     if dropout_p:
-        probabilities = probabilities * scaled_dropout_mask(probabilities, dropout_p)
+        probabilities = probabilities * draw(probabilities, dropout_p)
     result = torch.bmm(probabilities.flatten(0, -3), values).unflatten(0, leading)
     return result if unmasked is None else result * unmasked
 

@@ -20,6 +20,8 @@ from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
+from onnxtool.training.checkpoints.lora import Lora
+from onnxtool.training.graphs.adapters import take_out_adapters
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 
 
@@ -65,7 +67,10 @@ class Module:
         self._train = BoundSession(Path(train_model_uri), self.device, session_options)
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
         self._eval = None if self._eval_path is None else BoundSession(self._eval_path, self.device, session_options)
+        self._inputs = self._train.inputs_with_gradient
+        self._input_gradients: dict[str, NDArray[np.float32]] = {}
         trained = [name for name in self._train.input_names if buffer_name(name) in self._train.input_names]
+        trained = [name for name in trained if name not in self._inputs]
         self._check(trained)
         layout = Layout({name: self._shape(name) for name in trained}, self.device)
         self.values, self.gradients = Buffer(layout, self.device), Buffer(layout, self.device)
@@ -95,12 +100,20 @@ class Module:
             )
         for name, tensor in zip(names, user_inputs, strict=True):
             session.feed(name, tensor)
+            if self.training and name in self._inputs:  # nothing accumulates: another batch is another input
+                shape = tensor.shape if isinstance(tensor, np.ndarray) else tensor.shape()
+                session.feed(buffer_name(name), np.zeros(shape, np.float32))
         if self.training:
             session.feed(LAZY_RESET, np.array([self._reset]))
         arrays = any(isinstance(tensor, np.ndarray) for tensor in user_inputs)
-        outputs = (session.run if arrays else session.run_values)(self.output_names())
+        fetched = [accumulated_name(name) for name in self._inputs] if self.training else []
+        outputs = session.run_values([*self.output_names(), *fetched])
         if self.training:
             self._reset = False
+            gradients = [outputs.pop() for _ in fetched][::-1]
+            self._input_gradients = {name: value.numpy() for name, value in zip(self._inputs, gradients, strict=True)}
+        if arrays:
+            outputs = [value.numpy() for value in outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def train(self, mode: bool = True) -> Module:
@@ -119,13 +132,14 @@ class Module:
     def input_names(self) -> list[str]:
         """Return the inputs of a call, in order."""
         session = self._session()
-        hidden = {LAZY_RESET, *self.state.names(), *(buffer_name(name) for name in self.values.layout.shapes)}
+        hidden = {LAZY_RESET, *self.state.names(), *(buffer_name(name) for name in self._with_gradient())}
         return [name for name in session.input_names if name not in hidden]
 
     def output_names(self) -> list[str]:
         """Return the outputs of a call, in order, the loss first."""
-        session, layout = self._session(), self.values.layout
-        hidden = {accumulated_name(name) for name in layout.shapes} | {updated_name(name) for name in self._frozen}
+        session = self._session()
+        hidden = {accumulated_name(name) for name in self._with_gradient()}
+        hidden |= {updated_name(name) for name in self._frozen}
         return [name for name in session.output_names if name not in hidden]
 
     def get_parameters_size(self, trainable_only: bool = True) -> int:
@@ -172,6 +186,8 @@ class Module:
     ) -> None:
         """Write an inference model with the current parameters, whose outputs are these values of the eval model.
 
+        Adapters are folded into the weights beside which they are; `export_adapter` writes them alone.
+
         Raises:
             ArtifactError: there is no eval model, or it has no such value.
             OutputWriteError: it cannot be written.
@@ -180,7 +196,8 @@ class Module:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
         self.state.check_complete()
         parameters = {name: self.read(name) for name in self.state.names()}
-        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri))
+        lora = self.state.lora()
+        _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri), lora)
 
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter."""
@@ -197,12 +214,30 @@ class Module:
             self._frozen[name].update_inplace(array)
 
     def gradient(self, name: str) -> NDArray[np.float32]:
-        """Return a copy of the gradient of a parameter, zeros before the first step."""
-        return self.gradients.read(name)
+        """Return a copy of the gradient of a parameter, zeros before the first step, or of an input in the last step.
+
+        Raises:
+            ArtifactError: the training model does not compute it, or there was no step with this input.
+        """
+        if name in self.gradients.layout.shapes:
+            return self.gradients.read(name)
+        if name in self._input_gradients:
+            return self._input_gradients[name].copy()
+        if name in self._inputs:
+            raise ArtifactError(f"the input {name} has no gradient yet", "run a training step first")
+        known = ", ".join(self._with_gradient()[:5]) or "nothing"
+        raise ArtifactError(
+            f"{self._train.path} computes no gradient of {name}",
+            f"it does of {known}; name it in requires_grad when the artifacts are made",
+        )
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return copies of the optimizer state."""
         return {moment: dict(buffer.read_all()) for moment, buffer in sorted(self.moment_buffers.items())}
+
+    def _with_gradient(self) -> list[str]:
+        """Return the parameters and the inputs with a gradient."""
+        return [*self.values.layout.shapes, *self._inputs]
 
     def _session(self) -> BoundSession:
         if self.training:
@@ -221,7 +256,7 @@ class Module:
         missing = [name for name in trained if name not in checkpoint.trainable]
         other = [name for name in checkpoint.trainable if name not in trained]
         other += [name for name in checkpoint.frozen if name not in self._train.input_names or name in trained]
-        if missing or other or not trained:
+        if missing or other or LAZY_RESET not in self._train.input_names:
             problems = _listing({"missing": missing, "unknown to it": other})
             raise ArtifactError(f"the checkpoint does not fit {path}: {problems}", hint)
         for name, array in {**checkpoint.trainable, **checkpoint.frozen}.items():
@@ -264,13 +299,18 @@ class Module:
 
 def _listing(groups: dict[str, list[str]]) -> str:
     parts = [f"{label} {', '.join(names[:5])}" for label, names in groups.items() if names]
-    return "; ".join(parts) or "nothing is trained"
+    return "; ".join(parts) or "it is no training model"
 
 
-def _export(eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path) -> None:
+def _export(
+    eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path, lora: Lora | None
+) -> None:
     """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers."""
     model = ir.load(ModelFile.open(eval_model).path)
     graph = model.graph
+    if lora is not None:
+        take_out_adapters(graph, lora)
+        parameters = {**parameters, **lora.folded(parameters)}
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     for name in outputs:
         if name not in values:

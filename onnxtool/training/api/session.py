@@ -17,6 +17,7 @@ from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.api.memory import Device
+from onnxtool.training.graphs.names import inputs_with_gradient
 
 
 class BoundSession:
@@ -30,6 +31,7 @@ class BoundSession:
     Attributes:
         input_names: the inputs in the order of the graph.
         output_names: the outputs in the order of the graph.
+        inputs_with_gradient: the user's inputs whose gradients are among the outputs.
 
     Raises:
         ModelFileError: the file is missing or damaged.
@@ -59,6 +61,7 @@ class BoundSession:
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self.input_names = list(self._inputs)
         self.output_names = [value.name for value in self._session.get_outputs()]
+        self.inputs_with_gradient = inputs_with_gradient(self._session.get_modelmeta().custom_metadata_map)
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order in which onnxruntime gives them back
 

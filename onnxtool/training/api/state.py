@@ -11,7 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
+from onnxtool.model_file import staged
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
+from onnxtool.training.checkpoints.lora import Lora
+from onnxtool.training.checkpoints.peft import CONFIG, write_peft
 
 
 class Memory(Protocol):
@@ -67,7 +70,7 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters by name; tied parameters also by their aliases."""
+    """All parameters by name; tied parameters also by their aliases. Of a nominal state only the names are known."""
 
     def __init__(self, state: CheckpointState) -> None:
         self._state = state
@@ -75,6 +78,7 @@ class Parameters:
     def __getitem__(self, name: str) -> Parameter:
         if name not in self:
             raise KeyError(name)
+        self._state.check_complete()
         return Parameter(self._state.resolved(name), self._state)
 
     def __setitem__(self, name: str, value: NDArray[Any]) -> None:
@@ -172,6 +176,38 @@ class CheckpointState:
             new.step, new.learning_rate = old.step, old.learning_rate
             new.moments = old.moments if state.memory is None else state.memory.moments() or old.moments
         save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
+
+    def lora(self) -> Lora | None:
+        """Return which adapters there are; None if there are none.
+
+        Raises:
+            CheckpointError: the note of them does not fit the parameters.
+        """
+        return Lora.of(self.checkpoint)
+
+    def export_adapter(
+        self, folder: str | os.PathLike[str], *, base_model: str | None = None, force: bool = False
+    ) -> None:
+        """Write the adapters as PEFT does, `adapter_config.json` and `adapter_model.safetensors`, for it to load.
+
+        Other trained parameters are in it too, by the modules that PEFT saves as a whole (`modules_to_save`).
+
+        Args:
+            folder: the folder of the files.
+            base_model: the id on the hub of what the adapters belong to, which PEFT notes.
+            force: replace existing files.
+
+        Raises:
+            ArtifactError: there are no adapters or no values, or something was trained that PEFT has no place for.
+            OutputExistsError: a file exists and `force` is not set.
+            OutputWriteError: the files cannot be written.
+        """
+        lora = self.lora()
+        if lora is None:
+            raise ArtifactError("the checkpoint has no adapters", "make the artifacts with --lora, or export the model")
+        with staged(Path(folder) / CONFIG, force=force) as staging:
+            trained = list(self.checkpoint.trainable)
+            write_peft(staging.folder, lora, {name: self.read(name) for name in self.names()}, trained, base_model)
 
     def attach(self, memory: Memory) -> None:
         """Use the values of `memory` from now on; of the arrays that were read, only dtype and shape remain."""

@@ -26,6 +26,7 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
+from onnxtool.training.artifacts.phones import describe_build
 from onnxtool.training.artifacts.report import ArtifactFile, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, target_files, write_target_files
@@ -33,10 +34,12 @@ from onnxtool.training.artifacts.validation import check_model
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
-from onnxtool.training.graphs.parameters import select_parameters
+from onnxtool.training.checkpoints.lora import Lora
+from onnxtool.training.graphs.adapters import add_adapters
+from onnxtool.training.graphs.parameters import Selection, matchable_parameters, select_parameters
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
-from onnxtool.training.options import LossType, OptimType, TrainingTarget
+from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 
@@ -82,6 +85,7 @@ class ArtifactOptions:
         aliases: further names of tied parameters, which may also be used to select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them, to save memory.
+        lora: adapters to add and to train; all parameters that requires_grad does not name are frozen then.
         target: where they are trained, apart from Python; what a program there needs is written as well.
         force: replace existing files.
         verify: compares the files in a folder with PyTorch before they are moved into place.
@@ -101,6 +105,7 @@ class ArtifactOptions:
     aliases: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[str] | None = None
     recompute: bool = False
+    lora: LoraOptions | None = None
     target: TrainingTarget | None = None
     force: bool = False
     verify: Callable[[Path], ArtifactVerification | None] | None = None
@@ -120,10 +125,11 @@ def generate_artifacts(
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
     recompute: bool = False,
+    lora: LoraOptions | None = None,
 ) -> ArtifactReport:
     """Write the artifacts of `model` to `artifact_directory`, and replace existing ones.
 
-    All arguments except the last are those of onnxruntime-training; `ArtifactOptions` explains them.
+    All arguments except the last two are those of onnxruntime-training; `ArtifactOptions` explains them.
 
     Raises:
         ArtifactError: a name is not in the model, the loss is not a loss, …
@@ -147,6 +153,7 @@ def generate_artifacts(
             nominal_checkpoint,
             loss_input_names,
             recompute=recompute,
+            lora=lora,
             force=True,
         )
     )
@@ -167,9 +174,8 @@ def make_artifacts(
     model, path = _load(options.model)
     check_model(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
-    selection = select_parameters(
-        model, options.requires_grad, options.frozen_params, options.parameters, options.aliases
-    )
+    model, lora = _with_adapters(model, options)
+    selection = _selection(model, options, lora)
     stopwatch.lap("read")
     on_progress("differentiating")
     block = _Training(loss, options)
@@ -188,6 +194,7 @@ def make_artifacts(
     folder = None if path is None else path.parent
     checkpoint = checkpoint_of(trained, frozen, folder=folder)
     checkpoint.aliases = dict(options.aliases)
+    checkpoint.properties = {} if lora is None else lora.to_properties()
     directory, prefix = options.artifact_directory, options.prefix
     verification: ArtifactVerification | None = None
     with staged(directory / f"{prefix}training_model.onnx", force=options.force, root=directory) as staging:
@@ -201,7 +208,10 @@ def make_artifacts(
             stopwatch.lap("verify")
         if options.nominal_checkpoint:
             written.append(staging.folder / f"{prefix}nominal_checkpoint")
-            write_checkpoint(Checkpoint(checkpoint.trainable, checkpoint.frozen, is_nominal=True), written[-1])
+            nominal = Checkpoint(
+                checkpoint.trainable, checkpoint.frozen, properties=checkpoint.properties, is_nominal=True
+            )
+            write_checkpoint(nominal, written[-1])
         if _writes_ort(options):
             written += [file for model_path in written[: len(models)] for file in _to_ort_format(model_path)]
         report = describe(
@@ -209,9 +219,19 @@ def make_artifacts(
             str(directory),
             loss=_name_of(options.loss) or "the first output",
             optimizer=_name_of(options.optimizer),
+            lora=lora,
             verification=verification,
         )
         if options.target is not None:
+            if block.inputs_with_gradient:
+                raise ArtifactError(
+                    f"the program for {options.target} has no gradients of inputs, and "
+                    f"{', '.join(block.inputs_with_gradient)} is to have one",
+                    "train parameters only, or leave the target out",
+                )
+            if options.target in PHONES:
+                phone_models = [file for file in written if file.suffix == ".ort"]
+                report = replace(report, phone=describe_build(options.target, phone_models, staging.folder))
             written += write_target_files(options.target, report, checkpoint, staging.folder)
         staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)
@@ -246,6 +266,26 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     loaded = onnx.load(file.path, load_external_data=False)
     sort_nodes(loaded)
     return loaded, file.path
+
+
+def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[onnx.ModelProto, Lora | None]:
+    """Return a copy of the model with the adapters of the options, and which they are."""
+    if options.lora is None:
+        return model, None
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    return copy, add_adapters(copy, options.lora, matchable_parameters(copy, options.parameters), options.aliases)
+
+
+def _selection(model: onnx.ModelProto, options: ArtifactOptions, lora: Lora | None) -> Selection:
+    """Return what the options train and freeze; with adapters, the rest is in the checkpoint, for all graphs once."""
+    adapters = () if lora is None else lora.parameters
+    trained = [*(options.requires_grad or ()), *adapters] if adapters else options.requires_grad
+    chosen = select_parameters(model, trained, options.frozen_params, options.parameters, options.aliases)
+    if lora is None:
+        return chosen
+    rest = {*chosen.frozen, *matchable_parameters(model, options.parameters)} - {*chosen.trained}
+    return replace(chosen, frozen=tuple(tensor.name for tensor in model.graph.initializer if tensor.name in rest))
 
 
 def _loss_block(options: ArtifactOptions, model: onnx.ModelProto) -> onnxblock.Block:

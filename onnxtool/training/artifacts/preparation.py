@@ -120,7 +120,8 @@ def _artifact_options(
     return ArtifactOptions(
         model=model,
         loss_input_names=loss_inputs or None,
-        requires_grad=options.train,
+        requires_grad=options.train or (() if options.lora is not None else ("*",)),
+        lora=options.lora,
         frozen_params=options.freeze,
         loss=_loss(options, setting),
         optimizer=_optimizer(options),

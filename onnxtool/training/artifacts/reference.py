@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.training.checkpoints.lora import Lora
+
 _SEED = 20
 
 
@@ -45,7 +47,7 @@ class TorchStep:
         loss: in training mode.
         eval_loss: in eval mode.
         own_loss: the loss that the model itself computes for these labels, in eval mode; None if it computes none.
-        gradients: by the name of the parameter, with all names of a tied one.
+        gradients: by the name of the parameter, with all names of a tied one, or of the input.
     """
 
     labels: NDArray[Any]
@@ -71,13 +73,22 @@ class TorchModel:
         """Return the sample as arrays."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.sample.items()}
 
-    def step(self, setting: LossSetting, trained: Collection[str]) -> TorchStep:
-        """Compute loss and gradients; batch normalizations whose parameters are not `trained` stay in eval mode."""
+    def step(
+        self,
+        setting: LossSetting,
+        trained: Collection[str],
+        inputs: Collection[str] = (),
+        adapters: Mapping[str, Any] | None = None,
+    ) -> TorchStep:
+        """Compute loss and gradients, also those of `inputs`, and of the `adapters` that `adapted` has given.
+
+        Batch normalizations whose parameters are not `trained` stay in eval mode.
+        """
         import torch
 
         model = self.model.eval()
         with torch.no_grad():
-            logits = self._output(setting.output)
+            logits = self._output(setting.output, self.sample)
             labels = _labels(logits, setting)
             eval_loss = float(_loss(logits, labels, setting))
             own = self._own_loss(labels, setting)
@@ -89,18 +100,20 @@ class TorchModel:
             } & set(trained):
                 module.eval()
         model.zero_grad(set_to_none=True)
+        leaves = {name: self.sample[name].detach().clone().requires_grad_() for name in inputs}
         with _scaling_dropout():
-            loss = _loss(self._output(setting.output), labels, setting)
+            loss = _loss(self._output(setting.output, {**self.sample, **leaves}), labels, setting)
             loss.backward()
+        leaves |= adapters or {}
         gradients = {
-            name: parameter.grad.numpy()
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if parameter.grad is not None
+            name: leaf.grad.numpy()
+            for name, leaf in (*model.named_parameters(remove_duplicate=False), *leaves.items())
+            if leaf.grad is not None
         }
         return TorchStep(labels.numpy(), loss.item(), eval_loss, own, gradients)
 
-    def _output(self, name: str) -> Any:
-        result = self.model(**self.sample)
+    def _output(self, name: str, sample: Mapping[str, Any]) -> Any:
+        result = self.model(**sample)
         return result if not isinstance(result, Mapping) else result[name]
 
     def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
@@ -149,6 +162,29 @@ def _loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
         "BCEWithLogitsLoss": functional.binary_cross_entropy_with_logits,
     }
     return functions[setting.name](logits, labels)
+
+
+@contextmanager
+def adapted(model: TorchModel, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
+    """Add `alpha / r * B(A(x))` to what modules return for x, while the block runs; give A and B by name."""
+    import torch
+
+    hooks: list[Any] = []
+    adapters: dict[str, Any] = {}
+    scale = 1.0 if lora is None else lora.scale
+    for adapter in () if lora is None else lora.adapters:
+        down, up = (torch.tensor(values[name], requires_grad=True) for name in (adapter.down, adapter.up))
+
+        def hook(_module: Any, inputs: Any, output: Any, *, down: Any = down, up: Any = up) -> Any:
+            return output + scale * (inputs[0] @ down.t() @ up.t())
+
+        hooks.append(model.model.get_submodule(adapter.module).register_forward_hook(hook))
+        adapters |= {adapter.down: down, adapter.up: up}
+    try:
+        yield adapters
+    finally:
+        for handle in hooks:
+            handle.remove()
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 from onnx import helper
 
 from onnxtool.reports import TensorInfo
+from onnxtool.training.artifacts.phones import PhoneBuild
 from onnxtool.training.artifacts.verification import ArtifactVerification
+from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
@@ -41,6 +43,8 @@ class ArtifactReport:
         notes: what a user should know.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
+        lora: the adapters that were added; None if there are none.
+        phone: what a build of onnxruntime for a phone needs; None for other targets.
     """
 
     directory: str
@@ -57,6 +61,8 @@ class ArtifactReport:
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
     proof: ArtifactVerification | None = None
+    lora: Lora | None = None
+    phone: PhoneBuild | None = None
 
 
 def describe(
@@ -65,6 +71,7 @@ def describe(
     *,
     loss: str,
     optimizer: str,
+    lora: Lora | None,
     verification: ArtifactVerification | None,
 ) -> ArtifactReport:
     """Return the report of a training block, without files and times."""
@@ -72,8 +79,9 @@ def describe(
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
     hidden = {LAZY_RESET, *parameters}
-    hidden |= {make(name) for name in parameters for make in (buffer_name, accumulated_name, updated_name)}
-    has_gradient = {tensor.name for tensor in trained}
+    inputs = block.inputs_with_gradient
+    hidden |= {make(name) for name in (*parameters, *inputs) for make in (buffer_name, accumulated_name, updated_name)}
+    has_gradient = {*inputs, *(tensor.name for tensor in trained)}
     unused = [name for name in block.selection.trained if name not in has_gradient]
     return ArtifactReport(
         directory=directory,
@@ -87,10 +95,20 @@ def describe(
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         opset=next(opset.version for opset in training.opset_import if not opset.domain),
-        notes=(_without_gradient(unused),) if unused else (),
+        notes=tuple(_notes(block, unused)),
         duration_ms={},
         proof=verification,
+        lora=lora,
     )
+
+
+def _notes(block: TrainingBlock, unused: Sequence[str]) -> Iterator[str]:
+    if inputs := block.inputs_with_gradient:
+        yield f"the training model has the gradients of the inputs {', '.join(inputs)}"
+    if unused:
+        yield _without_gradient(unused)
+    elif not block.selection.trained:
+        yield "no parameter is trained: the training model computes the loss, and no gradients"
 
 
 def _without_gradient(names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from onnxtool.errors import ArtifactError
 from onnxtool.reports import TensorInfo
 from onnxtool.training.api.memory import BLOCK_SIZE
+from onnxtool.training.artifacts.phones import OPERATORS
 from onnxtool.training.artifacts.report import ArtifactReport
 from onnxtool.training.checkpoints import Array, Checkpoint
 from onnxtool.training.options import TrainingTarget
@@ -29,7 +30,7 @@ SHIPPED = {
 }
 PHONES = (TrainingTarget.android, TrainingTarget.ios)
 # What no user edits: artifacts for another target, or for none, take them away.
-OBSOLETE = (DESCRIPTION, *_MODULE)
+OBSOLETE = (DESCRIPTION, OPERATORS, *_MODULE)
 # The tensors of onnxruntime in JavaScript; numpy calls a string `object`.
 _DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -38,7 +39,9 @@ _DTYPES = frozenset(
 
 def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
     """Return the names of the files for a target, none for None."""
-    return () if target is None else (DESCRIPTION, *SHIPPED[target])
+    if target is None:
+        return ()
+    return (DESCRIPTION, *SHIPPED[target], *((OPERATORS,) if target in PHONES else ()))
 
 
 def write_target_files(

@@ -14,9 +14,16 @@ from onnx import helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.runtime.session import open_session
-from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep
+from onnxtool.training.artifacts.reference import LossSetting, TorchModel, TorchStep, adapted
 from onnxtool.training.checkpoints.checkpoint import load_checkpoint
-from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, parameter_of_buffer
+from onnxtool.training.checkpoints.lora import Lora
+from onnxtool.training.graphs.names import (
+    LAZY_RESET,
+    accumulated_name,
+    buffer_name,
+    inputs_with_gradient,
+    parameter_of_buffer,
+)
 
 # Both sides compute in float32. Rounding gives errors of 1e-6 to 1e-4, by the depth of the network; a bug gives 1e-2.
 TOLERANCE = 1e-3
@@ -38,9 +45,9 @@ class ArtifactVerification:
         reference_loss: of PyTorch.
         loss_error: of the loss in training mode.
         eval_loss_error: of the loss of the eval model.
-        gradient_error: the largest error of an element divided by the largest element, maximum over all parameters.
-        worst_parameter: the parameter with this error.
-        num_gradients: the number of parameters that were compared.
+        gradient_error: the largest error of an element divided by the largest element, maximum over all of them.
+        worst_parameter: the parameter or input with this error.
+        num_gradients: the number of parameters and inputs that were compared.
         tolerance: the largest accepted error.
         own_loss: the loss that the model itself computes for the same labels, in eval mode; None if it computes none.
         own_loss_error: its difference from the loss of the eval model.
@@ -79,9 +86,17 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
         return None
     replace_dropout(training)
     checkpoint = load_checkpoint(folder / f"{prefix}checkpoint")
-    step = model.step(setting, checkpoint.trainable)
-    feeds = {**model.inputs(), **checkpoint.trainable, **checkpoint.frozen}
-    feeds |= {buffer_name(name): np.zeros_like(array) for name, array in checkpoint.trainable.items()}
+    inputs = inputs_with_gradient({entry.key: entry.value for entry in training.metadata_props})
+    values = {**checkpoint.trainable, **checkpoint.frozen}
+    lora = Lora.of(checkpoint)
+    if lora is not None:  # at its beginning B is zero, and so is the gradient of A
+        draw = np.random.default_rng(0)
+        values |= {one.up: draw.uniform(-0.1, 0.1, values[one.up].shape).astype(np.float32) for one in lora.adapters}
+    with adapted(model, lora, values) as adapters:
+        step = model.step(setting, checkpoint.trainable, inputs, adapters)
+    feeds = {**model.inputs(), **values}
+    with_gradient = (*checkpoint.trainable, *inputs)
+    feeds |= {buffer_name(name): np.zeros_like(feeds[name]) for name in with_gradient}
     feeds[LAZY_RESET] = np.array([True])
     path = folder / f".{prefix}verification.onnx"
     onnx.save(training, path)
@@ -89,7 +104,7 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
     path.unlink()
     evaluated = _run(folder / f"{prefix}eval_model.onnx", feeds, step.labels)
     loss, eval_loss = (float(next(iter(outputs.values())).reshape(-1)[0]) for outputs in (found, evaluated))
-    gradients = {name: found[accumulated_name(name)] for name in checkpoint.trainable}
+    gradients = {name: found[accumulated_name(name)] for name in with_gradient}
     result = _compare(type(model.model).__name__, (loss, eval_loss), gradients, step)
     if not result.passed:
         raise ArtifactError(_describe(result), "report it with the checkpoint; --no_verify writes the artifacts anyway")
@@ -125,20 +140,20 @@ def _compare(
 ) -> ArtifactVerification:
     expected = {name: step.gradients.get(name, np.zeros_like(array)) for name, array in gradients.items()}
     largest = {name: float(np.abs(array).max(initial=0.0)) for name, array in expected.items()}
-    least = max(_SMALL * max(largest.values()), float(np.finfo(np.float32).tiny))
+    least = max(_SMALL * max(largest.values(), default=0.0), float(np.finfo(np.float32).tiny))
     errors = {
         name: float(np.abs(array - expected[name]).max(initial=0.0)) / max(largest[name], least)
         for name, array in gradients.items()
     }
     # NaN is the worst.
-    worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name])
+    worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
     return ArtifactVerification(
         reference=reference,
         loss=losses[0],
         reference_loss=step.loss,
         loss_error=_relative_error(losses[0], step.loss),
         eval_loss_error=_relative_error(losses[1], step.eval_loss),
-        gradient_error=errors[worst],
+        gradient_error=errors.get(worst, 0.0),
         worst_parameter=worst,
         num_gradients=len(errors),
         tolerance=TOLERANCE,

@@ -6,6 +6,9 @@ same names in the training model, and elsewhere with `_out` after the name of th
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+
 LAZY_RESET = "lazy_reset_grad"
 LEARNING_RATE = "learning_rate"
 STEP = "step"
@@ -15,6 +18,9 @@ FIRST_MOMENTS = "first_order_moments"
 SECOND_MOMENTS = "second_order_moments"
 # What a checkpoint calls the moments of a parameter, in the order of those inputs.
 MOMENTS = {FIRST_MOMENTS: "momentum0", SECOND_MOMENTS: "momentum1"}
+
+# The key in the metadata of a training model under which a JSON list names the user's inputs with a gradient.
+_INPUTS_KEY = "onnxtool.inputs_with_gradient"
 
 _BUFFER = ".accumulation.buffer"
 _GRADIENT = "_grad"
@@ -44,3 +50,15 @@ def parameter_of_buffer(name: str) -> str | None:
     """Return the name of the parameter whose gradient an input accumulates; None for other inputs."""
     ending = f"{_GRADIENT}{_BUFFER}"
     return name.removesuffix(ending) if name.endswith(ending) else None
+
+
+def describe_inputs(names: Iterable[str]) -> dict[str, str]:
+    """Return the metadata of a training model that has the gradients of these inputs."""
+    listed = list(names)
+    return {_INPUTS_KEY: json.dumps(listed)} if listed else {}
+
+
+def inputs_with_gradient(metadata: Mapping[str, str]) -> list[str]:
+    """Return the user's inputs whose gradients a training model has, by its metadata."""
+    names: list[str] = json.loads(metadata.get(_INPUTS_KEY, "[]"))
+    return names

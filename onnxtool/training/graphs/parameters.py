@@ -39,32 +39,38 @@ def select_parameters(
 
     A pattern matches names among `parameters`; None stands for the float initializers of more than one element, except
     running statistics and scales of quantization. Parameters that patterns of both lists match are frozen, and an exact
-    name takes precedence over any pattern.
+    name takes precedence over any pattern. An exact name of an input that is trained stands for its gradient.
 
     Raises:
         ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
     """
     tied = aliases or {}
-    trained, frozen = ([tied.get(entry, entry) for entry in _listed(entries)] for entries in (trained, frozen))
+    trained, frozen = ([tied.get(entry, entry) for entry in listed_names(entries)] for entries in (trained, frozen))
     check_disjoint(trained, frozen)
+    inputs = list(_inputs(model))
     names = [tensor.name for tensor in model.graph.initializer]
+    floats = matchable_parameters(model, parameters)
+    matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
+    to_train, optional = _resolved(trained, [*inputs, *names], matched, "train")
+    to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
+    kept = to_freeze | (also_frozen - to_train)
+    return Selection(
+        tuple(name for name in (*inputs, *names) if name in to_train | (optional - kept)),
+        tuple(name for name in names if name in kept),
+        frozenset(optional),
+    )
+
+
+def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | None = None) -> list[str]:
+    """Return the names that patterns match, in the order of the model."""
     statistics = {name for node in model.graph.node for name in _statistics(node)}
-    floats = [
+    return [
         tensor.name
         for tensor in model.graph.initializer
         if (
             _is_trainable(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters
         )
     ]
-    matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
-    to_train, optional = _resolved(trained, names, matched, "train")
-    to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
-    kept = to_freeze | (also_frozen - to_train)
-    return Selection(
-        tuple(name for name in names if name in to_train | (optional - kept)),
-        tuple(name for name in names if name in kept),
-        frozenset(optional),
-    )
 
 
 def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
@@ -79,22 +85,34 @@ def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
 
 
 def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable[str]) -> None:
-    """Refuse unknown names, and trained parameters that are not float32.
+    """Refuse unknown names, and trained parameters or inputs that are not float32.
 
     Raises:
         ArtifactError: with the closest names.
     """
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name in (*trained, *frozen):
-        if name not in tensors:
-            raise _unknown(name, list(tensors))
+    kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
+    with_inputs = _inputs(model) | kinds
+    for name, known in (*((name, with_inputs) for name in trained), *((name, kinds) for name in frozen)):
+        if name not in known:
+            raise _unknown(name, list(kinds))
     for name in trained:
-        if tensors[name].data_type != TensorProto.FLOAT:
-            kind = TensorProto.DataType.Name(tensors[name].data_type).lower()
+        if with_inputs[name] != TensorProto.FLOAT:
+            kind = TensorProto.DataType.Name(with_inputs[name]).lower()
+            if name not in kinds:
+                raise ArtifactError(
+                    f"the input {name} is {kind}, and inputs with a gradient are float32", "leave it out"
+                )
             raise ArtifactError(
                 f"the parameter {name} is {kind}, and those that are trained are float32",
                 "freeze it, or export the model in float32",
             )
+
+
+def _inputs(model: onnx.ModelProto) -> dict[str, int]:
+    """Return the dtypes of the inputs that are no initializers."""
+    parameters = {tensor.name for tensor in model.graph.initializer}
+    inputs = (value for value in model.graph.input if value.name not in parameters)
+    return {value.name: value.type.tensor_type.elem_type for value in inputs}
 
 
 def _resolved(
@@ -124,7 +142,12 @@ def _statistics(node: onnx.NodeProto) -> Sequence[str]:
     return list(node.input[1:2]) if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
-def _listed(entries: Sequence[str] | None) -> Sequence[str]:
+def listed_names(entries: Sequence[str] | None) -> Sequence[str]:
+    """Return the entries of a list; refuse what is none.
+
+    Raises:
+        TypeError: it is a string.
+    """
     if isinstance(entries, str):  # a string is also a sequence of strings
         raise TypeError(f"a list of names is expected, not the string {entries!r}")
     return entries or ()

@@ -30,7 +30,7 @@ from onnxtool.training.graphs.modes import (
     set_training_mode,
     update_statistics,
 )
-from onnxtool.training.graphs.names import updated_name
+from onnxtool.training.graphs.names import describe_inputs, updated_name
 from onnxtool.training.graphs.parameters import FLOATS, Selection, check_disjoint, check_names
 from onnxtool.training.graphs.recomputation import recompute_activations
 from onnxtool.training.graphs.row_factors import take_out_row_factors
@@ -38,32 +38,34 @@ from onnxtool.training.graphs.row_factors import take_out_row_factors
 
 @dataclass(frozen=True)
 class Graphs:
-    """A training and an eval model, and the parameters that became their inputs."""
+    """A training and an eval model, the parameters that became their inputs, and the user's inputs with a gradient."""
 
     training: onnx.ModelProto
     evaluation: onnx.ModelProto
     trainable: list[onnx.TensorProto]
     frozen: list[onnx.TensorProto]
+    inputs: list[str]
 
 
 def build_graphs(
     model: onnx.ModelProto, selection: Selection, loss: str, path: Path | None = None, *, recompute: bool = False
 ) -> Graphs:
-    """Differentiate `loss` with respect to the trained parameters.
+    """Differentiate `loss` with respect to the trained parameters; without any, the training graph has no gradients.
 
     Args:
         model: of opset 18 or later; its outputs are the loss and further outputs of both graphs.
-        selection: the parameters to train and to freeze.
+        selection: the parameters to train and to freeze; float inputs among the trained ones get a gradient as well.
         loss: name of a float output of one element.
         path: the file of the model, with its external data in the same folder.
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
 
     Raises:
-        ArtifactError: a parameter is not in the model, nothing is trained, or `loss` is not a loss.
+        ArtifactError: a parameter is not in the model, or `loss` is not a loss.
         GradientError: operators between parameters and loss have no gradient.
     """
     separate_statistics(model)
-    _check_selection(model, selection)
+    check_disjoint(selection.trained, selection.frozen)
+    check_names(model, selection.trained, selection.frozen)
     _check_loss(model, loss)
     training, evaluation = _read(model, path), _read(model, path)
     statistics, trained = _train(training, selection, loss, recompute=recompute)
@@ -71,11 +73,14 @@ def build_graphs(
     promoted = {*selection.trained, *selection.frozen, *buffers}
     _evaluate(evaluation, promoted)
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
+    inputs = sorted(set(trained) - {tensor.name for tensor in tensors})
+    training.metadata_props.update(describe_inputs(inputs))
     return Graphs(
         ir.to_proto(training),
         ir.to_proto(evaluation),
         [tensor for tensor in tensors if tensor.name in trained],
         [tensor for tensor in tensors if tensor.name not in trained],
+        inputs,
     )
 
 
@@ -98,7 +103,7 @@ def _train(
     infer_types(model)
     statistics = update_statistics(graph, normalizations)
     prune_ignored_rows(graph)
-    gradients = differentiate(model, loss, selection.trained)
+    gradients = differentiate(model, loss, selection.trained) if selection.trained else {}
     trained = _with_gradient(selection, gradients)
     decompose_losses(graph)
     decompose_batch_normalizations(graph)
@@ -145,9 +150,10 @@ def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> l
     missing = [name for name in selection.trained if name not in gradients and name not in selection.optional]
     if missing:
         raise ArtifactError(
-            f"the loss does not depend on {', '.join(missing[:5])}", "freeze them, or take another output for the loss"
+            f"the loss does not depend on {', '.join(missing[:5])}",
+            "leave them out or freeze them, or take another output for the loss",
         )
-    if not gradients:
+    if selection.trained and not gradients:
         raise ArtifactError("the loss depends on none of the parameters", "take another output for the loss")
     return [name for name in selection.trained if name in gradients]
 
@@ -161,14 +167,6 @@ def _tidy(model: ir.Model) -> None:
     common.RemoveUnusedOpsetsPass()(model)
     common.NameFixPass()(model)
     model.graph.sort()
-
-
-def _check_selection(model: onnx.ModelProto, selection: Selection) -> None:
-    """Refuse an empty selection, and names that are not float parameters of the model."""
-    check_disjoint(selection.trained, selection.frozen)
-    if not selection.trained:
-        raise ArtifactError("no parameter is to be trained", "name them, or give a pattern such as *.weight")
-    check_names(model, selection.trained, selection.frozen)
 
 
 def _check_loss(model: onnx.ModelProto, loss: str) -> None:

@@ -43,7 +43,17 @@ class ClipGradNorm(Block):
         self._max_norm = max_norm
 
     def build(self, *gradient_names: str) -> list[str]:
-        """Return the names of the clipped gradients."""
+        """Return the names of the clipped gradients.
+
+        Raises:
+            ArtifactError: a name is that of a sequence of gradients.
+        """
+        for value in self.base.graph.input:
+            if value.name in gradient_names and value.type.HasField("sequence_type"):
+                raise ArtifactError(
+                    f"{value.name} is a sequence, and gradients that are clipped are tensors",
+                    "pass the names of all of them, each an input of its own",
+                )
         scale = self.scale(*gradient_names)
         return [self.accessor.add_node("Mul", [name, scale]) for name in gradient_names]
 

@@ -15,7 +15,8 @@ from onnxtool.training.onnxblock.block import Block, declare_outputs, output_nam
 class TrainingBlock(Block):
     """A block on top of a model that ends in a loss, and the gradients of the loss with respect to parameters.
 
-    Parameters are named in `requires_grad` before the block is called; all others stay constants of the graph.
+    Parameters are named in `requires_grad` before the block is called; all others stay constants of the graph. Float
+    inputs may be named there too: the training model then has their gradients beside those of the parameters.
 
     Attributes:
         recompute: compute cheap activations a second time for the gradients, instead of keeping them.
@@ -30,7 +31,10 @@ class TrainingBlock(Block):
         """Add the block, and return the name of the loss, or of the loss and further outputs."""
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Train a parameter, or with `value` False freeze it: it becomes an input of the models without a gradient."""
+        """Train a parameter or get the gradient of an input; `value` False freezes a parameter.
+
+        A frozen parameter becomes an input of the models without a gradient.
+        """
         self._selected()[argument_name] = value
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,6 +70,15 @@ class TrainingBlock(Block):
         """
         graphs = require_built(self._graphs)
         return graphs.training, graphs.evaluation
+
+    @property
+    def inputs_with_gradient(self) -> list[str]:
+        """The inputs of the user whose gradients the training model computes.
+
+        Raises:
+            ArtifactError: the block was not called yet.
+        """
+        return require_built(self._graphs).inputs
 
     @property
     def selection(self) -> Selection:

@@ -24,6 +24,7 @@ from onnxtool.training.trainer.losses import (
     settle_problem_type,
     with_all_arguments,
 )
+from onnxtool.training.trainer.packed_documents import PackedDocuments
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -37,19 +38,21 @@ _EVERY_MODULE = 1 << 30
 
 
 @contextlib.contextmanager
-def _one_graph() -> Iterator[None]:
-    """Keep model and loss one graph under DistributedDataParallel, where TorchDynamo would split them.
+def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
+    """Set TorchDynamo up to compile a module of ours, one of many.
 
-    As a result gradients are exchanged after the backward graph, not during it. The warning that is silenced is about
-    calls of `lru_cache` in transformers, which checks in this way what is installed. TorchDynamo's limits of graphs
-    count every module of the process, because all of them have the same code; beyond a limit it would leave the module
-    to eager PyTorch.
+    Under DistributedDataParallel model and loss are one graph, whose gradients are exchanged after it, or with
+    `overlap_exchange` one for each bucket of gradients, which is exchanged during the next. The warning that is
+    silenced is about calls of `lru_cache` in transformers, which checks in this way what is installed. TorchDynamo's
+    limits of graphs count every module of the process, because all of them have the same code; beyond a limit it would
+    leave the module to eager PyTorch.
     """
+    graphs = "ddp_optimizer" if overlap_exchange else False
     limits = {
         "recompile_limit": max(_MOST_GRAPHS, dynamo_config.recompile_limit),
         "accumulated_recompile_limit": _EVERY_MODULE,
     }
-    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=False, **limits):
+    with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=graphs, **limits):
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
         yield
 
@@ -90,6 +93,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         label_sparsity: bool = True,
         options: OrtBackendOptions | OrtBackend | None = None,
         dynamic: bool | None = None,
+        overlap_exchange: bool = False,
     ) -> None:
         """Wrap `model`, whose output head gets a hook that does nothing unless this module calls the model.
 
@@ -104,6 +108,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
                 `LabelSparsity`. To check this, the first batch computes the loss a few times more.
             options: of the backend, or a backend.
             dynamic: as in `torch.compile`.
+            overlap_exchange: whether DistributedDataParallel around this module exchanges gradients while others are
+                computed. The step is then one graph for each of its buckets (`bucket_cap_mb`, 1 or more), not one.
 
         Raises:
             InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
@@ -131,8 +137,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         )
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
         self._dynamic = dynamic
+        self._overlap_exchange = overlap_exchange
         self._sparsity = LabelSparsity(model, allowed=label_sparsity)
         self._selection = self._sparsity.selection
+        self._packing = PackedDocuments(model)
 
     @property
     def _original_model(self) -> torch.nn.Module:
@@ -187,9 +195,13 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
             num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
                 loss shall be a sum divided by it.
+
+        Raises:
+            TrainingError: documents that are packed into one sequence attend to each other.
         """
         if isinstance(inputs, Mapping):
             inputs = dict(inputs)  # transformers' BatchEncoding and similar mappings
+        self._packing.require_separate(inputs)
         if num_items_in_batch is not None:
             num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a constant of the graph
         if "_compiled" not in self.__dict__:
@@ -198,13 +210,13 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
                 self._loss,
                 backend=self.backend,
                 dynamic=self._dynamic,
-                isolate_recompiles=True,  # graphs are counted for each module, see `_one_graph`
+                isolate_recompiles=True,  # graphs are counted for each module, see `_compiled_whole`
             )
         inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
         # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
         labels = None if rows is None else inputs.pop("labels")
         num_runs = self.backend.execution_count
-        with _one_graph():
+        with _compiled_whole(self._overlap_exchange):
             result: Loss = self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
         if self.backend.execution_count == num_runs:
             _LOGGER.warning(

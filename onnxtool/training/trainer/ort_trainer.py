@@ -19,6 +19,7 @@ from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
 from onnxtool.training.trainer.changing_numbers import ChangingNumbers
 from onnxtool.training.trainer.limits import check_distribution, check_request
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from onnxtool.training.trainer.splade_pooling import WholeTexts
 
 _logger = logging.getLogger(__name__)
 
@@ -47,6 +48,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         ort_options: OrtBackendOptions | OrtBackend | None = None,
         label_sparsity: bool = True,
         dynamic: bool | None = None,
+        overlap_exchange: bool = False,
         **kwargs: Any,
     ) -> None:
         """Make a Trainer from its own arguments and the options of the compilation.
@@ -56,6 +58,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             ort_options: options of the backend, or a backend.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head.
             dynamic: as in `torch.compile`: True if the sizes of batches differ from the start.
+            overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
             **kwargs: arguments of the Trainer.
 
         Raises:
@@ -67,6 +70,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self.model_with_loss: ModuleWithLoss | None = None
         self._label_sparsity = label_sparsity
         self._dynamic = dynamic
+        self._overlap_exchange = overlap_exchange
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         # Hides the method, also that of a subclass, which is the one that gets compiled.
@@ -76,7 +80,11 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
     def create_model_with_loss(self) -> ModuleWithLoss:
         """Return a new module that computes this Trainer's loss for `self.model` in onnxruntime."""
         return create_model_with_loss(
-            self, options=self.ort_backend, label_sparsity=self._label_sparsity, dynamic=self._dynamic
+            self,
+            options=self.ort_backend,
+            label_sparsity=self._label_sparsity,
+            dynamic=self._dynamic,
+            overlap_exchange=self._overlap_exchange,
         )
 
     def explain(self) -> Explanation:
@@ -115,7 +123,8 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         if isinstance(inside, ModuleWithLoss):
             if self._numbers is None:
                 self._numbers = ChangingNumbers(getattr(self, "loss", None), inside.module)
-            with self._numbers.as_tensors():
+                self._whole_texts = WholeTexts(inside.module)
+            with self._numbers.as_tensors(), self._whole_texts.in_one_turn():
                 return model(dict(inputs), return_outputs, num_items_in_batch)
         return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
 
@@ -148,6 +157,7 @@ def create_model_with_loss(
     options: OrtBackendOptions | OrtBackend | None = None,
     label_sparsity: bool = True,
     dynamic: bool | None = None,
+    overlap_exchange: bool = False,
 ) -> ModuleWithLoss:
     """Return a module that computes the loss of a Trainer for its model in onnxruntime.
 
@@ -156,6 +166,7 @@ def create_model_with_loss(
         options: of the backend, or a backend.
         label_sparsity: whether rows whose label is ignored may be pruned before the output head.
         dynamic: as in `torch.compile`.
+        overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
     """
     return ModuleWithLoss(
         trainer.model,
@@ -163,6 +174,7 @@ def create_model_with_loss(
         label_sparsity=label_sparsity and not _counts_calls(trainer),
         options=options,
         dynamic=dynamic,
+        overlap_exchange=overlap_exchange,
     )
 
 

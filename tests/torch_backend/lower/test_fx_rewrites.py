@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
@@ -118,6 +119,18 @@ def test_losses_of_labels_have_eagers_gradient(reduction: str) -> None:
     require_same(
         lambda x: functional.cross_entropy(3 * x, labels, reduction=reduction), torch.rand(6, 5, requires_grad=True)
     )
+
+
+def test_labels_of_dynamic_sizes_beside_scores_of_static_ones() -> None:
+    """Their gradient is written in sizes that the graph has: no symbol of a size is an argument."""
+
+    def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(3 * scores, labels.view(-1))
+
+    labels = torch.randint(0, 5, (2, 3))
+    for dim in range(2):
+        maybe_mark_dynamic(labels, dim)
+    require_same(loss, torch.rand(6, 5, requires_grad=True), labels)
 
 
 def test_a_row_is_divided_before_it_is_repeated() -> None:

@@ -173,11 +173,10 @@ def test_a_nominal_checkpoint_wants_its_values(folder: Path) -> None:
     """Then it trains as the complete one does."""
     state, module, optimizer = load(folder)
     bare, other, other_optimizer = load(folder, "nominal_checkpoint")
-    parameter = bare.parameters["fc2.weight"]
     for call in (
         lambda: other(*batch()),
         other_optimizer.step,
-        lambda: parameter.data,
+        lambda: bare.parameters["fc2.weight"].data,
         other.get_contiguous_parameters,
     ):
         with pytest.raises(ArtifactError, match="has no values"):

@@ -252,7 +252,7 @@ WRONG: dict[str, tuple[Callable[[], onnx.ModelProto], dict[str, Any], str]] = {
     "unknown": (perceptron, {"requires_grad": ["fc1.wieght"]}, "no parameter called 'fc1.wieght'"),
     "unknown and frozen": (perceptron, {"frozen_params": ["fc9"]}, "no parameter called 'fc9'"),
     "no match": (perceptron, {"requires_grad": ["conv*"]}, "matches none of the 4"),
-    "nothing": (perceptron, {"requires_grad": None}, "no parameter is to be trained"),
+    "nothing": (perceptron, {"requires_grad": None}, "no parameter to optimize"),
     "missing loss input": (perceptron, {"loss_input_names": ["logits"]}, "no value called 'logits'"),
     "missing output": (perceptron, {"additional_output_names": ["z"]}, "no value called 'z'"),
     "two outputs": (lambda: perceptron(outputs=2), {}, "takes one value, and there are y1, y2"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 import torch
 import transformers
 
+from onnxtool.torch_backend import OrtBackend
 from onnxtool.training import OrtTrainer
 from onnxtool.training.trainer.changing_numbers import ChangingNumbers
 from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from onnxtool.training.trainer.splade_pooling import WholeTexts
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
 
 TOLERANCE = 1e-5
@@ -156,3 +159,35 @@ def test_the_trainer_of_trl_trains_and_counts_its_tokens_once(tmp_path: Path) ->
         )
         figures.append(figures_of(trainer, "num_tokens", "entropy", "mean_token_accuracy"))
     require_same(figures, trainer.ort_backend.execution_count)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_sparse_vectors_of_texts_of_any_length_are_compiled_once(strategy: str, activation: str) -> None:
+    """As the module's own loop over chunks pools them, which it does again after the step."""
+    modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules", reason="it is not installed")
+    pooling = modules.SpladePooling(strategy, activation, embedding_dimension=5)
+    backend = OrtBackend()
+    compiled, texts_of = torch.compile(pooling, backend=backend, dynamic=True), WholeTexts(pooling)
+    for length in (7, 4, 9):
+        logits, mask = torch.randn(3, length, 5), torch.arange(length).expand(3, length) < length - 1
+        results = []
+        for module in (pooling, compiled):
+            leaf = logits.clone().requires_grad_()
+            with texts_of.in_one_turn() if module is compiled else contextlib.nullcontext():
+                pooled = module({"token_embeddings": leaf * 1, "attention_mask": mask})["sentence_embedding"]
+            pooled.square().sum().backward()
+            results.append((pooled, leaf.grad))
+        torch.testing.assert_close(results[1], results[0], rtol=TOLERANCE, atol=1e-6)
+        assert "forward" not in vars(pooling)
+    assert [graph.kind for graph in backend.explain().graphs] == ["forward", "backward"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_chunks_that_somebody_asked_for_stay() -> None:
+    """They take less memory."""
+    modules = pytest.importorskip("sentence_transformers.sparse_encoder.modules", reason="it is not installed")
+    pooling = modules.SpladePooling("max", chunk_size=8)
+    with WholeTexts(pooling).in_one_turn():
+        assert "forward" not in vars(pooling)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxtool.training.api import CheckpointState, Module, Optimizer
 from onnxtool.training.artifacts.preparation import prepare_training
-from onnxtool.training.options import ForwardOptions, PreparationOptions
+from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 from tests.training.artifacts.test_preparation import save_checkpoint
 from tests.training.small_models import CLASSES, FEATURES, convolutions, load, perceptron
 
@@ -91,18 +91,22 @@ def _checkpoint(architecture: str, config: Mapping[str, Any]) -> Callable[[Path]
     return options
 
 
+def _adapters(folder: Path) -> PreparationOptions:
+    """A rank for both layers, and a bias beside them."""
+    return replace(_file(perceptron)(folder), lora=LoraOptions(2, ("fc1", "fc2")), train=("fc2.bias",))
+
+
 CASES: dict[str, tuple[Callable[[Path], PreparationOptions], Callable[[np.random.Generator], Batch], float]] = {
     "perceptron": (_file(perceptron), _numbers, 1e-2),
     "convolutions": (_file(convolutions), _pictures, 1e-2),
     "classifier": (_checkpoint("BertForSequenceClassification", {"num_labels": 2}), _texts, 1e-3),
     "masked": (_checkpoint("BertForMaskedLM", {}), _masked, 1e-3),
+    "adapters": (_adapters, _numbers, 1e-2),
 }
 
 
 def make_case(name: str, folder: Path, steps: int = STEPS) -> Case:
     """Make the artifacts of a case, train them in Python, and write the batches and the checkpoint of the middle."""
-    from dataclasses import replace
-
     options, draw_batch, rate = CASES[name]
     prepare_training(replace(options(folder), output=folder, target="web"))
     draw = np.random.default_rng(0)

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import torch
 from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
 
+from onnxtool.torch_backend.run.fast_dropout import fast_dropout_mask
+
 aten = torch.ops.aten
+
+DropoutMask = Callable[[torch.Tensor, float], torch.Tensor]
 
 
 def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,18 +40,22 @@ def noise_like(
     return _draw_like(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
 
 
-def has_eager_dropout(x: torch.Tensor, p: float) -> bool:
-    """Whether `scaled_dropout_mask` draws what eager PyTorch draws for the dropout of `x`: on the CPU."""
+def has_scaled_mask(x: torch.Tensor, p: float) -> bool:
+    """Whether there is a mask of `DROPOUT_MASKS` for the dropout of `x`: on the CPU."""
     return isinstance(p, int | float) and 0 < p < 1 and x.device.type == "cpu" and x.is_floating_point()
 
 
-def scaled_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
+def eager_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Return the factor of `x` in dropout: 0 with probability p, else 1 / (1 - p), from eager PyTorch's numbers."""
 
     def draw(shape: list[int]) -> torch.Tensor:
         return aten.bernoulli.p(torch.empty(shape, dtype=x.dtype, device=x.device), 1 - p) / (1 - p)
 
     return _draw_like(x, draw)
+
+
+def _fast_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
+    return _draw_like(x, lambda shape: fast_dropout_mask(shape, p, dtype=x.dtype, device=x.device))
 
 
 def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
@@ -60,3 +68,7 @@ def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> to
     if list(order) == list(range(x.dim())):
         return numbers
     return numbers.permute([order.index(dim) for dim in range(x.dim())])
+
+
+DROPOUT_MASKS: dict[str, DropoutMask] = {"eager": eager_dropout_mask, "fast": _fast_dropout_mask}
+"""What draws the factor of a tensor in dropout, by the option `dropout`."""

@@ -6,6 +6,7 @@ Letters of shapes: M rows, V classes.
 from __future__ import annotations
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from onnxtool.torch_backend.nodes import Node, call, is_call, is_static, shape_of, tensor_of
 
@@ -34,7 +35,9 @@ def label_gradient(node: Node) -> Node | None:
     if list(total.args[1]) != [dim] or shape_of(exponent) != shape_of(node):
         return None
     index, value = scatter.args[2], scatter.args[3]
-    source = call(node, aten.new_full.default, exponent, list(shape_of(index) or ()), -1.0)
+    # The sizes of the index may be symbols: those of the scores, which are numbers, are the same.
+    sizes = [1 if axis == dim else size for axis, size in enumerate(shape_of(scatter) or ())]
+    source = call(node, aten.new_full.default, exponent, sizes, -1.0)
     difference = call(node, aten.scatter_add.default, exponent, dim, index, source)
     factor = row if value == -1 else call(node, aten.mul.Tensor, row, -value)
     return call(node, aten.mul.Tensor, difference, factor)
@@ -59,6 +62,13 @@ def _read_gradient(node: Node) -> tuple[Node, Node] | None:
     ):
         return None
     one_a_row = [size if axis != dim else 1 for axis, size in enumerate(zeros.shape)]
-    if list(indices.shape) != one_a_row or (factors.dim() and list(factors.shape) != one_a_row):
+    if not _same(indices.shape, one_a_row) or (factors.dim() and not _same(factors.shape, one_a_row)):
         return None
     return scatter, row
+
+
+def _same(shape: torch.Size, sizes: list[int]) -> bool:
+    """Whether a shape, symbols included, is this one at every call."""
+    return len(shape) == len(sizes) and all(
+        statically_known_true(first == second) for first, second in zip(shape, sizes, strict=True)
+    )

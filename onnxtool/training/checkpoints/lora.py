@@ -1,0 +1,118 @@
+"""Low-rank adapters in a checkpoint: which there are, and the weights with what they have learned folded in.
+
+The adapter of a product y = x W of I inputs and O outputs is y += alpha / r * B(A(x)), with A [r, I] and B [O, r] as
+PEFT has them. A property of the checkpoint says which there are, so that whoever has a checkpoint can export them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from onnxtool.errors import CheckpointError
+from onnxtool.training.checkpoints import Array, Checkpoint, Property
+
+_PROPERTY = "onnxtool.lora"
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The adapter of one weight.
+
+    Attributes:
+        module: the name of the product in PEFT, that of the weight without `.weight`.
+        weight: the name of the weight.
+        inputs_first: whether the weight is [I, O], as in GPT-2, not [O, I] as in a linear layer of PyTorch.
+    """
+
+    module: str
+    weight: str
+    inputs_first: bool
+
+    @property
+    def down(self) -> str:
+        """The name of A."""
+        return f"{self.module}.lora_A.weight"
+
+    @property
+    def up(self) -> str:
+        """The name of B."""
+        return f"{self.module}.lora_B.weight"
+
+
+@dataclass(frozen=True)
+class Lora:
+    """The adapters of a model, in the order of their weights."""
+
+    rank: int
+    alpha: float
+    adapters: tuple[Adapter, ...]
+
+    @property
+    def scale(self) -> float:
+        """What B(A(x)) is multiplied by."""
+        return self.alpha / self.rank
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of all A and B."""
+        return tuple(name for adapter in self.adapters for name in (adapter.down, adapter.up))
+
+    def to_properties(self) -> dict[str, Property]:
+        """Return what a checkpoint keeps of it."""
+        rows = [[adapter.module, adapter.weight, adapter.inputs_first] for adapter in self.adapters]
+        return {_PROPERTY: json.dumps({"rank": self.rank, "alpha": self.alpha, "adapters": rows})}
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint) -> Lora | None:
+        """Read it from the properties of a checkpoint; None if there are no adapters.
+
+        Raises:
+            CheckpointError: the property was changed, or does not fit the parameters.
+        """
+        text = checkpoint.properties.get(_PROPERTY)
+        if text is None:
+            return None
+        try:
+            found = _parsed(json.loads(str(text)))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise _damaged(f"{type(error).__name__} {error}"[:200]) from error
+        parameters = {
+            name: array.shape for group in (checkpoint.trainable, checkpoint.frozen) for name, array in group.items()
+        }
+        for adapter in found.adapters:
+            shapes = [parameters.get(name) for name in (adapter.weight, adapter.down, adapter.up)]
+            weight = shapes[0] or ()
+            outputs_first = weight[::-1] if adapter.inputs_first else weight
+            if shapes[1:] != [(found.rank, *outputs_first[1:]), (*outputs_first[:1], found.rank)]:
+                raise _damaged(f"{adapter.module} has the shapes {shapes}")
+        return found
+
+    def folded(self, values: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the weights with their adapters folded in, by name: W + alpha / r B A."""
+        result = {}
+        for adapter in self.adapters:
+            change = (values[adapter.up] @ values[adapter.down]) * np.float32(self.scale)
+            result[adapter.weight] = values[adapter.weight] + (change.T if adapter.inputs_first else change)
+        return result
+
+
+def _parsed(document: Any) -> Lora:
+    """Check types and numbers; raise where one is wrong."""
+    rank, alpha = int(document["rank"]), float(document["alpha"])
+    adapters = tuple(Adapter(str(module), str(weight), bool(first)) for module, weight, first in document["adapters"])
+    if rank < 1 or not (math.isfinite(alpha) and alpha > 0):
+        raise ValueError(f"rank {rank}, alpha {alpha}")
+    return Lora(rank, alpha, adapters)
+
+
+def _damaged(why: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint's note of its adapters ({_PROPERTY}) does not fit its parameters: {why}",
+        "it was changed by hand; take the checkpoint of a Module or of onnxtool artifacts",
+    )

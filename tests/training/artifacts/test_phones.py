@@ -1,0 +1,62 @@
+"""What artifacts for a phone say of the build of onnxruntime that they need."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+from onnxruntime.tools.reduced_build_config_parser import parse_config
+
+from onnxtool.cli.artifacts import artifact_blocks
+from onnxtool.cli.render import Table
+from onnxtool.training.artifacts import ArtifactReport
+from onnxtool.training.artifacts.preparation import prepare_training
+from onnxtool.training.options import LoraOptions, PreparationOptions
+from tests.training.small_models import convolutions
+
+MODELS = ("training_model", "eval_model", "optimizer_model")
+
+
+def prepare(tmp_path: Path, target: str) -> ArtifactReport:
+    onnx.save(convolutions(), tmp_path / "forward.onnx")
+    options = PreparationOptions(
+        tmp_path / "forward.onnx", lora=LoraOptions(2, ("head",)), output=tmp_path / target, target=target
+    )
+    return prepare_training(options)
+
+
+@pytest.mark.parametrize("target", ["android", "ios"])
+def test_one_file_has_every_operator_of_the_models(tmp_path: Path, target: str) -> None:
+    """As onnxruntime's reduced-operator tool reads it, types included, and as its lists of each model have them."""
+    report = prepare(tmp_path, target)
+    folder = tmp_path / target
+    build = report.phone
+    assert build is not None
+    found, types = parse_config(str(folder / build.config), enable_type_reduction=True)
+    assert types is not None
+    operators = {(domain, since, name) for domain, sets in found.items() for since in sets for name in sets[since]}
+    for model in MODELS:
+        each, _ = parse_config(str(folder / f"{model}.required_operators.config"))
+        listed = {(domain, since, name) for domain, sets in each.items() for since in sets for name in sets[since]}
+        assert listed
+        assert listed <= operators
+    assert {"Scan", "MatMul"} <= {name for _, _, name in operators}
+    assert build.num_operators == len({(domain, name) for domain, _, name in operators})
+    reported = {(d, v, name) for d, sets in build.operators.items() for v, names in sets.items() for name in names}
+    assert reported == operators
+    assert str(tmp_path) not in (folder / build.config).read_text(encoding="utf-8")
+    assert str(folder / build.config) in {file.path for file in report.files}
+
+
+def test_published_sizes_are_shown_with_their_sources(tmp_path: Path) -> None:
+    """Of both architectures of Android, and of the one of iOS; a browser needs none."""
+    for target, architectures in (("android", {"arm64-v8a", "armeabi-v7a"}), ("ios", {"arm64-v8a"}), ("web", None)):
+        report = prepare(tmp_path, target)
+        tables = [block for block in artifact_blocks(report) if isinstance(block, Table) and "source" in block.columns]
+        if architectures is None:
+            assert report.phone is None
+            assert not tables
+        else:
+            assert {row[0] for row in tables[0].rows} == architectures
+            assert all("onnxruntime" in row[-1] for row in tables[0].rows)
