@@ -38,6 +38,7 @@ from onnxtool.optimize import OptimizeOptions, optimize_model
 
 PEER_SCRIPT = Path(__file__).parent / "infer_peers" / "encode.py"
 SECTIONS = ("throughput", "profile", "splade", "memory", "kill")
+PEERS = ("sentence-transformers", "openvino", "fastembed")
 PRODUCTS = (
     *("MatMul", "FusedMatMul", "Gemm", "Attention", "MultiHeadAttention", "QAttention"),
     *("MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul"),
@@ -122,9 +123,7 @@ def compare_throughput(folder: Path, arguments: argparse.Namespace) -> None:
         ours("onnxtool int8", int8, corpus, folder / "vectors-int8", options),
     ]
     if arguments.peers:
-        contenders.append(peer("sentence-transformers", arguments.peers, checkpoint, plain, corpus, folder))
-        contenders.append(peer("openvino", arguments.peers, checkpoint, plain, corpus, folder))
-        contenders.append(peer("fastembed", arguments.peers, checkpoint, plain, corpus, folder))
+        contenders += [peer(name, arguments.peers, checkpoint, plain, corpus, folder) for name in arguments.peer_names]
     if arguments.onnx_peers:
         python = arguments.onnx_peers
         contenders.append(peer("sentence-transformers-onnx", python, checkpoint, plain, corpus, folder))
@@ -343,6 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the sections that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--peers", help="Python of an environment with sentence-transformers, openvino and fastembed")
+    parser.add_argument("--peer_names", nargs="+", choices=PEERS, default=PEERS, help="those of --peers to measure")
     parser.add_argument("--onnx_peers", help="Python of one with sentence-transformers and optimum-onnx")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS)
     parser.add_argument("--texts", type=int, default=5000)
