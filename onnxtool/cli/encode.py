@@ -104,7 +104,8 @@ def part(
     """Encode a part of the shards of a plan, on any machine that sees the folder.
 
     Shards that are done are left as they are, so that the same command goes on after a kill at any moment. Model,
-    checkpoint, collection and versions have to be those of the plan.
+    checkpoint, collection and versions have to be those of the plan. A text that ends the process that encodes, or
+    needs more than --memory_limit, is rejected with its id, and the others go on.
     """
     from onnxtool.encoding import encode_part
 
@@ -208,9 +209,19 @@ def _part_blocks(report: PartReport) -> list[Block]:
                 ("Encoded", _encoded(report)),
                 ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
+                *_lost(report),
             ]
         )
     ]
+
+
+def _lost(report: PartReport | RunReport) -> list[tuple[str, str]]:
+    facts = []
+    if report.num_deaths:
+        facts.append(("Workers that died", f"{report.num_deaths}, and were started again"))
+    if report.num_left_out:
+        facts.append(("Texts that no worker can run", str(report.num_left_out)))
+    return facts
 
 
 def _encoded(report: PartReport) -> str:
@@ -239,7 +250,6 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
 def _run_blocks(report: RunReport) -> list[Block]:
     if report.to_do:
         return _problem_blocks(report.problems)
-    workers = f"{report.workers}, engine {report.engine}"
     facts = [
         ("Output", f"{report.output}: {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
@@ -247,10 +257,9 @@ def _run_blocks(report: RunReport) -> list[Block]:
         ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
         ("Tokens", str(report.num_tokens)),
         ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
-        ("Workers", f"{workers}; {report.num_deaths} died and were started again" if report.num_deaths else workers),
+        ("Workers", f"{report.workers}, engine {report.engine}"),
+        *_lost(report),
     ]
-    if report.num_left_out:
-        facts.append(("Texts that no worker can run", str(report.num_left_out)))
     if report.num_rejects:
         facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
     return [Facts(facts), *(Note(note) for note in report.notes)]

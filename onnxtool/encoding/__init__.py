@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from onnxtool.encoding.engines import encode_part as encode_part
     from onnxtool.encoding.engines import encode_plan as encode_plan
     from onnxtool.encoding.options import CorpusOptions as CorpusOptions
     from onnxtool.encoding.options import CorpusProgress as CorpusProgress
     from onnxtool.encoding.options import VectorOptions as VectorOptions
     from onnxtool.encoding.parts import PartOptions as PartOptions
     from onnxtool.encoding.parts import corpus_status as corpus_status
-    from onnxtool.encoding.parts import encode_part as encode_part
     from onnxtool.encoding.parts import merge_parts as merge_parts
     from onnxtool.encoding.plan import make_plan as make_plan
     from onnxtool.encoding.reading import Shard as Shard
@@ -33,7 +33,7 @@ _MODULES = {
     "by_document": "onnxtool.encoding.reading",
     "corpus_status": "onnxtool.encoding.parts",
     "encode_corpus": "onnxtool.encoding.run",
-    "encode_part": "onnxtool.encoding.parts",
+    "encode_part": "onnxtool.encoding.engines",
     "encode_plan": "onnxtool.encoding.engines",
     "make_plan": "onnxtool.encoding.plan",
     "merge_parts": "onnxtool.encoding.parts",

@@ -1,4 +1,4 @@
-"""Encode all shards of a plan by worker processes, of this machine or of a cluster, and publish them.
+"""Encode shards of a plan by worker processes: a part of them here, or all of them here or by a cluster.
 
 An engine only schedules: it hands runs of shards to workers. What is done, the records say.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.options import CorpusProgress, OnProgress
-from onnxtool.encoding.parts import merge_parts, missing_shards
+from onnxtool.encoding.parts import PartOptions, merge_parts, missing_shards, shard_ranges, wanted_shards
 from onnxtool.encoding.plan import CorpusPlan, read_plan
 from onnxtool.encoding.ray import run_on_ray
 from onnxtool.encoding.records import PartRecord, Records
-from onnxtool.encoding.report import RunReport
+from onnxtool.encoding.report import PartReport, RunReport
 from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, runs_of
 from onnxtool.errors import StoreError
 from onnxtool.interruption import check_interrupted
@@ -29,6 +29,41 @@ from onnxtool.runtime.session import available_cores
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
 _THREADS_OF_A_WORKER = 8
 _POLL_S = 0.2
+
+
+def encode_part(
+    plan_path: Location | str, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
+) -> PartReport:
+    """Encode shards of a plan in a worker process; those that are done are left as they are.
+
+    Raises:
+        InputError: there is no such plan or part, or model, corpus or versions are not those that were planned with.
+        OnnxtoolError: as `encode_corpus`.
+    """
+    options = options or PartOptions()
+    start = time.perf_counter()
+    plan = read_plan(plan_path)
+    wanted = wanted_shards(plan, options)
+    with plan.folder.writing():
+        missing = missing_shards(plan, wanted)
+        tally = _Tally(plan, missing, on_progress)
+        if missing:
+            run_here(plan, options.of_a_run(), missing, tally.add)
+    seconds = time.perf_counter() - start
+    num_texts = sum(plan.shards[number].texts for number in missing)
+    return PartReport(
+        plan=str(plan.path),
+        output=str(plan.folder.path),
+        shards=shard_ranges(wanted),
+        num_shards=len(wanted),
+        num_encoded_shards=len(missing),
+        num_texts=sum(plan.shards[number].texts for number in wanted),
+        num_encoded=num_texts,
+        num_deaths=tally.num_deaths,
+        num_left_out=tally.num_left_out,
+        seconds=seconds,
+        texts_per_s=num_texts / seconds,
+    )
 
 
 def encode_plan(
@@ -163,7 +198,9 @@ def run_here(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_e
     """Encode shards by processes of this machine; return how many there were."""
     cores = available_cores()
     count = min(options.workers or max(1, cores // _THREADS_OF_A_WORKER), len(missing))
-    started = [Worker(options.worker(plan, max(1, cores // count))) for _ in range(count)]
+    runs = runs_of(missing, count) if count > 1 else [list(missing)]
+    threads_of_each = max(1, cores // count) if count > 1 else 0
+    started = [Worker(options.worker(plan, threads_of_each)) for _ in range(count)]
     idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
     for worker in started:
         idle.put(worker)
@@ -182,7 +219,7 @@ def run_here(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_e
             stack.enter_context(closing(worker))
         waiting: set[Future[None]] = set()
         try:
-            waiting = {threads.submit(encode, run) for run in runs_of(missing, count)}
+            waiting = {threads.submit(encode, run) for run in runs}
             while waiting:
                 check_interrupted()
                 done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)

@@ -31,6 +31,9 @@ InputElsewhere = Annotated[
     Location | None,
     Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
 ]
+MemoryLimit = Annotated[
+    int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
+]
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
 
 

@@ -1,4 +1,4 @@
-"""Encode shards of a plan on any machine, say how far all machines are, and publish what they made.
+"""Shards of a plan: which a machine encodes, how far all machines are, and publishing what they made.
 
 No machine waits for another: a shard that has a record is done, and two that make the same shard write the same bytes.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,15 @@ from onnxtool.encoding.files import Entry, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
-from onnxtool.encoding.options import CorpusProgress, InputElsewhere, ModelElsewhere, OnProgress, Workers
+from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, Workers
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.pipeline import OnBatch
 from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
 from onnxtool.encoding.records import PartRecord, Records, remove_records
-from onnxtool.encoding.report import MergeReport, PartReport, StatusReport
+from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources, no_texts
 from onnxtool.encoding.windows import Placed, Window, repeated_id
+from onnxtool.encoding.workers import RunOptions
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
@@ -51,6 +51,7 @@ class PartOptions:
         model_path: the model, where it is not at the place that the plan says.
         input_path: likewise the corpus.
         workers: batches that run at once, as of CorpusOptions.
+        memory_limit: as of RunOptions.
     """
 
     part: Annotated[
@@ -68,6 +69,17 @@ class PartOptions:
     model_path: ModelElsewhere = None
     input_path: InputElsewhere = None
     workers: Workers = 0
+    memory_limit: MemoryLimit = 0
+
+    def of_a_run(self) -> RunOptions:
+        """Return the same as options of one worker of this machine."""
+        return RunOptions(
+            workers=1,
+            threads=self.workers,
+            memory_limit=self.memory_limit,
+            model_path=self.model_path,
+            input_path=self.input_path,
+        )
 
 
 def _checked(record: PartRecord | str, planned: PlannedShard) -> PartRecord | str:
@@ -78,55 +90,6 @@ def _checked(record: PartRecord | str, planned: PlannedShard) -> PartRecord | st
         if found != (planned.digest, planned.texts, planned.rejects):
             return "has a record of other texts"
     return record
-
-
-def encode_part(
-    plan_path: Location | str, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
-) -> PartReport:
-    """Encode shards of a plan; those that are done are left as they are.
-
-    Raises:
-        InputError: there is no such plan or part, or model, corpus or versions are not those that were planned with.
-        OnnxtoolError: as `encode_corpus`.
-    """
-    options = options or PartOptions()
-    start = time.perf_counter()
-    plan = read_plan(plan_path)
-    wanted = _wanted(plan, options)
-    folder = plan.folder
-    with folder.writing():
-        missing = missing_shards(plan, wanted)
-        num_texts = sum(plan.shards[number].texts for number in missing)
-        if missing:
-            encoder = ShardEncoder(plan, options)
-            for _ in encoder.encode(missing, _teller(num_texts, on_progress)):
-                pass
-    seconds = time.perf_counter() - start
-    return PartReport(
-        plan=str(plan.path),
-        output=str(folder.path),
-        shards=shard_ranges(wanted),
-        num_shards=len(wanted),
-        num_encoded_shards=len(missing),
-        num_texts=sum(plan.shards[number].texts for number in wanted),
-        num_encoded=num_texts,
-        seconds=seconds,
-        texts_per_s=num_texts / seconds,
-    )
-
-
-def _teller(num_texts: int, on_progress: OnProgress) -> OnBatch:
-    start, done = time.perf_counter(), 0
-
-    def tell(_window: Window, num_encoded: int, _share: float) -> None:
-        nonlocal done
-        check_interrupted()
-        done += num_encoded
-        seconds = time.perf_counter() - start
-        left = seconds * (num_texts - done) / done if done else None
-        on_progress(CorpusProgress(done, done / num_texts, done / seconds, left))
-
-    return tell
 
 
 def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
@@ -435,7 +398,7 @@ def corpus_status(plan_path: Location | str) -> StatusReport:
     )
 
 
-def _wanted(plan: CorpusPlan, options: PartOptions) -> tuple[int, ...]:
+def wanted_shards(plan: CorpusPlan, options: PartOptions) -> tuple[int, ...]:
     """Return the shards that are asked for, ascending.
 
     Raises:

@@ -98,6 +98,10 @@ class PartReport:
         num_encoded_shards: that were not done before.
         num_texts: of all that were asked for.
         num_encoded: texts that this run read.
+        num_deaths: how often the worker died and was started again.
+        num_left_out: texts that it could not run by themselves, and that will be among the rejected lines.
+        num_deaths: how often the worker died and was started again.
+        num_left_out: texts that it could not run by themselves, and that will be among the rejected lines.
         seconds: with loading the model.
         texts_per_s: likewise.
     """
@@ -109,6 +113,8 @@ class PartReport:
     num_encoded_shards: int
     num_texts: int
     num_encoded: int
+    num_deaths: int
+    num_left_out: int
     seconds: float
     texts_per_s: float
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from onnxtool import errors
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import InputElsewhere, ModelElsewhere, require_count
+from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, require_count
 from onnxtool.errors import InputError, OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # it loads what encodes, which an actor of Ray leaves to its 
 
 ENGINES = ("local", "ray")
 _MOST_OF_A_RUN = 64
-_DEATHS = 2  # the first may be somebody else's fault
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -56,9 +55,7 @@ class RunOptions:
     threads: Annotated[
         int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
     ] = 0
-    memory_limit: Annotated[
-        int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
-    ] = 0
+    memory_limit: MemoryLimit = 0
     model_path: ModelElsewhere = None
     input_path: InputElsewhere = None
 
@@ -119,17 +116,28 @@ class Worker:
             OnnxtoolError: what a worker has met, unless it is of a text.
         """
         left = list(numbers)
-        for _ in range(_DEATHS):
+        while left:
+            is_alone = len(left) == 1
             try:
-                self._encode(left, {}, on_event)
-                return
+                self._encode_or_retry(left, on_event)
             except (_Died, SessionError):
                 check_interrupted()
-        if len(numbers) > 1:
-            for number in left:
-                self.encode([number], on_event)
-            return
-        (number,) = left
+                first = left.pop(0)  # shards are read in order: this one is likely to be at fault
+                if is_alone:
+                    self._encode_without_some(first, on_event)
+                else:
+                    self.encode([first], on_event)
+
+    def _encode_or_retry(self, left: list[int], on_event: OnEvent) -> None:
+        """Encode shards, and take away those that are done; twice, as the first death may be somebody else's fault."""
+        try:
+            self._encode(left, {}, on_event)
+        except (_Died, SessionError):
+            check_interrupted()
+            self._encode(left, {}, on_event)
+
+    def _encode_without_some(self, number: int, on_event: OnEvent) -> None:
+        """Encode a shard, without those of its texts that cannot be run."""
         found = self._find(number)
         if not found:
             raise SessionError(
@@ -138,7 +146,7 @@ class Worker:
             )
         for place, reason in found.items():
             on_event({"left_out": number, "place": place, "reason": reason})
-        self._encode(left, {number: found}, on_event)
+        self._encode([number], {number: found}, on_event)
 
     def _encode(self, left: list[int], left_out: dict[int, dict[int, str]], on_event: OnEvent) -> None:
         texts = 0
@@ -183,6 +191,8 @@ class Worker:
         Raises:
             OnnxtoolError: what the process says that it has met.
         """
+        if self._is_closed:
+            raise OnnxtoolError("the worker was stopped")
         if self._process is None:
             yield from self._answers(vars(self._options), start=True)
         yield from self._answers(order)
@@ -197,6 +207,8 @@ class Worker:
                 encoding="utf-8",
                 start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
             )
+            if self._is_closed:  # meanwhile, by another thread
+                self._process.kill()
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
         with suppress(BrokenPipeError):
@@ -213,7 +225,7 @@ class Worker:
         code = self._end()
         check_interrupted()
         if self._is_closed:
-            raise SessionError("the worker was stopped")
+            raise OnnxtoolError("the worker was stopped")
         self.deaths += 1
         raise _Died(_name_of(code))
 

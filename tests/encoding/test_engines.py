@@ -94,6 +94,7 @@ def test_workers_are_one_run(tmp_path: Path, kind: str, workers: int) -> None:
     assert (again.workers, again.num_encoded, again.num_texts) == (0, 0, report.num_texts)
 
 
+@pytest.mark.parametrize("by", ["run", "part"])
 @pytest.mark.parametrize(
     ("act", "reason"),
     [
@@ -102,7 +103,7 @@ def test_workers_are_one_run(tmp_path: Path, kind: str, workers: int) -> None:
     ],
 )
 def test_a_text_that_ends_its_process_is_rejected_with_its_id(
-    tmp_path: Path, act: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, act: str, reason: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And all others are encoded as if it had not been there; two in one shard, and one in another."""
     model = dense_model(tmp_path)
@@ -115,8 +116,12 @@ def test_a_text_that_ends_its_process_is_rejected_with_its_id(
     plan = planned(tmp_path, model, corpus, replace(OPTIONS, contents=True))
     for name, value in _poisoned(tmp_path, _code(act)).items():
         monkeypatch.setenv(name, value)
-    report = encode_plan(plan, RunOptions(workers=2, threads=1))
-    assert (report.num_left_out, report.num_texts, report.num_rejects) == (3, 87, 3)
+    if by == "part":
+        assert encode_part(plan, PartOptions(workers=1)).num_left_out == 3
+        assert merge_parts(plan).manifest
+    else:
+        report = encode_plan(plan, RunOptions(workers=2, threads=1))
+        assert (report.num_left_out, report.num_texts, report.num_rejects) == (3, 87, 3)
     rejects = [json.loads(line) for line in (tmp_path / "vectors.rejects.jsonl").read_text().splitlines()]
     assert [(line["id"], line["line"], line["reason"]) for line in rejects] == [
         (f"poison{place}", place + 1, reason) for place in (7, 30, 85)

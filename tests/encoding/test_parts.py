@@ -30,8 +30,9 @@ from onnxtool.encoding import (
     windows,
 )
 from onnxtool.encoding.output import OutputFolder, StagedShard
-from onnxtool.encoding.parts import parse_part, parse_shards, shard_ranges
+from onnxtool.encoding.parts import ShardEncoder, parse_part, parse_shards, shard_ranges
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
 from onnxtool.encoding.windows import Window
@@ -115,9 +116,8 @@ def corpus(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "tsv", "folder"])
-def test_parts_are_one_run(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many there are, in whichever order, the manifest and the rejects included; windows are smaller."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+def test_parts_are_one_run(tmp_path: Path, kind: str) -> None:
+    """However many there are, in whichever order, the manifest and the rejects included."""
     model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
     expected = whole(tmp_path, model, corpus)
     plan = planned(tmp_path, model, corpus)
@@ -127,6 +127,20 @@ def test_parts_are_one_run(tmp_path: Path, kind: str, monkeypatch: pytest.Monkey
         assert merge_parts(plan).manifest
         assert outcome(tmp_path / "vectors") == expected
         make_plan(model, corpus, tmp_path / "vectors", OPTIONS, force=True)
+
+
+def test_shards_of_several_windows_are_those_of_one_run(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker encodes them as does a run, which goes on from one shard to the next."""
+    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+    model = dense_model(tmp_path)
+    expected = whole(tmp_path, model, corpus)
+    plan = read_plan(planned(tmp_path, model, corpus))
+    for numbers in ([1], [0], [2, 3]):
+        assert [number for number, _ in ShardEncoder(plan, PartOptions()).encode(numbers, lambda *_: None)] == numbers
+    assert merge_parts(plan.path).manifest
+    assert outcome(tmp_path / "vectors") == expected
 
 
 @pytest.mark.parametrize("last", [40, 80, 81])
@@ -210,7 +224,9 @@ def test_what_has_changed_since_the_plan_is_an_error(
     elif fault == "model":
         model.write_bytes(model.read_bytes() + b"\x32\x00")
     elif fault == "version":
-        monkeypatch.setattr("onnxtool.version.__version__", "0.0.1")
+        with monkeypatch.context() as other:
+            other.setattr("onnxtool.version.__version__", "0.0.1")
+            make_plan(model, corpus, tmp_path / "vectors", OPTIONS, force=True)
     else:
         (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"prompts": {}}')
     with pytest.raises(InputError, match=r"the input has changed: shard 3|is a plan for something else: .*(another|:)"):

@@ -22,13 +22,14 @@ from onnxtool.encoding import (
     PartOptions,
     VectorOptions,
     encode_corpus,
-    encode_part,
     make_plan,
     merge_parts,
     read_shards,
     windows,
 )
+from onnxtool.encoding.parts import ShardEncoder
 from onnxtool.encoding.passages import passages
+from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
@@ -114,10 +115,11 @@ def test_parts_and_one_run_write_the_same_bytes(
     monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
     options = VectorOptions(provider="cpu", shard_size=7, output_format=kind, **WINDOWS)
     report = _encode(model, corpus, shard_size=7, output_format=kind)
-    plan = Path(make_plan(model, corpus, tmp_path / "parts", options).plan)
-    for part in ("3/3", "1/3", "2/3"):
-        encode_part(plan, PartOptions(part=part))
-    merged = merge_parts(plan)
+    plan = read_plan(make_plan(model, corpus, tmp_path / "parts", options).plan)
+    shards = ShardEncoder(plan, PartOptions())  # not in a process, where windows would be large
+    for number in reversed(range(len(plan.shards))):
+        assert [done for done, _ in shards.encode([number], lambda *_: None)] == [number]
+    merged = merge_parts(plan.path)
     assert (merged.num_texts, merged.num_passages) == (report.num_texts, report.num_passages)
     found, wanted = contents_of(tmp_path / "parts"), contents_of(tmp_path / "vectors")
     assert {name: content for name, content in found.items() if name != ".plan.json"} == wanted
