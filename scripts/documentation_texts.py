@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 import sysconfig
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -69,10 +70,15 @@ def documented_objects(folders: Sequence[Path] = ()) -> Iterator[Documented]:
         yield Documented(f"py:{name}", summary, rest) if rest else Documented(f"py:{name}", "", summary)
 
 
-def manual_pages(folder: Path) -> Iterator[Documented]:
-    """Yield the pages of all sections below `folder`: what NAME says of it, and DESCRIPTION."""
+def manual_pages(folder: Path, most_of_a_program: int) -> Iterator[Documented]:
+    """Yield the pages of all sections below `folder`: what NAME says of it, and DESCRIPTION.
+
+    Of pages whose names begin alike, as those of one program do, the first ones are read.
+    """
+    of_programs: Counter[str] = Counter()
     for path in sorted(folder.glob("man[1-9]*/*.*")):
-        if path.is_symlink():  # another name of a page
+        program = re.split(r"[-_.]", path.name)[0]
+        if path.is_symlink() or of_programs[program] >= most_of_a_program:  # a link is another name of a page
             continue
         try:
             raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
@@ -81,6 +87,7 @@ def manual_pages(folder: Path) -> Iterator[Documented]:
         sections = _sections(raw.decode("utf-8", errors="replace"))
         _, dash, summary = sections.get("NAME", "").partition(" - ")
         if dash:
+            of_programs[program] += 1
             name = path.name.removesuffix(".gz")
             yield Documented(f"man:{name}", summary.strip(), sections.get("DESCRIPTION", ""))
 
@@ -140,9 +147,9 @@ def _docstrings(folders: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
 
 
 def _documented(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
-    waiting: list[tuple[ast.AST, str]] = [(tree, module)]
+    waiting: deque[tuple[ast.AST, str]] = deque([(tree, module)])
     while waiting:  # in breadth, as ast.walk
-        node, name = waiting.pop(0)
+        node, name = waiting.popleft()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if node is not tree:
                 name = f"{name}.{getattr(node, 'name', '')}"

@@ -87,12 +87,7 @@ def make_collection(
 def documented(folders: Sequence[Path], manual: Path) -> Iterator[Documented]:
     """Yield what can be a document; of manual pages of one program, some."""
     yield from (_cut(one) for one in documented_objects(folders))
-    of_programs: Counter[str] = Counter()
-    for one in manual_pages(manual):
-        program = re.split(r"[-_.]", one.name)[0]
-        of_programs[program] += 1
-        if of_programs[program] <= _MOST_OF_A_PROGRAM:
-            yield _cut(one)
+    yield from (_cut(one) for one in manual_pages(manual, _MOST_OF_A_PROGRAM))
 
 
 def distinct(items: Iterable[Documented]) -> Iterator[Documented]:
