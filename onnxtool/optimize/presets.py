@@ -19,11 +19,11 @@ from onnxtool.optimize.passes.matmul_add import matmul_add
 from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.passes.repeated_heads import repeated_heads
-from onnxtool.optimize.passes.residual_sums import residual_sums
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
 from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
 from onnxtool.optimize.passes.softmax_maximum import softmax_maximum
+from onnxtool.optimize.passes.sums import sums
 from onnxtool.optimize.passes.tied_transposes import tied_transposes
 from onnxtool.optimize.passes.token_maximum import token_maximum
 from onnxtool.optimize.passes.transposed_weights import transposed_weights
@@ -48,7 +48,7 @@ PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
 """The passes of each provider. They keep float32; onnxtool/optimize/quantization/ converts the result."""
 
 FINISHING: dict[str, tuple[Pass, ...]] = {
-    "cpu": (repeated_heads, residual_sums, blocked_maximum),
+    "cpu": (repeated_heads, sums, blocked_maximum),
     "cuda": (repeated_heads,),
 }
 """The passes that run last, after the conversion to a precision: no other pass matches what they write."""

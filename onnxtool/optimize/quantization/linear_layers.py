@@ -147,16 +147,18 @@ def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Sha
     """Unfuse operators that contain a linear layer, or its bias, where the layer is to be quantized.
 
     `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one MatMul and a Split
-    take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: quantized layers add a bias at no cost. Operators whose
-    weights are all among `fallbacks` stay. Returns why others stay.
+    take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: quantized layers add a bias at no cost. In a file that
+    was optimized before, it is in a Sum. Operators whose weights are all among `fallbacks` stay. Returns why others
+    stay.
     """
     reasons = []
     for node in list(model.graph):
-        if (node.domain, node.op_type) == (MICROSOFT, "BiasGelu"):
-            matmul = producer(node.inputs[0], "MatMul")
-            if matmul is not None and required(matmul, 1).name not in fallbacks and is_weight(matmul.inputs[1], 2):
-                _unfuse_bias_gelu(node)
-        if (node.domain, node.op_type) != (MICROSOFT, "Attention"):
+        kind = (node.domain, node.op_type)
+        if kind == ("", "Sum") and any(_is_quantized(value, fallbacks) for value in node.inputs):
+            _write_additions(node)
+        if kind == (MICROSOFT, "BiasGelu") and _is_quantized(node.inputs[0], fallbacks):
+            _unfuse_bias_gelu(node)
+        if kind != (MICROSOFT, "Attention"):
             continue
         reason = _objection_to_unfusing(node, shapes)
         if reason:
@@ -164,6 +166,23 @@ def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Sha
         elif not fallbacks.issuperset(_names_of_parts(required(node, 1))):
             _unfuse_attention(node)
     return reasons
+
+
+def _is_quantized(value: ir.Value | None, fallbacks: frozenset[str]) -> bool:
+    """Whether a value is the product of a linear layer that is to be quantized."""
+    matmul = producer(value, "MatMul")
+    return matmul is not None and is_weight(matmul.inputs[1], 2) and required(matmul, 1).name not in fallbacks
+
+
+def _write_additions(node: ir.Node) -> None:
+    """Replace `Sum(a, b, c)` by `Add(Add(a, b), c)`, which adds the same numbers in the same order."""
+    writer, result = Writer(node), node.outputs[0]
+    total, *others = node.inputs
+    for other in others:
+        total = writer.node("Add", [total, other])
+        total.type = result.type
+    if total is not None and others:
+        replace_and_erase(result, total)
 
 
 def _unfuse_bias_gelu(node: ir.Node) -> None:

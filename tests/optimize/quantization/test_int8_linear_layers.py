@@ -208,6 +208,17 @@ def test_a_bias_in_front_of_gelu_goes_into_the_product() -> None:
     assert operators(kept) == ["MatMul", "BiasGelu"]
 
 
+def test_a_bias_in_a_sum_goes_into_the_product() -> None:
+    """As in a file that was optimized before; a layer that is kept keeps its sum."""
+    graph = "g (float[B, S, 8] x, float[B, S, 12] r) => (float[B, S, 12] y) { p = MatMul(x, w) y = Sum(b, p, r) }"
+    opened, kept = build(graph, {"w": W, "b": B}), build(graph, {"w": W, "b": B})
+    feeds = {"x": X, "r": np.ones((2, 5, 12), np.float32)}
+    assert_same_numbers(INT8, opened, feeds, atol=0.3)
+    assert operators(opened) == ["DynamicQuantizeMatMul", "Add"]
+    assert apply(quantize_int8(frozenset({"w"})), kept).num_changes == 0
+    assert operators(kept) == ["MatMul", "Sum"]
+
+
 def test_an_attention_with_lengths_for_a_mask_stays() -> None:
     """MultiHeadAttention reads them in another way."""
     graph = ATTENTION.replace("int32[B, S]", "int32[B]")
