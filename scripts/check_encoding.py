@@ -305,6 +305,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, nargs="+", default=(1, 2), help="of --overhead")
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
+    parser.add_argument("--models", type=Path, help="where the model is kept for the next time; default: nowhere")
     arguments = parser.parse_args()
     try:
         import ray  # noqa: F401  whether it is there
@@ -317,7 +318,9 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _, _, int8 = make_minilm(folder)
+        if arguments.models is not None:
+            arguments.models.mkdir(parents=True, exist_ok=True)
+        _, _, int8 = make_minilm(arguments.models or folder)
         texts = documentation_texts(arguments.texts)
         if arguments.only in (None, "ways"):
             wrong += check_ways(folder, int8, texts, has_ray=has_ray)

@@ -97,11 +97,13 @@ def _report_death(number: int) -> int:
     if number == signal.SIGKILL:
         return report_error(
             "the command was killed (SIGKILL): the machine ran out of memory, or somebody did it",
-            "use smaller batches or shorter texts, or a machine with more memory; no output was replaced",
+            "use smaller batches or shorter texts, or a machine with more memory; onnxtool encode rejects a text of a "
+            "corpus that does this, and goes on; no output was replaced",
             1,
         )
     return report_error(
         f"a library died on the input ({name}), and the command with it",
-        "no output was replaced; do not trust the file, look at it with onnxtool stats, or make it again",
+        "no output was replaced; do not trust the file, look at it with onnxtool stats, or make it again; where it was a "
+        "text of a corpus, onnxtool encode rejects it and goes on",
         1,
     )
