@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -207,5 +207,8 @@ def run_here(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_e
         finally:
             on_event({"deaths": worker.deaths - before})
 
-    share_out(started, runs, encode)
+    with ExitStack() as stack:
+        for worker in started:
+            stack.enter_context(closing(worker))
+        share_out(started, runs, encode)
     return count

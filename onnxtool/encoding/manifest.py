@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.encoding import digests
 from onnxtool.encoding.files import open_file, read_bytes
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import Reject, Source
@@ -163,7 +164,7 @@ def make_identity(
 
     from onnxtool.version import __version__
 
-    versions = {"onnxtool": __version__}
+    versions = {"onnxtool": __version__, "shard_digest": digests.VERSION}
     for name in _VERSIONED[1:]:
         for package in (name, f"{name}-gpu"):
             try:

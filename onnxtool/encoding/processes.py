@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
@@ -126,13 +126,10 @@ def _name_of(code: int) -> str:
 
 
 class Stoppable(Protocol):
-    """What has a process, or several."""
+    """What has a process, or can be stopped otherwise."""
 
     def stop(self) -> None:
-        """Kill it; a thread that waits for its answers gets an error."""
-
-    def close(self) -> None:
-        """Kill it, for whose answers no thread waits."""
+        """End it; a thread that waits for its answers gets an error."""
 
 
 S = TypeVar("S", bound=Stoppable)
@@ -143,7 +140,7 @@ Result = TypeVar("Result")
 def share_out(workers: Sequence[S], tasks: Sequence[Task], do: Callable[[S, Task], Result]) -> list[Result]:
     """Have workers do tasks, each the next one as soon as it is free, and return what they give, in order of the tasks.
 
-    The first error ends all workers, and so does an interruption.
+    The first error stops all workers, and so does an interruption.
     """
     idle: queue.SimpleQueue[S] = queue.SimpleQueue()
     for worker in workers:
@@ -156,23 +153,18 @@ def share_out(workers: Sequence[S], tasks: Sequence[Task], do: Callable[[S, Task
         finally:
             idle.put(worker)
 
-    waiting: set[Future[Result]] = set()
-    try:
-        with ThreadPoolExecutor(len(workers), thread_name_prefix="worker") as threads:
-            try:
-                futures = [threads.submit(take, task) for task in tasks]
-                waiting = set(futures)
-                while waiting:
-                    check_interrupted()
-                    done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
-            finally:
-                for future in waiting:
-                    future.cancel()
-                for worker in workers:
-                    worker.stop()
-        return [future.result() for future in futures]
-    finally:
-        for worker in workers:
-            worker.close()
+    with ThreadPoolExecutor(len(workers), thread_name_prefix="worker") as threads:
+        futures = [threads.submit(take, task) for task in tasks]
+        waiting = set(futures)
+        try:
+            while waiting:
+                check_interrupted()
+                done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in workers:
+                worker.stop()
+            raise
+    return [future.result() for future in futures]
