@@ -10,6 +10,7 @@ from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -23,8 +24,9 @@ from onnxtool.encoding.repeated_ids import RunWriter
 from onnxtool.encoding.sources import Document, Position, Reject, Source, SourceReader, count_lines
 from onnxtool.errors import OutputWriteError
 
-PIECE_BYTES = 1 << 26
+PIECE_BYTES = 1 << 25  # a large collection has some thousand pieces, and a small one some for each core
 BLOCK_TEXTS = 1 << 18  # 16 MB for what is kept of them
+_FILES_AT_ONCE = 16  # whose row groups are asked for, in a store that takes a while to answer
 _TO_THE_END = 1 << 62
 _TOLD_EVERY = 4096  # lines
 
@@ -95,8 +97,11 @@ def cut_pieces(sources: Sequence[Source]) -> list[Piece]:
         together.clear()
         size = 0
 
+    large = [number for number, source in enumerate(sources) if source.size_bytes > PIECE_BYTES]
+    with ThreadPoolExecutor(_FILES_AT_ONCE) as threads:
+        parts_of = dict(zip(large, threads.map(lambda number: list(_parts(sources[number])), large), strict=True))
     for number, source in enumerate(sources):
-        parts = list(_parts(source)) if source.size_bytes > PIECE_BYTES else []
+        parts = parts_of.get(number, [])
         if len(parts) < 2 and size + source.size_bytes <= PIECE_BYTES:
             together.append(source)
             size += source.size_bytes
@@ -172,7 +177,7 @@ def scan_piece(piece: Piece, folder: Path, on_read: OnRead) -> Scanned:
     Args:
         piece: what is read.
         folder: for temporary files.
-        on_read: called now and then with the texts and the bytes of the files that were read since.
+        on_read: called now and then with the texts and the bytes of the files that are read so far.
 
     Raises:
         InputError: a file cannot be read, or is damaged.
@@ -192,8 +197,8 @@ def _scan(piece: Piece, texts: IO[bytes], ids: RunWriter, on_read: OnRead) -> Sc
     reasons: Counter[str] = Counter()
     first: Reject | None = None
     block = _Block()
-    num_texts = texts_told = 0
-    bytes_told: int | None = None
+    num_texts = 0
+    before: int | None = None
     reader = SourceReader(piece.sources, Position(0, 0, piece.line, piece.begin), piece.end)
     for number, line in enumerate(reader, start=1):
         position = reader.position
@@ -207,8 +212,8 @@ def _scan(piece: Piece, texts: IO[bytes], ids: RunWriter, on_read: OnRead) -> Sc
             if len(block.lines) == BLOCK_TEXTS:
                 block.write(piece.first, texts, ids)
         if number % _TOLD_EVERY == 0:
-            on_read(num_texts - texts_told, position.read_bytes - (bytes_told or position.read_bytes))
-            texts_told, bytes_told = num_texts, position.read_bytes
+            before = position.read_bytes if before is None else before
+            on_read(num_texts, position.read_bytes - before)
     if block.lines:
         block.write(piece.first, texts, ids)
     return Scanned(

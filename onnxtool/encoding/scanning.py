@@ -211,18 +211,19 @@ class _Meter:
         self._on_progress = on_progress
         self._total = max(1, sum(piece.size_bytes for piece in pieces))
         self._start = time.perf_counter()
-        self._num_texts = 0
-        self._read: Counter[int] = Counter()  # bytes, by pieces
+        self._texts: Counter[int] = Counter()  # by pieces
+        self._bytes: Counter[int] = Counter()
         self._lock = threading.Lock()
 
-    def add(self, piece: Piece, texts: int, size: int) -> None:
-        """Count texts, and bytes of a piece."""
+    def tell(self, piece: Piece, texts: int, size: int) -> None:
+        """Say how many texts and bytes of a piece are read so far."""
         with self._lock:
-            self._num_texts += texts
-            self._read[piece.number] = min(piece.size_bytes, self._read[piece.number] + size)
-            seconds, share = time.perf_counter() - self._start, self._read.total() / self._total
+            self._texts[piece.number] = texts
+            self._bytes[piece.number] = min(piece.size_bytes, size)
+            seconds, share = time.perf_counter() - self._start, self._bytes.total() / self._total
             left = seconds * (1 - share) / share if share else None
-            self._on_progress(CorpusProgress(self._num_texts, share, self._num_texts / seconds, left))
+            num_texts = self._texts.total()
+            self._on_progress(CorpusProgress(num_texts, share, num_texts / seconds, left))
 
 
 class _Readers:
@@ -258,11 +259,11 @@ class _Readers:
         """Read pieces into the folder, and return what they have."""
 
         def scan(reader: _Here | _Process, piece: Piece) -> Scanned:
-            def add(texts: int, size: int) -> None:
-                self._meter.add(piece, texts, size)
+            def tell(texts: int, size: int) -> None:
+                self._meter.tell(piece, texts, size)
 
-            found = reader.scan(piece, self._folder, add)
-            self._meter.add(piece, 0, piece.size_bytes)
+            found = reader.scan(piece, self._folder, tell)
+            tell(found.num_texts, piece.size_bytes)
             return found
 
         return self._all(pieces, scan)

@@ -130,6 +130,8 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         alone = entry(corpus)
         if isinstance(corpus, Path) and corpus.is_dir():
             alone = None
+        elif alone and isinstance(corpus, Path) and not corpus.is_file():
+            raise InputError(f"{corpus} is no regular file, and is read more than once", "write it into a file")
         found = {corpus.name: alone} if alone else _in_folder(corpus)
         names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
         several = len(names) > 1
