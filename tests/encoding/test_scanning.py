@@ -6,9 +6,13 @@ import gzip
 import json
 import os
 import random
+import signal
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
@@ -23,6 +27,7 @@ from onnxtool.encoding.scanning import scan_corpus
 from onnxtool.encoding.sources import Document, Position, SourceReader, find_sources
 from onnxtool.encoding.windows import REPEATED_ID
 from onnxtool.errors import InputError, OutputWriteError
+from tests.encoding.corpora import dense_model
 
 _IDS = st.sampled_from(["a", "b", "c", "d1", "d2", "d3", "1", "2", "x:3", "é"])
 _WORDS = st.sampled_from(["one", "two words", "  ", "ü", "three\u2028lines", "long " * 30])
@@ -256,6 +261,63 @@ def test_a_process_that_dies_is_an_error_that_names_the_file(
     )
     with pytest.raises(InputError, match=r"cannot read .*f1\.jsonl: the process that reads it ended \(SIGKILL\)"):
         _scan(corpus, 10, 2)
+
+
+_WAITS = """
+import os, time
+from onnxtool.encoding import sources
+
+def document(source, number, line, read=sources._document):
+    time.sleep(0.05)
+    return read(source, number, line)
+
+if "plan_worker" in " ".join(os.sys.orig_argv):
+    sources._document = document
+    open(f"worker-{os.getpid()}", "w").close()
+"""
+_PLANS = """
+import runpy, sys
+from onnxtool.encoding import pieces
+
+pieces.PIECE_BYTES = 1000
+sys.argv[:1] = ["onnxtool", "encode", "plan", "--workers", "2", "--quiet", "--provider", "cpu"]
+runpy.run_module("onnxtool", run_name="__main__")
+"""
+
+
+def _is_alive(process: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="processes are looked at")
+@pytest.mark.parametrize("sent", ["SIGINT", "SIGKILL"])
+def test_an_interruption_ends_all_processes(tmp_path: Path, sent: str) -> None:
+    """No plan is left, nor a folder of temporary files after Ctrl-C."""
+    model = dense_model(tmp_path)
+    (tmp_path / "corpus.jsonl").write_bytes(_numbered(2000))
+    (tmp_path / "sitecustomize.py").write_text(_WAITS)
+    (tmp_path / "temporary").mkdir()
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", _PLANS, "--model_path", model, "--input", "corpus.jsonl", "--output", "vectors/"]
+    variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "temporary")}
+    process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len(started := [int(one.name.removeprefix("worker-")) for one in tmp_path.glob("worker-*")]) < 2:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(getattr(signal, sent))
+    error = process.communicate(timeout=60)[1]
+    assert process.returncode == (130 if sent == "SIGINT" else -signal.SIGKILL), error
+    assert "Traceback" not in error
+    while any(_is_alive(worker) for worker in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (tmp_path / "vectors.plan.json").exists()
+    if sent == "SIGINT":
+        assert not list((tmp_path / "temporary").glob("onnxtool-*"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
