@@ -1,7 +1,8 @@
 """Measure planning: texts a second by formats and processes, many ids, and a plan of ten thousand shards.
 
 Collections are made in a temporary folder (`--folder` for another one), one at a time. Every figure is of `onnxtool
-encode plan` as `make_plan` does it, in a process of its own, with loading a model of some kilobytes. Memory is the largest resident set of this process, and that of the largest of its workers.
+encode plan` as `make_plan` does it, in a process of its own, with loading a model of some kilobytes. Memory is the
+largest resident set of this process, and that of the largest of its workers.
 """
 
 from __future__ import annotations

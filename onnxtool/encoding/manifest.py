@@ -100,7 +100,12 @@ class Manifest:
 
     def to_json(self) -> str:
         """Write it as a document."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        return json_text({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Write a document that UTF-8 can hold: what is no UTF-8 in the name of a file is escaped."""
+    return json.dumps(content, indent=indent, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def read_manifest(path: Location) -> Manifest | None:

@@ -18,7 +18,7 @@ from typing import Any, get_args, get_type_hints
 from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, joined, parse_location, relative
-from onnxtool.encoding.manifest import Identity
+from onnxtool.encoding.manifest import Identity, json_text
 from onnxtool.encoding.options import OnProgress, VectorOptions, require_count
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.planned_shards import MOST_SHARDS, PlannedShard
@@ -143,7 +143,7 @@ def _to_json(
         "identity": job.identity,
     }
     lines = ",\n".join(json.dumps(shard._asdict()) for shard in shards)
-    return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "shards": [\n{lines}\n]}}\n'
+    return f'{json_text(head, indent=1)[:-2]},\n "shards": [\n{lines}\n]}}\n'
 
 
 def read_plan(path: Location | str) -> CorpusPlan:

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import PartOptions, VectorOptions, corpus_status, encode_part, make_plan, merge_parts
+from onnxtool.encoding import (
+    CorpusOptions,
+    PartOptions,
+    VectorOptions,
+    corpus_status,
+    encode_corpus,
+    encode_part,
+    make_plan,
+    merge_parts,
+)
 from onnxtool.encoding.plan import read_plan
 from onnxtool.errors import InputError, OnnxtoolError
 from tests.encoding.corpora import dense_model, make_texts, write_corpus
@@ -108,6 +118,22 @@ def test_a_plan_is_the_same_by_any_number_of_processes(tmp_path: Path, monkeypat
     assert len(plans) == 1
     with pytest.raises(InputError, match="workers is -1"):
         make_plan(model, corpus, tmp_path / "vectors", OPTIONS, workers=-1, force=True)
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are text")
+def test_a_file_whose_name_is_no_utf_8_is_read_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan, its processes and one run; nor does a line feed in a name matter."""
+    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 20)
+    (tmp_path / "corpus").mkdir()
+    for number, name in enumerate((b"caf\xe9.jsonl", b"two\nlines.jsonl")):
+        line = json.dumps({"id": str(number), "contents": "a cat"})
+        (tmp_path / "corpus" / os.fsdecode(name)).write_text(f"{line}\n{{\n")
+    model = dense_model(tmp_path)
+    plan = make_plan(model, tmp_path / "corpus", tmp_path / "vectors", OPTIONS, workers=2).plan
+    encode_part(plan)
+    assert (merge_parts(plan).num_texts, merge_parts(plan).num_rejects) == (2, 2)
+    encode_corpus(model, tmp_path / "corpus", tmp_path / "run", CorpusOptions(provider="cpu", shard_size=40))
+    assert (tmp_path / "run.manifest.json").read_bytes() == (tmp_path / "vectors.manifest.json").read_bytes()
 
 
 def test_a_plan_that_is_not_there_is_an_error(tmp_path: Path) -> None:

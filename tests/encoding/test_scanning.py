@@ -300,7 +300,17 @@ def test_an_interruption_ends_all_processes(tmp_path: Path, sent: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(_WAITS)
     (tmp_path / "temporary").mkdir()
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-c", _PLANS, "--model_path", model, "--input", "corpus.jsonl", "--output", "vectors/"]
+    command = [
+        sys.executable,
+        "-c",
+        _PLANS,
+        "--model_path",
+        str(model),
+        "--input",
+        "corpus.jsonl",
+        "--output",
+        "vectors/",
+    ]
     variables = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path / "temporary")}
     process = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
