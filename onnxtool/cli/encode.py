@@ -60,6 +60,13 @@ def command() -> None:
 @click.option(
     "--output", type=LocationType(), required=True, metavar="NAME/", help="The folder that vectors will go to."
 )
+@click.option(
+    "--workers",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default="one for each core",
+    help="Processes that read the collection.",
+)
 @click.option("--force", is_flag=True, help="Replace a plan that exists, and the vectors that were made by it.")
 @report_options
 def plan(
@@ -68,6 +75,7 @@ def plan(
     model_path: Location,
     corpus: Location,
     output: Location,
+    workers: int,
     force: bool,
     format_name: str,
     quiet: bool,
@@ -80,7 +88,7 @@ def plan(
     from onnxtool.encoding import make_plan
 
     with corpus_progress(quiet=quiet) as show:
-        report = make_plan(model_path, corpus, output, options, force=force, on_progress=show)
+        report = make_plan(model_path, corpus, output, options, workers=workers, force=force, on_progress=show)
     emit(report, _plan_blocks(report), format_name)
 
 

@@ -5,11 +5,10 @@ An engine only schedules: it hands runs of shards to workers. What is done, the 
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,17 +17,16 @@ from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.options import CorpusProgress, OnProgress
 from onnxtool.encoding.parts import PartOptions, merge_parts, missing_shards, shard_ranges, wanted_shards
 from onnxtool.encoding.plan import CorpusPlan, read_plan
+from onnxtool.encoding.processes import share_out
 from onnxtool.encoding.ray import run_on_ray
 from onnxtool.encoding.records import PartRecord, Records
 from onnxtool.encoding.report import PartReport, RunReport
 from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, runs_of
 from onnxtool.errors import StoreError
-from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.session import available_cores
 
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
 _THREADS_OF_A_WORKER = 8
-_POLL_S = 0.2
 
 
 def encode_part(
@@ -201,34 +199,16 @@ def run_here(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_e
     runs = runs_of(missing, count) if count > 1 else [list(missing)]
     threads_of_each = max(1, cores // count) if count > 1 else 0
     started = [Worker(options.worker(plan, threads_of_each)) for _ in range(count)]
-    idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-    for worker in started:
-        idle.put(worker)
 
-    def encode(numbers: list[int]) -> None:
-        worker = idle.get()
+    def encode(worker: Worker, numbers: list[int]) -> None:
         before = worker.deaths
         try:
             worker.encode(numbers, on_event)
         finally:
             on_event({"deaths": worker.deaths - before})
-            idle.put(worker)
 
-    with ExitStack() as stack, ThreadPoolExecutor(count, thread_name_prefix="worker") as threads:
+    with ExitStack() as stack:
         for worker in started:
             stack.enter_context(closing(worker))
-        waiting: set[Future[None]] = set()
-        try:
-            waiting = {threads.submit(encode, run) for run in runs}
-            while waiting:
-                check_interrupted()
-                done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-        finally:
-            for future in waiting:
-                future.cancel()
-            for worker in started:
-                worker.stop()
-            threads.shutdown()
+        share_out(started, runs, encode)
     return count

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from hashlib import blake2b
 
+from onnxtool.encoding.digests import id_digest
 from onnxtool.errors import OutputWriteError
 
-_DIGEST_BYTES = 16
 MEMORY_BYTES = 1 << 26
 
 
 class KnownIds:
     """A set of ids that only grows.
 
-    It holds a digest of each: two ids of the same digest among ten billion have a chance of one in 10^18. They lie in a
-    database without a name, which SQLite keeps in memory up to `memory_bytes`, then in a file that is gone with it.
+    It holds a digest of each. They lie in a database without a name, which SQLite keeps in memory up to `memory_bytes`,
+    then in a file that is gone with it.
     """
 
     def __init__(self, memory_bytes: int | None = None) -> None:
@@ -33,7 +32,7 @@ class KnownIds:
         Raises:
             OutputWriteError: the folder for temporary files is full.
         """
-        digests = [blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest() for name in ids]
+        digests = [id_digest(name) for name in ids]
         add = self._database.execute
         try:
             return [add("INSERT OR IGNORE INTO ids VALUES (?)", (digest,)).rowcount == 0 for digest in digests]

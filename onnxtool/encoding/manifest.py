@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.encoding import digests
 from onnxtool.encoding.files import open_file, read_bytes
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import Reject, Source
@@ -99,7 +100,12 @@ class Manifest:
 
     def to_json(self) -> str:
         """Write it as a document."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1, ensure_ascii=False) + "\n"
+        return json_text({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+def json_text(content: Any, indent: int | None = None) -> str:
+    """Write a document that UTF-8 can hold: what is no UTF-8 in the name of a file is escaped."""
+    return json.dumps(content, indent=indent, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 def read_manifest(path: Location) -> Manifest | None:
@@ -163,7 +169,7 @@ def make_identity(
 
     from onnxtool.version import __version__
 
-    versions = {"onnxtool": __version__}
+    versions = {"onnxtool": __version__, "shard_digest": digests.VERSION}
     for name in _VERSIONED[1:]:
         for package in (name, f"{name}-gpu"):
             try:

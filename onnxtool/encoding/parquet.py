@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import accumulate
 from types import ModuleType
+from typing import Any
 
 from onnxtool.encoding.files import open_file
 from onnxtool.encoding.locations import Location
@@ -30,10 +33,12 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
     return pa, pq
 
 
-def read_rows(path: Location, number: int = 0) -> Iterator[tuple[int, dict[str, object], float]]:
+def read_rows(
+    path: Location, number: int = 0, end: int | None = None
+) -> Iterator[tuple[int, dict[str, object], float]]:
     """Yield the rows after the first `number` ones: number, columns, and the share of rows that is read.
 
-    Row groups that lie before are not read.
+    Row groups that lie before are not read, nor those from row `end` on, with which a group begins.
 
     Raises:
         InputError: pyarrow is not there, or the file is no Parquet.
@@ -43,11 +48,11 @@ def read_rows(path: Location, number: int = 0) -> Iterator[tuple[int, dict[str, 
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
             num_rows = max(1, file.metadata.num_rows)
             columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-            skipped, first = number, 0
-            while first < file.num_row_groups and skipped >= file.metadata.row_group(first).num_rows:
-                skipped -= file.metadata.row_group(first).num_rows
-                first += 1
-            groups = range(first, file.num_row_groups)
+            ends = _ends(file)
+            first = bisect_right(ends, number)
+            last = len(ends) if end is None else bisect_left(ends, end) + 1
+            groups = range(first, min(last, len(ends)))
+            skipped = number - (ends[first - 1] if first else 0)
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, row_groups=groups, columns=columns):
                 rows = batch.slice(skipped).to_pylist()
                 skipped = max(0, skipped - len(batch))
@@ -56,3 +61,17 @@ def read_rows(path: Location, number: int = 0) -> Iterator[tuple[int, dict[str, 
                     yield number, row, number / num_rows
     except pyarrow.ArrowException as error:
         raise InputError(f"{path} cannot be read after row {number}: {error}", "write it again") from error
+
+
+def group_ends(path: Location) -> list[int]:
+    """Return the number of rows up to the end of each row group; none where that cannot be read."""
+    pyarrow, parquet = require_pyarrow()
+    try:
+        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
+            return _ends(file)
+    except (pyarrow.ArrowException, OSError):
+        return []
+
+
+def _ends(file: Any) -> list[int]:
+    return list(accumulate(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -22,7 +22,8 @@ from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, Workers
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.pipeline import OnBatch
-from onnxtool.encoding.plan import CorpusPlan, PlannedShard, read_plan
+from onnxtool.encoding.plan import CorpusPlan, read_plan
+from onnxtool.encoding.planned_shards import PlannedShard
 from onnxtool.encoding.records import PartRecord, Records, remove_records
 from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources, no_texts
@@ -238,7 +239,7 @@ def _documents(
     is_last: bool,
 ) -> Iterator[Placed]:
     """Yield the texts of a shard; the last one has all lines that are left."""
-    repeated = set(shard.repeated)
+    repeated = deque(shard.repeated)
     num_read = num_texts = 0
     while num_texts < shard.texts or is_last:
         check_interrupted()
@@ -248,7 +249,9 @@ def _documents(
         if isinstance(line, Reject):
             rejects.append(line)
             continue
-        if num_read in repeated:
+        if repeated and num_read == repeated[0][1]:
+            repeated.popleft()
+        if repeated and num_read >= repeated[0][0]:
             rejects.append(repeated_id(line))
         else:
             num_texts += 1

@@ -11,58 +11,29 @@ import itertools
 import json
 import re
 import time
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location, joined, parse_location, relative
-from onnxtool.encoding.manifest import Identity
-from onnxtool.encoding.options import CorpusProgress, OnProgress, VectorOptions
+from onnxtool.encoding.manifest import Identity, json_text
+from onnxtool.encoding.options import OnProgress, VectorOptions, require_count
 from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.planned_shards import MOST_SHARDS, PlannedShard
 from onnxtool.encoding.records import remove_records
 from onnxtool.encoding.report import PlanReport
-from onnxtool.encoding.sources import Position, Reject, SourceReader, no_texts
-from onnxtool.encoding.windows import REPEATED_ID, Placed, accepted, pass_over
+from onnxtool.encoding.scanning import scan_corpus
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.model_file import check_writable, write_text
 from onnxtool.options import Option
+from onnxtool.runtime.session import available_cores
 
 SUFFIX = ".plan.json"
-_FORMAT = 1
+_FORMAT = 2
 _MOST = 1 << 62
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-_PROGRESS_EVERY = 4096  # texts
-
-
-class PlannedShard(NamedTuple):
-    """A shard, and where in the corpus the lines begin that are its own.
-
-    Attributes:
-        source: the number of the file.
-        line: lines of it that come before; rows of a table.
-        offset: bytes of it that come before, unpacked; rows of a table.
-        texts: that it has.
-        digest: of their ids and contents.
-        rejects: lines among them that give no text, or an id that an earlier line has.
-        repeated: of the texts that are read, counted from 0, those with such an id.
-    """
-
-    source: int
-    line: int
-    offset: int
-    texts: int
-    digest: str
-    rejects: int
-    repeated: tuple[int, ...]
-
-    @property
-    def begin(self) -> Position:
-        """Where its lines begin."""
-        return Position(0, self.source, self.line, self.offset)
 
 
 @dataclass(frozen=True)
@@ -97,6 +68,7 @@ def make_plan(
     output: Location | str,
     options: VectorOptions | None = None,
     *,
+    workers: int = 0,
     force: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> PlanReport:
@@ -107,6 +79,7 @@ def make_plan(
         corpus: likewise.
         output: a folder that is empty or not there.
         options: what the vectors are.
+        workers: processes that read the corpus; 0 for one a core.
         force: whether to replace a plan that is there, and to forget what was encoded by it.
         on_progress: called now and then.
 
@@ -122,9 +95,9 @@ def make_plan(
         raise _exists(path)
     if folder.require_own(force=force) and not force:
         raise OutputExistsError(f"{folder.path} holds vectors already", "pass --force, or another --output")
+    require_count("workers", workers)
     job = Job.open(model_path, corpus, options or VectorOptions())
-    reasons: Counter[str] = Counter()
-    shards = tuple(_shards(job, reasons, on_progress))
+    shards, reasons = scan_corpus(job.sources, job.options.shard_size, workers or available_cores(), on_progress)
     with folder.writing():
         if force:  # vectors of another plan are replaced shard by shard, or removed when the parts are merged
             remove([folder.manifest_path, folder.rejects_path])
@@ -152,50 +125,6 @@ def _exists(path: Location) -> OutputExistsError:
     return OutputExistsError(f"{path} exists", "pass --force, or another --output")
 
 
-def _shards(job: Job, reasons: Counter[str], on_progress: OnProgress) -> Iterator[PlannedShard]:
-    """Read the corpus and yield its shards; what follows the last text belongs to the last shard."""
-    start = time.perf_counter()
-    total_bytes = max(1, sum(source.size_bytes for source in job.sources))
-    num_read = num_rejects = num_texts = 0
-    repeated: list[int] = []
-    first = Reject("", 0, "", None)
-
-    def reject(line: Reject) -> None:
-        nonlocal num_read, num_rejects, first
-        first = first if reasons else line
-        reasons[line.kind] += 1
-        num_rejects += 1
-        if line.reason == REPEATED_ID:
-            repeated.append(num_read)
-            num_read += 1
-
-    def counted() -> Iterator[Placed]:
-        nonlocal num_read, num_texts
-        for document, position in accepted(SourceReader(job.sources), reject):
-            num_read += 1
-            num_texts += 1
-            if num_texts % _PROGRESS_EVERY == 0:
-                seconds, share = time.perf_counter() - start, position.read_bytes / total_bytes
-                left = seconds * (1 - share) / share if share else None
-                on_progress(CorpusProgress(num_texts, share, num_texts / seconds, left))
-            yield document, position
-
-    documents = counted()
-    begin = Position()
-    shard: PlannedShard | None = None
-    while (read := pass_over(itertools.islice(documents, job.options.shard_size))).num_texts:
-        if shard is not None:
-            yield shard
-        shard = PlannedShard(*begin[1:], read.num_texts, read.digest, num_rejects, tuple(repeated))
-        begin = read.end
-        before, num_read, num_rejects = num_read, 0, 0
-        repeated.clear()
-    if shard is None:
-        raise no_texts(job.sources, reasons, f"the first is {first.file}:{first.line}, which {first.reason}")
-    trailing = tuple(before + place for place in repeated)
-    yield shard._replace(rejects=shard.rejects + num_rejects, repeated=shard.repeated + trailing)
-
-
 def _to_json(
     job: Job, model_path: Location, corpus: Location, folder: Location, shards: tuple[PlannedShard, ...]
 ) -> str:
@@ -214,7 +143,7 @@ def _to_json(
         "identity": job.identity,
     }
     lines = ",\n".join(json.dumps(shard._asdict()) for shard in shards)
-    return f'{json.dumps(head, indent=1, ensure_ascii=False)[:-2]},\n "shards": [\n{lines}\n]}}\n'
+    return f'{json_text(head, indent=1)[:-2]},\n "shards": [\n{lines}\n]}}\n'
 
 
 def read_plan(path: Location | str) -> CorpusPlan:
@@ -235,7 +164,10 @@ def read_plan(path: Location | str) -> CorpusPlan:
             raise ValueError(f"its format is {data['format']}, and this onnxtool reads {_FORMAT}")
         folder = path.parent.resolve() if isinstance(path, Path) else path.parent
         options = _options(data["options"], path, folder)
-        shards = tuple(_shard(entry, options.shard_size) for entry in _require(data["shards"], list, "shards"))
+        entries = _require(data["shards"], list, "shards")
+        if len(entries) > MOST_SHARDS:
+            raise ValueError(f"it has {len(entries)} shards, of at most {MOST_SHARDS}")
+        shards = tuple(_shard(entry, options.shard_size) for entry in entries)
         places = [shard[:3] for shard in shards]
         ordered = all(before[:2] < after[:2] for before, after in itertools.pairwise(places))
         if not places or places[0] != (0, 0, 0) or not ordered:
@@ -298,8 +230,17 @@ def _shard(entry: Any, shard_size: int) -> PlannedShard:
         raise ValueError(f"its shard has {shard.texts} texts, of at most {shard_size}")
     if not isinstance(shard.digest, str) or not _DIGEST.fullmatch(shard.digest):
         raise ValueError(f"its digest is {str(shard.digest)[:40]!r}")
-    repeated = tuple(_count(place, "repeated") for place in _require(shard.repeated, list, "repeated"))
-    return shard._replace(repeated=repeated)
+    repeated = [_range(place) for place in _require(shard.repeated, list, "repeated")]
+    if any(before[1] >= after[0] for before, after in itertools.pairwise(repeated)):
+        raise ValueError("its repeated places are not in order")
+    return shard._replace(repeated=tuple(repeated))
+
+
+def _range(value: Any) -> tuple[int, int]:
+    begin, end = (_count(place, "repeated") for place in _require(value, list, "repeated"))
+    if begin >= end:
+        raise ValueError(f"its repeated is {str(value)[:40]!r}")
+    return begin, end
 
 
 def _count(value: Any, name: str) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, write
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, difference, file_sha256, parse_shard
+from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, difference, file_sha256, json_text, parse_shard
 from onnxtool.encoding.output import OutputFolder, is_name_of, shard_marks
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import OutputExistsError
@@ -124,7 +124,7 @@ def begin_run(folder: OutputFolder, identity: Identity) -> tuple[Records, tuple[
     Raises:
         OutputExistsError: the folder belongs to another command, or to a plan.
     """
-    content = (json.dumps({"format": _FORMAT, "identity": identity}, ensure_ascii=False) + "\n").encode()
+    content = f"{json_text({'format': _FORMAT, 'identity': identity})}\n".encode()
     records = Records(folder, hashlib.sha256(content).hexdigest())
     marker = records.path / _RUN
     found = entries(records.path)

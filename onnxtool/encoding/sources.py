@@ -47,6 +47,11 @@ class Source:
     names_ids: bool
     is_picture: bool = False
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether it has to be unpacked from its beginning."""
+        return self.name.lower().endswith(".gz")
+
     @cached_property
     def suffix(self) -> str:
         """What its lines are, by its name without `.gz`."""
@@ -125,6 +130,8 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         alone = entry(corpus)
         if isinstance(corpus, Path) and corpus.is_dir():
             alone = None
+        elif alone and isinstance(corpus, Path) and not corpus.is_file():
+            raise InputError(f"{corpus} is no regular file, and is read more than once", "write it into a file")
         found = {corpus.name: alone} if alone else _in_folder(corpus)
         names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
         several = len(names) > 1
@@ -172,12 +179,24 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
 class SourceReader:
     """Reads the documents of files, once.
 
+    Args:
+        sources: the files.
+        begin: where it begins.
+        end: of a piece of the last file, its bytes or rows up to here: what begins before is read. A piece may begin
+            inside of a line, which is then part of the piece before.
+
     Attributes:
         position: how far it is.
     """
 
-    def __init__(self, sources: tuple[Source, ...], begin: Position = Position()) -> None:  # noqa: B008  a constant
+    def __init__(
+        self,
+        sources: tuple[Source, ...],
+        begin: Position = Position(),  # noqa: B008  a constant
+        end: int | None = None,
+    ) -> None:
         self._sources = sources
+        self._end = end
         self.position = begin
 
     def __iter__(self) -> Iterator[Document | Reject]:
@@ -195,12 +214,13 @@ class SourceReader:
                 yield _picture(source)
             else:
                 start = begin if place == begin.source else Position()
-                for number, line, read_bytes, offset in _lines(source, start):
+                for number, line, read_bytes, offset in _lines(source, start, self._end):
                     self.position = Position(before + read_bytes, place, number, offset)
                     found = _document(source, number, line)
                     if found is not None:
                         yield found
-                self.position = after
+                if self._end is None:
+                    self.position = after
             before = after.read_bytes
 
 
@@ -254,8 +274,10 @@ def _fault(name: str, contents: str) -> str:
     return ""
 
 
-def _lines(source: Source, start: Position) -> Iterator[tuple[int, bytes | dict[str, object] | None, int, int]]:
-    """Yield the lines of a file from `start` on.
+def _lines(
+    source: Source, start: Position, end: int | None
+) -> Iterator[tuple[int, bytes | dict[str, object] | None, int, int]]:
+    """Yield the lines of a file from `start` on, or of a piece of it those that begin before `end`.
 
     Each with its number, its content, None for one that is too long, the bytes of the file that are read, and where it
     ends.
@@ -263,16 +285,19 @@ def _lines(source: Source, start: Position) -> Iterator[tuple[int, bytes | dict[
     number, offset = start.line, start.offset
     try:
         if source.name.lower().endswith(".parquet"):
-            for row_number, row, share in read_rows(source.path, number):
+            for row_number, row, share in read_rows(source.path, number, end):
                 number = row_number
                 yield number, row, int(share * source.size_bytes), number
             return
         with ExitStack() as stack:
             raw = stack.enter_context(open_file(source.path))
-            is_packed = source.name.lower().endswith(".gz")
-            file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+            file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if source.is_packed else raw
+            if end is not None:
+                offset = _next_line(file, offset)
             file.seek(offset)
             for line, size in _bounded_lines(file):
+                if end is not None and offset >= end:
+                    break
                 number += 1
                 offset += size
                 yield number, line, raw.tell(), offset
@@ -280,6 +305,40 @@ def _lines(source: Source, start: Position) -> Iterator[tuple[int, bytes | dict[
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
     except OSError as error:
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
+
+
+def _next_line(file: IO[bytes] | gzip.GzipFile, offset: int) -> int:
+    """Return where the first line begins at `offset` or behind it."""
+    if offset:
+        offset -= 1
+        file.seek(offset)
+        while part := file.readline(_READ_BYTES):
+            offset += len(part)
+            if part.endswith(b"\n"):
+                break
+    return offset
+
+
+def count_lines(source: Source, begin: int, end: int) -> int:
+    """Count the lines of a file that begin in a range of its bytes.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    left = end - begin
+    try:
+        with open_file(source.path) as file:
+            if begin:  # a line begins behind a line feed
+                file.seek(begin - 1)
+                count = 0
+            else:
+                count, left = int(end > 0), left - 1
+            while left > 0 and (part := file.read(min(left, _READ_BYTES))):
+                count += part.count(b"\n")
+                left -= len(part)
+    except OSError as error:
+        raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
+    return count
 
 
 def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes | None, int]]:

@@ -10,9 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from hashlib import blake2b
-from typing import NamedTuple
 
+from onnxtool.encoding.digests import shard_digest, text_digest
 from onnxtool.encoding.known_ids import KnownIds
 from onnxtool.encoding.sources import Document, Position, Reject, SourceReader
 from onnxtool.errors import InputError
@@ -24,7 +23,6 @@ WINDOW_CHARACTERS = 1 << 22
 _LINES_AT_A_TIME = 512
 REPEATED_ID = "has an id that an earlier line has"
 Placed = tuple[Document, Position]
-_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -100,30 +98,14 @@ def split_corpus(
 
 
 def _require_same(shard: Iterator[Placed], number: int, digest: str) -> None:
-    if pass_over(shard).digest != digest:
+    running = shard_digest()
+    for document, _ in shard:
+        running.update(text_digest(document))
+    if running.hexdigest() != digest:
         raise InputError(
             f"the input has changed: shard {number} was made from other texts",
             "pass --force to encode all of it again, or another --output",
         )
-
-
-class PassedOver(NamedTuple):
-    """A shard that was read and not encoded: the digest of its ids and texts, their number, and where it ends."""
-
-    digest: str
-    num_texts: int
-    end: Position
-
-
-def pass_over(shard: Iterator[Placed]) -> PassedOver:
-    """Read the documents of a shard."""
-    running = blake2b(digest_size=_DIGEST_BYTES)
-    num_texts, end = 0, Position()
-    for document, position in shard:
-        _add(document, running)
-        end = position
-        num_texts += 1
-    return PassedOver(running.hexdigest(), num_texts, end)
 
 
 def shard_windows(
@@ -137,12 +119,12 @@ def shard_windows(
     """Yield the windows of one shard, whose documents are read to their end before the last one; see `split_corpus`."""
     most_characters = most_characters or WINDOW_CHARACTERS
     most_texts = most_texts or WINDOW_TEXTS
-    running = blake2b(digest_size=_DIGEST_BYTES)
+    running = shard_digest()
     together: list[Document] = []
     num_characters = num_texts = 0
     position = Position()
     for document, position in shard:
-        _add(document, running)
+        running.update(text_digest(document))
         together.append(document)
         num_texts += 1
         num_characters += len(document.contents)
@@ -153,10 +135,3 @@ def shard_windows(
     # The last window says so by its digest; it is empty where the corpus ended with the window before.
     if num_texts:
         yield Window(tuple(together), number, running.hexdigest(), position.read_bytes)
-
-
-def _add(document: Document, running: blake2b) -> None:
-    """Add id and text of a document to the hash of its shard."""
-    for text in (document.id, document.sha256 or document.contents):
-        encoded = text.encode()
-        running.update(len(encoded).to_bytes(8, "little") + encoded)

@@ -7,70 +7,32 @@ that dies, the last line names the text. Either ends with `{"done": true}`, or w
 
 from __future__ import annotations
 
-import json
-import os
-import queue
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import OnnxtoolError, SessionError
+from onnxtool.encoding.answers import Tell, answer_orders
+from onnxtool.errors import SessionError
 
 if TYPE_CHECKING:
     from onnxtool.encoding.parts import ShardEncoder
 
-Tell = Callable[[dict[str, Any]], None]
-
 
 def main() -> int:
     """Do what stdin says, until it ends, or an order cannot be done."""
-    tell = _own_stdout()
-    orders = _orders()
-    start = orders.get()
-    try:
-        if start["memory_bytes"]:
-            _limit_memory(start["memory_bytes"])
-        encoder = _open(start)
-        tell({"done": True})
-        while True:
-            order = orders.get()
-            if "alone" in order:
-                _run_alone(encoder, order["alone"], order["begin"], tell)
-            else:
-                _encode(encoder, order, tell)
-            tell({"done": True})
-    except OnnxtoolError as error:  # who reads this raises it
-        tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
-        return 1
-    except MemoryError:
-        tell({"error": "there is not enough memory", "hint": "", "kind": SessionError.__name__})
-        return 1
+    return answer_orders(_answer)
 
 
-def _orders() -> queue.SimpleQueue[dict[str, Any]]:
-    """Read orders in a thread, which ends the process with stdin: whoever gave them is gone, and nobody waits."""
-    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-
-    def read() -> None:
-        for line in sys.stdin:
-            orders.put(json.loads(line))
-        os._exit(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    return orders
-
-
-def _own_stdout() -> Tell:
-    """Keep stdout for answers: what libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)
-
-    def tell(answer: dict[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-    return tell
+def _answer(orders: Iterator[dict[str, Any]], tell: Tell) -> None:
+    start = next(orders)
+    if start["memory_bytes"]:
+        _limit_memory(start["memory_bytes"])
+    encoder = _open(start)
+    for order in orders:
+        if "alone" in order:
+            _run_alone(encoder, order["alone"], order["begin"], tell)
+        else:
+            _encode(encoder, order, tell)
 
 
 def _limit_memory(size: int) -> None:

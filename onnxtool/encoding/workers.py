@@ -6,20 +6,15 @@ is found that ends a process by itself. That one is rejected, with its id, and t
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from onnxtool import errors
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, require_count
-from onnxtool.errors import InputError, OnnxtoolError, SessionError
+from onnxtool.encoding.processes import Died, WorkerProcess
+from onnxtool.errors import InputError, SessionError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import Option
 
@@ -92,10 +87,6 @@ class WorkerOptions:
     memory_bytes: int
 
 
-class _Died(Exception):  # noqa: N818  it is caught by who started the process
-    """A worker process ended without saying why."""
-
-
 class Worker:
     """A process that encodes shards, started again where it dies; see `onnxtool.encoding.worker`.
 
@@ -104,9 +95,7 @@ class Worker:
     """
 
     def __init__(self, options: WorkerOptions) -> None:
-        self._options = options
-        self._process: subprocess.Popen[str] | None = None
-        self._is_closed = False
+        self._process = WorkerProcess("onnxtool.encoding.worker", vars(options))
         self.deaths = 0
 
     def encode(self, numbers: Sequence[int], on_event: OnEvent) -> None:
@@ -120,7 +109,7 @@ class Worker:
             is_alone = len(left) == 1
             try:
                 self._encode_or_retry(left, on_event)
-            except (_Died, SessionError):
+            except (Died, SessionError):
                 check_interrupted()
                 first = left.pop(0)  # shards are read in order: this one is likely to be at fault
                 if is_alone:
@@ -132,7 +121,7 @@ class Worker:
         """Encode shards, and take away those that are done; twice, as the first death may be somebody else's fault."""
         try:
             self._encode(left, {}, on_event)
-        except (_Died, SessionError):
+        except (Died, SessionError):
             check_interrupted()
             self._encode(left, {}, on_event)
 
@@ -157,7 +146,7 @@ class Worker:
                     texts = 0
                 texts += answer.get("batch", 0)
                 on_event(answer)
-        except (_Died, SessionError):
+        except (Died, SessionError):
             on_event({"batch": -texts})  # of shards that are not done
             raise
 
@@ -173,7 +162,7 @@ class Worker:
                     if "failed" in answer:
                         found[answer["failed"]] = f"cannot be encoded: {answer['reason']}"
                 return found
-            except _Died as died:
+            except Died as died:
                 check_interrupted()
                 if last < 0:
                     raise SessionError(
@@ -186,69 +175,20 @@ class Worker:
                 begin, suspected = last, last
 
     def _ask(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the answers to an order.
-
-        Raises:
-            OnnxtoolError: what the process says that it has met.
-        """
-        if self._is_closed:
-            raise OnnxtoolError("the worker was stopped")
-        if self._process is None:
-            yield from self._answers(vars(self._options), start=True)
-        yield from self._answers(order)
-
-    def _answers(self, order: dict[str, Any], *, start: bool = False) -> Iterator[dict[str, Any]]:
-        if start:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "onnxtool.encoding.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
-            )
-            if self._is_closed:  # meanwhile, by another thread
-                self._process.kill()
-        process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None  # noqa: S101, PT018
-        with suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(order) + "\n")
-            process.stdin.flush()
-        for line in process.stdout:
-            answer = json.loads(line)
-            if "done" in answer:
-                return
-            if "error" in answer:
-                self._end()
-                raise _error(answer)
-            yield answer
-        code = self._end()
-        check_interrupted()
-        if self._is_closed:
-            raise OnnxtoolError("the worker was stopped")
-        self.deaths += 1
-        raise _Died(_name_of(code))
-
-    def _end(self) -> int:
-        process, self._process = self._process, None
-        if process is None:
-            return 0
-        for stream in (process.stdin, process.stdout):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
-        return process.wait()
+        """Yield the answers to an order; see `WorkerProcess.ask`."""
+        try:
+            yield from self._process.ask(order)
+        except Died:
+            self.deaths += 1
+            raise
 
     def stop(self) -> None:
         """Kill the process; a thread that waits for its answers gets an error."""
-        self._is_closed = True
-        if (process := self._process) is not None:
-            process.kill()
+        self._process.stop()
 
     def close(self) -> None:
         """Kill the process, for whose answers no thread waits."""
-        self.stop()
-        self._end()
+        self._process.close()
 
 
 class RemoteWorker:
@@ -263,21 +203,6 @@ class RemoteWorker:
         events: list[dict[str, Any]] = []
         self._worker.encode(numbers, events.append)
         return [*events, {"deaths": self._worker.deaths - before}]
-
-
-def _error(answer: dict[str, Any]) -> OnnxtoolError:
-    kind = getattr(errors, str(answer["kind"]), OnnxtoolError)
-    is_ours = isinstance(kind, type) and issubclass(kind, OnnxtoolError) and kind is not errors.VerificationError
-    return (kind if is_ours else OnnxtoolError)(str(answer["error"]), str(answer["hint"]))
-
-
-def _name_of(code: int) -> str:
-    """Name how a process ended."""
-    if code >= 0:
-        return f"exit code {code}"
-    with suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"
 
 
 def runs_of(missing: Sequence[int], workers: int) -> list[list[int]]:

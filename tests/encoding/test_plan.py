@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import PartOptions, VectorOptions, corpus_status, encode_part, make_plan, merge_parts
+from onnxtool.encoding import (
+    CorpusOptions,
+    PartOptions,
+    VectorOptions,
+    corpus_status,
+    encode_corpus,
+    encode_part,
+    make_plan,
+    merge_parts,
+)
 from onnxtool.encoding.plan import read_plan
 from onnxtool.errors import InputError, OnnxtoolError
 from tests.encoding.corpora import dense_model, make_texts, write_corpus
@@ -54,6 +65,75 @@ def test_a_file_that_is_no_plan_is_an_error(tmp_path: Path, content: str) -> Non
     path.write_text(content)
     with pytest.raises(InputError, match=r"vectors\.plan\.json is not a plan of a corpus"):
         read_plan(path)
+
+
+def test_a_plan_of_an_older_onnxtool_is_refused_by_its_format(plan: Path) -> None:
+    """Its digests are of another kind, and so are those of a run that it began."""
+    plan.write_text(plan.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(InputError, match="its format is 1, and this onnxtool reads 2") as caught:
+        read_plan(plan)
+    assert caught.value.hint == "make it again: onnxtool encode plan --force"
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [[[0, 0]], [[3, 1]], [[0, 1, 2]], [[0]], [[0, 2], [1, 3]], [[4, 5], [0, 1]], [[0, 1 << 62]], [["0", "1"]]],
+)
+def test_repeated_places_of_a_plan_are_ranges_in_order(plan: Path, repeated: list[list[Any]]) -> None:
+    """However long they are, they take no memory for each place."""
+    whole = json.loads(plan.read_text())
+    whole["shards"][1]["repeated"] = repeated
+    plan.write_text(json.dumps(whole))
+    with pytest.raises(InputError, match="is not a plan of a corpus"):
+        read_plan(plan)
+    whole["shards"][1]["repeated"] = [[0, (1 << 62) - 1]]
+    plan.write_text(json.dumps(whole))
+    with pytest.raises(InputError, match="the input has changed"):
+        encode_part(plan, PartOptions(shards="1"))
+
+
+def test_a_plan_of_too_many_shards_is_refused(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has written it."""
+    monkeypatch.setattr("onnxtool.encoding.plan.MOST_SHARDS", 2)
+    with pytest.raises(InputError, match="it has 3 shards, of at most 2"):
+        read_plan(plan)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes")
+def test_a_pipe_is_no_collection(tmp_path: Path) -> None:
+    """Nobody waits for who writes it: a part would read it a second time."""
+    os.mkfifo(tmp_path / "corpus.jsonl")
+    with pytest.raises(InputError, match="is no regular file"):
+        make_plan(dense_model(tmp_path), tmp_path / "corpus.jsonl", tmp_path / "vectors", OPTIONS)
+
+
+def test_a_plan_is_the_same_by_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its bytes; a number below 0 is none."""
+    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 1000)
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    plans = set()
+    for workers in (1, 2, 3):
+        report = make_plan(model, corpus, tmp_path / "vectors", OPTIONS, workers=workers, force=True)
+        plans.add(Path(report.plan).read_bytes())
+    assert len(plans) == 1
+    with pytest.raises(InputError, match="workers is -1"):
+        make_plan(model, corpus, tmp_path / "vectors", OPTIONS, workers=-1, force=True)
+
+
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="names of files are text")
+def test_a_file_whose_name_is_no_utf_8_is_read_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plan, its processes and one run; nor does a line feed in a name matter."""
+    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 20)
+    (tmp_path / "corpus").mkdir()
+    for number, name in enumerate((b"caf\xe9.jsonl", b"two\nlines.jsonl")):
+        line = json.dumps({"id": str(number), "contents": "a cat"})
+        (tmp_path / "corpus" / os.fsdecode(name)).write_text(f"{line}\n{{\n")
+    model = dense_model(tmp_path)
+    plan = make_plan(model, tmp_path / "corpus", tmp_path / "vectors", OPTIONS, workers=2).plan
+    encode_part(plan)
+    assert (merge_parts(plan).num_texts, merge_parts(plan).num_rejects) == (2, 2)
+    encode_corpus(model, tmp_path / "corpus", tmp_path / "run", CorpusOptions(provider="cpu", shard_size=40))
+    assert (tmp_path / "run.manifest.json").read_bytes() == (tmp_path / "vectors.manifest.json").read_bytes()
 
 
 def test_a_plan_that_is_not_there_is_an_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,24 @@ def test_an_input_that_changed_within_its_size_is_an_error(tmp_path: Path) -> No
     corpus.write_text(corpus.read_text().replace("red cat", "red dog", 1))
     with pytest.raises(InputError, match="the input has changed: shard 0"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])
+def test_vectors_of_an_older_kind_of_digest_are_refused_by_name(tmp_path: Path, is_whole: bool) -> None:
+    """It is not the input that has changed, and nothing is removed without being asked."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    with suppress(_Stop):
+        on_progress = (lambda _progress: None) if is_whole else _stop_after(90)
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS, on_progress=on_progress)
+    path = tmp_path / ("vectors.manifest.json" if is_whole else "vectors.parts/run.json")
+    content = json.loads(path.read_text())
+    assert content["identity"]["versions"].pop("shard_digest")
+    path.write_text(json.dumps(content))
+    before = sorted((tmp_path / "vectors").iterdir())
+    with pytest.raises(OutputExistsError, match="versions shard_digest: None, now 2") as caught:
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert "--force" in caught.value.hint
+    assert sorted((tmp_path / "vectors").iterdir()) == before
 
 
 def test_a_shard_that_is_missing_or_cut_is_an_error(tmp_path: Path) -> None:
