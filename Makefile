@@ -27,8 +27,9 @@ demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trai
 test: $(READY) ## Run the test suite.
 	$(BIN)/python -m pytest
 
-web: ## Install with npm the runtimes of JavaScript that the tests train in; without them these tests are skipped.
+web: ## Install with npm what tests train in with JavaScript, and a server of Azure's stores; without, these are skipped.
 	ONNXRUNTIME_NODE_INSTALL=skip npm ci --prefix tests/training/web --no-audit --no-fund
+	npm ci --prefix tests/encoding/azurite --no-audit --no-fund --ignore-scripts
 
 test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml admits.
 	$(PYTHON) -m venv .venv-lowest

@@ -34,15 +34,14 @@ KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
 SHARD = 50
 COMMAND = (sys.executable, "-m", "onnxtool")
 Files = dict[str, bytes]
-# A server that refuses and loses requests, in a process of its own; it prints its address.
+# A server that refuses and loses requests, in a process of its own; it prints its address, and one that does neither.
 SERVER = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from tests.encoding.store_server import BUCKET, client, store_server
-with store_server() as (address, faults):
-    client(address).create_bucket(Bucket=BUCKET)
-    faults.error, faults.after, faults.dropped = 0.03, 0.02, 0.02
-    print(address, flush=True)
+from tests.encoding.store_server import KINDS, store_server
+with store_server(KINDS[0]) as store:
+    store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
+    print(store.address, store.behind, flush=True)
     time.sleep(1e6)
 """
 
@@ -140,15 +139,16 @@ def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) ->
 
 
 @contextmanager
-def failing_store() -> Iterator[dict[str, str]]:
-    """Run the server, and give the variables by which it is found."""
+def failing_store() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Run the server, and give the variables by which it is found; then those by which nothing fails."""
     sys.path.insert(0, str(ROOT))
-    from tests.encoding.store_server import environment
+    from tests.encoding.store_server import KINDS
 
     server = subprocess.Popen([sys.executable, "-c", SERVER, str(ROOT)], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None  # noqa: S101  it is a pipe
     try:
-        yield environment(server.stdout.readline().strip())
+        failing, sound = map(KINDS[0].environment, server.stdout.readline().split())
+        yield failing, sound
     finally:
         server.kill()
         server.wait()
@@ -237,16 +237,16 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int, seed:
     """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
     chance = random.Random(seed + 1)  # noqa: S311  no secret
     counts = dict.fromkeys(_COLUMNS, 0)
-    with failing_store() as variables:
-        from tests.encoding.store_server import BUCKET, objects
+    with failing_store() as (variables, sound):
+        from tests.encoding.store_server import BUCKET, ObjectContents
 
-        address = variables["AWS_ENDPOINT_URL"]
         os.environ.update(variables)
+        store = ObjectContents(f"s3://{BUCKET}", sound)
         corpus = write(folder, "jsonl", texts)
         options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
         common = ("--model_path", str(model), "--input", str(corpus))
         run("infer", *common, "--output", f"s3://{BUCKET}/whole/", *options)
-        expected = _without_names(objects(address, "whole"), "whole")
+        expected = _without_names(store.objects("whole"), "whole")
         while counts["workers"] < kills:
             counts["jobs"] += 1
             run("encode", "plan", *common, "--output", f"s3://{BUCKET}/vectors/", *options)
@@ -263,7 +263,7 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int, seed:
                     process.wait()
             run("encode", "part", "--plan", path)
             run("encode", "merge", "--plan", path, "--read_back")
-            counts["wrong"] += _without_names(objects(address, "vectors"), "vectors") != expected
+            counts["wrong"] += _without_names(store.objects("vectors"), "vectors") != expected
     return counts
 
 

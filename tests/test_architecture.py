@@ -62,6 +62,7 @@ ONLY_IN = {
     "scipy": {"evaluation"},
     "pyarrow": {"encoding"},
     "obstore": {"encoding/object_store.py"},
+    "fsspec": {"encoding/filesystems.py", "encoding/schemes.py"},
     "ray": {"encoding/ray.py"},
     "cyclonedx": {"release"},
     "model_signing": {"release"},
@@ -72,7 +73,7 @@ ONLY_IN = {
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
     *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
-    "obstore",
+    *("obstore", "fsspec"),
     *("cyclonedx", "model_signing"),
 )
 # Whoever imports these packages needs the library: torch.compile has called them, or they work on ONNX graphs.

@@ -83,7 +83,7 @@ def plan(
     """Read a collection once, and write NAME.plan.json: its shards, where each begins, and a digest of its texts.
 
     The same collection gives the same plan. Its paths are relative to its folder. Model, collection and output may lie
-    in an object store, as s3://BUCKET/NAME.
+    in an object store, as s3://BUCKET/NAME, or in another filesystem, as hdfs://HOST/NAME.
     """
     from onnxtool.encoding import make_plan
 
@@ -252,6 +252,8 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
     ]
     if report.num_rejects:
         facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
+    if report.num_removed:
+        facts.append(("Removed", f"{report.num_removed} files that workers left which were killed"))
     return [Facts(facts), *(Note(note) for note in report.notes)]
 
 

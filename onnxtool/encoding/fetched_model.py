@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
 
-from onnxtool.encoding import object_store
 from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.remote import remote
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
@@ -40,16 +40,16 @@ def _fetch(model: Uri) -> Path:
     path = place / model.key.removeprefix(f"{base.key}/")
     path.parent.mkdir(exist_ok=True)
     try:
-        object_store.download(model, path)
+        remote(model).download(model, path)
     except FileNotFoundError:
         raise InputError(f"no such model: {model}", "check --model_path") from None
     external = {(path.parent / data.location).resolve() for data in read_structure(path).external}
-    for name, size in object_store.below(base):
+    for name, size in remote(base).below(base):
         target = (place / name).resolve()
         is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BYTES)
         if is_wanted and place.resolve() in target.parents:
             target.parent.mkdir(parents=True, exist_ok=True)
-            object_store.download(base / name, target)
+            remote(base).download(base / name, target)
     ModelFile.open(path)
     return path
 

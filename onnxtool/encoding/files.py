@@ -1,7 +1,7 @@
-"""Files of this machine and of object stores, as encoding reads and writes them.
+"""Files of this machine, of object stores and of other filesystems, as encoding reads and writes them.
 
-A file is there whole or not at all: on a disk it is written under a hidden name and renamed, in a store one request
-writes all of it. Nothing is renamed in a store, and no upload is begun that could be left half.
+A file is there whole or not at all: in a filesystem it is written under a hidden name and renamed, in a store one
+request writes all of it. Nothing is renamed in a store, and no upload is begun that could be left half.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.encoding import object_store
+from onnxtool.encoding import remote as remotes
 from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.remote import RangeReader, remote
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.model_file.commits import force_to_disk
 
@@ -40,7 +41,7 @@ def entries(folder: Location, marks: Sequence[str] = ()) -> dict[str, Entry]:
         marks: names, ascending, at which the listing of a store may be split to take less time.
     """
     if isinstance(folder, Uri):
-        return {name: Entry(size, modified) for name, size, modified in object_store.listed(folder, marks)}
+        return {name: Entry(size, modified) for name, size, modified in remote(folder).listed(folder, marks)}
     found = {}
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:
@@ -54,7 +55,7 @@ def entries(folder: Location, marks: Sequence[str] = ()) -> dict[str, Entry]:
 def entry(location: Location) -> Entry | None:
     """Return what is known of a file without reading it; None where there is none."""
     if isinstance(location, Uri):
-        found = object_store.head(location)
+        found = remote(location).head(location)
         return None if found is None else Entry(*found[:2])
     with suppress(FileNotFoundError):
         status = location.stat()
@@ -71,7 +72,7 @@ def open_file(location: Location) -> io.BufferedReader:
     """
     if isinstance(location, Path):
         return io.BufferedReader(io.FileIO(location, "rb"), _READ_BYTES)
-    return io.BufferedReader(object_store.RangeReader(location), object_store.RANGE_BYTES)
+    return io.BufferedReader(RangeReader(location), remotes.RANGE_BYTES)
 
 
 def read_bytes(location: Location) -> bytes:
@@ -82,7 +83,7 @@ def read_bytes(location: Location) -> bytes:
         StoreError: the store does not answer.
     """
     if isinstance(location, Uri):
-        return object_store.get(location)
+        return remote(location).get(location)
     if location.exists() and not location.is_file():
         raise IsADirectoryError(0, "it is no regular file")
     return location.read_bytes()
@@ -91,24 +92,29 @@ def read_bytes(location: Location) -> bytes:
 def write(location: Location, content: bytes, token: str = "") -> None:
     """Write a file as a whole, in place of one that is there; `token` is of one of several writers at once."""
     if isinstance(location, Uri):
-        object_store.put(location, content)
+        remote(location).put(location, content)
         return
     staged(location, token).write_bytes(content)
     publish(location, token)
 
 
-def upload(path: Path, uri: Uri) -> None:
-    """Write the contents of a file into a store."""
-    object_store.put(uri, path)
+def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
+    """Write the contents of a file of this machine to another place.
+
+    One that is named by its contents stays as it is where it is there: no writer takes it from another, not even for
+    the moment in which a filesystem replaces it.
+    """
+    remote(uri).put(uri, path, named_by_contents=named_by_contents)
 
 
 def create(location: Location, content: bytes) -> bool:
     """Write a file that only one writer may write; return whether it has this content now.
 
-    In a store the request itself is refused where the file is there. On a disk who writes holds the folder's lock.
+    In a store the request itself is refused where the file is there, in another filesystem its renaming. On a disk who
+    writes holds the folder's lock.
     """
     if isinstance(location, Uri):
-        return object_store.put(location, content, only_once=True) or object_store.get(location) == content
+        return remote(location).put(location, content, only_once=True) or read_bytes(location) == content
     write(location, content)
     return True
 
@@ -122,7 +128,16 @@ def remove(locations: Iterable[Location]) -> None:
         else:
             location.unlink(missing_ok=True)
     if uris:
-        object_store.delete(uris)
+        remote(uris[0]).delete(uris)
+
+
+def remove_folder(location: Location) -> None:
+    """Remove a folder where it is there and empty."""
+    if isinstance(location, Uri):
+        remote(location).remove_folder(location)
+        return
+    with suppress(OSError):
+        location.rmdir()
 
 
 @contextmanager
@@ -133,7 +148,7 @@ def on_this_machine(location: Location) -> Iterator[Path]:
         return
     with scratch_folder("copy") as folder:
         path = folder / location.name
-        object_store.download(location, path)
+        remote(location).download(location, path)
         yield path
 
 

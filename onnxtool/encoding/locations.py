@@ -1,4 +1,4 @@
-"""Where a corpus, its plan and its vectors lie: on this machine, or in an object store."""
+"""Where a corpus, its plan and its vectors lie: on this machine, in an object store, or in another filesystem."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from onnxtool.encoding.schemes import require_known
 from onnxtool.errors import InputError
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
-# What object stores are called by; of the others, containers of Azure are written before an @.
-STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
+# Containers of Azure are written before an @.
 _WITH_CONTAINERS = ("abfs", "abfss")
-READ_ONLY = ("http", "https")
+# Their default is configured.
+_WITHOUT_HOST = ("hdfs", "viewfs")
 
 
 @dataclass(frozen=True, slots=True)
 class Uri:
-    """A file or a folder in an object store.
+    """A file or a folder in an object store, or in a filesystem that fsspec reaches.
 
     Attributes:
-        root: the store, `s3://bucket`.
+        root: the store, `s3://bucket`, or the filesystem, `hdfs://namenode:8020`.
         key: of the object, or what the keys of all objects of the folder begin with; without / at its ends.
     """
 
     root: str
     key: str
+
+    @property
+    def scheme(self) -> str:
+        """What the address begins with."""
+        return self.root.partition("://")[0]
 
     @property
     def name(self) -> str:
@@ -77,19 +83,17 @@ def parse_location(value: Location | str) -> Location:
         if parts.netloc not in ("", "localhost"):
             raise InputError(f"{address} is a file of another machine", "pass a path, or file:///PATH")
         return Path(unquote(parts.path))
-    if scheme not in (*STORES, *READ_ONLY):
-        raise InputError(
-            f"{address} cannot be read: there is no store of the kind {scheme}://",
-            f"use {', '.join(f'{name}://' for name in (*STORES, *READ_ONLY))}, or a path that is mounted",
-        )
     user, separator, _ = parts.netloc.rpartition("@")
     if (separator and (scheme not in _WITH_CONTAINERS or ":" in user)) or parts.query or parts.fragment:
         raise InputError(
             f"the address {address} has credentials or a query beside it, which manifests and logs would show",
-            "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID",
+            "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID or "
+            "FSSPEC_SFTP_USERNAME",
         )
+    require_known(scheme, address)
     key = parts.path.removeprefix("/").removesuffix("/")
-    if not parts.netloc or any(part in ("", ".", "..") for part in key.split("/") if key):
+    has_store = bool(parts.netloc) or scheme in _WITHOUT_HOST
+    if not has_store or any(part in ("", ".", "..") for part in key.split("/") if key):
         raise InputError(f"{address} is no address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
     return Uri(f"{scheme}://{parts.netloc}", key)
 

@@ -6,7 +6,6 @@ Requests that fail for a while are repeated: answers of 5xx and 429, lost connec
 from __future__ import annotations
 
 import errno
-import io
 import itertools
 import os
 import re
@@ -16,9 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from onnxtool.encoding.locations import READ_ONLY, Uri
+from onnxtool.encoding.locations import Uri
+from onnxtool.encoding.schemes import SERVERS
 from onnxtool.errors import InputError, OutputWriteError, StoreError
 from onnxtool.interruption import check_interrupted
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-RANGE_BYTES = 8 << 20
+_CHUNK_BYTES = 8 << 20
 _MOST_BYTES = 5 << 30  # of one request
 _LONGEST_REASON = 300
 _LISTED_FROM = ("s3://", "s3a://", "gs://")  # a name on: of the others all would be listed for each piece
@@ -59,7 +59,7 @@ def _client(root: str, _process: int) -> ObjectStore:
         ) from error
     retries: Any = {"max_retries": _RETRIES, "retry_timeout": _GIVE_UP}
     limits: Any = {"timeout": _REQUEST, "connect_timeout": _CONNECT, "allow_http": _allows_http()}
-    if root.partition("://")[0] in READ_ONLY:
+    if root.partition("://")[0] in SERVERS:
         return HTTPStore.from_url(root, retry_config=retries, client_options=limits)
     try:
         return from_url(root, retry_config=retries, client_options=limits)
@@ -186,17 +186,19 @@ def download(uri: Uri, path: Path) -> None:
         import obstore
 
         with path.open("wb") as file:
-            for chunk in obstore.get(store, uri.key).stream(RANGE_BYTES):
+            for chunk in obstore.get(store, uri.key).stream(_CHUNK_BYTES):
                 file.write(chunk)
 
     _ask(uri, request)
 
 
-def put(uri: Uri, content: bytes | Path, *, only_once: bool = False) -> bool:
+def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
     """Write an object by one request, which a store does as a whole or not at all; return whether it was written.
 
-    With `only_once`, one that is there is left as it is.
+    With `only_once`, one that is there is left as it is. One that is `named_by_contents` is written again: it is never
+    gone meanwhile.
     """
+    del named_by_contents
     _require_writable(uri)
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
     if size > _MOST_BYTES:
@@ -205,12 +207,14 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False) -> bool:
             "plan smaller shards: --shard_size",
         )
 
+    asked: Literal["create", "overwrite"] = "create" if only_once else "overwrite"
+
     def request(store: ObjectStore) -> bool:
         import obstore
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            obstore.put(store, uri.key, content, mode="create" if only_once else "overwrite", use_multipart=False)
+            obstore.put(store, uri.key, content, mode=asked, use_multipart=False)
         except AlreadyExistsError:
             return False
         return True
@@ -235,55 +239,14 @@ def delete(uris: Sequence[Uri]) -> None:
                 delete([uri])
 
 
+def remove_folder(uri: Uri) -> None:
+    """Do nothing: a store has no folders, but names."""
+
+
 def _is_server(uri: Uri) -> bool:
-    return uri.root.partition("://")[0] in READ_ONLY
+    return uri.scheme in SERVERS
 
 
 def _require_writable(uri: Uri) -> None:
     if _is_server(uri):
         raise OutputWriteError(f"{uri} is of a server that is only read from", "write into a folder or a store")
-
-
-class RangeReader(io.RawIOBase):
-    """An object as a file: each read is a request of its own, so that one that is lost is all that is repeated.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-    """
-
-    def __init__(self, uri: Uri) -> None:
-        found = head(uri)
-        if found is None:
-            raise FileNotFoundError(errno.ENOENT, "there is no such object", str(uri))
-        self._uri = uri
-        self._size, _, self._tag = found
-        self._place = 0
-
-    def readable(self) -> bool:
-        """Return true."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return true."""
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go to a byte, without a request."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
-        self._place = max(0, base + offset)
-        return self._place
-
-    def tell(self) -> int:
-        """Return the next byte."""
-        return self._place
-
-    def readinto(self, buffer: Any) -> int:
-        """Fill a buffer by one request, which fails where the object is another one by now."""
-        view = memoryview(buffer).cast("B")
-        end = min(self._size, self._place + len(view))
-        if end <= self._place:
-            return 0
-        content = get(self._uri, self._place, end, self._tag)
-        view[: len(content)] = content
-        self._place += len(content)
-        return len(content)

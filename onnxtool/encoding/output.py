@@ -142,10 +142,16 @@ class OutputFolder:
                     "put it back, or pass --force to start again",
                 )
 
-    def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> None:
-        """Remove what a killed run left half or unnamed, of all files, or of those that were `found`."""
+    def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
+        """Remove what a killed run left half or unnamed, of all files, or of those that were `found`.
+
+        Returns:
+            how many there were.
+        """
         kept = {file.name for shard in manifest.shards for file in shard.files}
-        remove(self.path / name for name in (entries(self.path) if found is None else found) if name not in kept)
+        others = [name for name in (entries(self.path) if found is None else found) if name not in kept]
+        remove(self.path / name for name in others)
+        return len(others)
 
     def staging(self) -> AbstractContextManager[Path]:
         """Give a folder of this machine in which shards are written until they are whole."""
@@ -164,7 +170,7 @@ class OutputFolder:
             else:
                 stem, _, suffixes = name.partition(".")
                 name = f"{stem}.{digest[:_DIGITS]}.{suffixes}"
-                upload(path, self.path / name)
+                upload(path, self.path / name, named_by_contents=True)
                 path.unlink()
             records.append(FileRecord(name, size, digest))
         if isinstance(self.path, Path):
@@ -191,25 +197,28 @@ class OutputFolder:
         else:
             publish(self.rejects_path)
 
-    def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> None:
-        """Write the manifest of a corpus that is whole; others learn by it that it is.
+    def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
+        """Write the manifest of a corpus that is whole, by which others learn that it is; remove what it does not name.
 
         Args:
             manifest: what is written.
             found: files of the folder, where they were listed before; in a store that takes a while.
 
+        Returns:
+            how many files were removed, which killed workers had left.
+
         Raises:
             OutputExistsError: another run has published another one meanwhile.
         """
         is_alone = isinstance(self.path, Path)
-        if is_alone:
-            self.remove_others(manifest)
+        num_removed = self.remove_others(manifest) if is_alone else 0
         if not create(self.manifest_path, manifest.to_json().encode()):
             raise OutputExistsError(
                 f"another run has published {self.manifest_path} meanwhile", "pass another --output, or --force"
             )
         if not is_alone:  # another run of the same command may need what it has just written until now
-            self.remove_others(manifest, found)
+            num_removed = self.remove_others(manifest, found)
+        return num_removed
 
 
 class StagedShard:

@@ -293,9 +293,10 @@ def merge_parts(
         if problems:
             remove(records.file(number) for number, problem in problems.items() if problem != "is missing")
             return _unmerged(plan, problems)
-        manifest = _publish(plan, folder, [record for record in found.values() if not isinstance(record, str)], files)
+        done = [record for record in found.values() if not isinstance(record, str)]
+        manifest, num_removed = _publish(plan, folder, done, files)
         remove_records(folder, listed if isinstance(records.path, Uri) else None)
-    return _merged(plan, manifest, () if verify else (_NOT_READ_BACK,))
+    return _merged(plan, manifest, num_removed, () if verify else (_NOT_READ_BACK,))
 
 
 def _is_merged(plan: CorpusPlan) -> bool:
@@ -317,8 +318,8 @@ def _is_merged(plan: CorpusPlan) -> bool:
 
 def _publish(
     plan: CorpusPlan, folder: OutputFolder, records: Sequence[PartRecord], files: Mapping[str, Entry]
-) -> Manifest:
-    """Write the lines that gave no text, and then the manifest."""
+) -> tuple[Manifest, int]:
+    """Write the lines that gave no text, and then the manifest; return it, and how many files it does not name."""
     shards = tuple(record.shard for record in records)
     rejects = [
         *itertools.chain.from_iterable(record.rejects for record in records),
@@ -332,11 +333,10 @@ def _publish(
     if not manifest.num_texts:
         reasons = Counter(reject.kind for reject in rejects)
         raise no_texts(find_sources(plan.corpus)[0], reasons, f"{folder.rejects_path} says why for each line")
-    folder.publish(manifest, files)
-    return manifest
+    return manifest, folder.publish(manifest, files)
 
 
-def _merged(plan: CorpusPlan, manifest: Manifest, notes: tuple[str, ...] = ()) -> MergeReport:
+def _merged(plan: CorpusPlan, manifest: Manifest, num_removed: int = 0, notes: tuple[str, ...] = ()) -> MergeReport:
     files = [file for shard in manifest.shards for file in shard.files]
     return MergeReport(
         plan=str(plan.path),
@@ -350,6 +350,7 @@ def _merged(plan: CorpusPlan, manifest: Manifest, notes: tuple[str, ...] = ()) -
         rejects_path=str(plan.folder.rejects_path) if manifest.num_rejects else "",
         num_files=len(files),
         size_bytes=sum(file.size_bytes for file in files),
+        num_removed=num_removed,
         notes=notes,
     )
 

@@ -11,12 +11,11 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, write
+from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, remove_folder, write
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, difference, file_sha256, json_text, parse_shard
 from onnxtool.encoding.output import OutputFolder, is_name_of, shard_marks
@@ -113,9 +112,7 @@ def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> 
     path = folder.records_path
     # Sorted, what tells whose they are goes last.
     remove(path / name for name in sorted(entries(path) if found is None else found) if _OWN.fullmatch(name))
-    if isinstance(path, Path):
-        with suppress(OSError):  # it is not there, or somebody put a file into it
-            path.rmdir()
+    remove_folder(path)  # unless somebody put a file into it
 
 
 def begin_run(folder: OutputFolder, identity: Identity) -> tuple[Records, tuple[ShardRecord, ...]]:

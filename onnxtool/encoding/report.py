@@ -125,6 +125,7 @@ class MergeReport:
 
     Attributes:
         manifest: the file that says what the vectors are; empty where shards are missing.
+        num_removed: files that workers left which were killed or made a shard twice; they were removed.
         to_do: numbers and ranges of shards that are missing or wrong, as `--shards` takes them.
         problems: the same by what is wrong.
         notes: what a user should know.
@@ -141,6 +142,7 @@ class MergeReport:
     rejects_path: str = ""
     num_files: int = 0
     size_bytes: int = 0
+    num_removed: int = 0
     to_do: str = ""
     problems: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -13,7 +13,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +31,13 @@ from onnxtool.encoding import (
     corpus_status,
     encode_corpus,
     encode_part,
+    filesystems,
     make_plan,
     merge_parts,
     object_store,
+    remote,
 )
-from onnxtool.encoding.files import create, entries
+from onnxtool.encoding.files import create, entries, upload, write
 from onnxtool.encoding.locations import Uri, joined, parse_location, relative
 from onnxtool.encoding.output import shard_marks
 from onnxtool.encoding.reading import read_shards
@@ -40,11 +45,11 @@ from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
-from tests.encoding.store_server import BUCKET, ENVIRONMENT, Faults, client, environment, objects, store_server
+from tests.encoding.store_server import BUCKET, KINDS, SECRET, STORES, Azure, Store, StoreKind, store_server
 from tests.encoding.test_parts import collection, outcome, planned, whole
 
-pytest.importorskip("obstore", reason="needs obstore")
-pytest.importorskip("moto", reason="needs moto")
+fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec").conf
+set_conf_env = pytest.importorskip("fsspec.config").set_conf_env
 
 SIZE = 40
 OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
@@ -53,67 +58,57 @@ import sys
 from onnxtool.encoding import PartOptions, encode_part
 encode_part(sys.argv[1], PartOptions(shards=sys.argv[2]))
 """
-_DIGEST = re.compile(r"\.[0-9a-f]{16}\.")
 
 
-class Store:
-    """A bucket of a server, and what a test asks of it."""
-
-    def __init__(self, address: str, faults: Faults) -> None:
-        self.address, self.faults = address, faults
-        self.s3 = client(address)
-        self.uri = f"s3://{BUCKET}"
-
-    def put(self, key: str, path: Path) -> str:
-        """Copy a file or a folder into the bucket, and return its address."""
-        for file in [path] if path.is_file() else path.rglob("*"):
-            if file.is_file():
-                name = key if path.is_file() else f"{key}/{file.relative_to(path).as_posix()}"
-                self.s3.put_object(Bucket=BUCKET, Key=name, Body=file.read_bytes())
-        return f"{self.uri}/{key}"
-
-    def model(self, path: Path) -> str:
-        """Copy a model and its checkpoint."""
-        self.put("models/model", path.with_suffix(""))
-        return self.put("models/model.onnx", path)
-
-    def outcome(self, name: str) -> dict[str, bytes]:
-        """Return what lies below and beside a folder, without plan and digests of names, as `outcome` has a disk's."""
-        found = objects(self.address, name)
-        files = {key.removeprefix(name).removeprefix("/"): content for key, content in found.items()}
-        return {
-            _DIGEST.sub(".", key): _DIGEST.sub(".", content.decode()).encode() if key.endswith("json") else content
-            for key, content in files.items()
-            if key != ".plan.json"
-        }
+each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.scheme, indirect=True)
+FILESYSTEMS = [kind for kind in KINDS if kind not in STORES]
+each_store = pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.scheme, indirect=True)
+each_server = pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if kind.speaks_http], ids=lambda kind: kind.scheme, indirect=True
+)
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[tuple[str, Faults]]:
-    """One server for all tests of this file."""
-    with store_server() as found:
-        yield found
+def servers() -> Iterator[Callable[[StoreKind], Store]]:
+    """Servers that are begun when a test wants them, one of each kind for all tests of this file."""
+    with ExitStack() as stack:
+        yield lru_cache(lambda kind: stack.enter_context(store_server(kind)))
 
 
 @pytest.fixture
-def store(server: tuple[str, Faults], monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def kind(request: pytest.FixtureRequest) -> StoreKind:
+    """S3, where a test does not ask for each kind."""
+    found: StoreKind = getattr(request, "param", KINDS[0])
+    if missing := found.missing():
+        pytest.skip(f"needs {missing}")
+    return found
+
+
+@pytest.fixture
+def store(servers: Callable[[StoreKind], Store], kind: StoreKind, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """An empty bucket."""
-    for name, value in environment(server[0]).items():
+    found = servers(kind)
+    for name, value in kind.environment(found.address).items():
         monkeypatch.setenv(name, value)
-    found = Store(*server)
-    found.s3.create_bucket(Bucket=BUCKET)
+    if kind in FILESYSTEMS:
+        configured: dict[str, Any] = {}
+        set_conf_env(configured)
+        for scheme, options in configured.items():
+            monkeypatch.setitem(fsspec_configuration, scheme, options)
     yield found
-    faults = found.faults
-    faults.error = faults.after = faults.dropped = 0.0
-    faults.seen.clear()
-    for key in objects(found.address):
-        found.s3.delete_object(Bucket=BUCKET, Key=key)
+    filesystems._client.cache_clear()
+    found.clear()
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "folder"])
-def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "corpus_kind"),
+    [(KINDS[0], name) for name in ("jsonl", "jsonl.gz", "parquet", "txt")] + [(kind, "folder") for kind in KINDS],
+    ids=lambda value: getattr(value, "scheme", value),
+    indirect=["kind"],
+)
+def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, corpus_kind: str) -> None:
     """Of parts and of one run; the names have digests there, and nothing else differs."""
-    model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
+    model, corpus = dense_model(tmp_path), collection(tmp_path, corpus_kind)
     expected = whole(tmp_path, model, corpus)
     uris = store.model(model), store.put(f"in/{corpus.name}", corpus)
     plan = make_plan(*uris, f"{store.uri}/out/parts/", OPTIONS).plan
@@ -156,6 +151,20 @@ def test_every_format_goes_to_a_store(store: Store, tmp_path: Path, sparse: bool
         assert [shard.ids for shard in there] == [shard.ids for shard in here]
 
 
+@pytest.mark.parametrize("kind", STORES[-1:], ids=["az"], indirect=True)
+def test_a_container_of_azure_has_two_addresses(store: Store, tmp_path: Path) -> None:
+    """Its own, and that of Data Lake Storage, which names the account as well."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    uri = store.put("corpus.jsonl", corpus)
+    plan = make_plan(store.model(model), uri, f"{Azure.data_lake_uri}/vectors/", OPTIONS).plan
+    encode_part(plan, PartOptions(shards="0"))
+    plan = plan.replace(Azure.data_lake_uri, store.uri)
+    encode_part(plan)
+    assert merge_parts(plan).manifest
+    assert corpus_status(f"{Azure.data_lake_uri}/vectors.plan.json").merged
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus)
+
+
 def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
     """They were measured when it was made."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -167,22 +176,28 @@ def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) 
     assert store.outcome("vectors") == whole(tmp_path, model, corpus, **options)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    [*((KINDS[0], seed) for seed in range(3)), *((kind, 3) for kind in KINDS[1:] if kind.speaks_http)],
+    indirect=["kind"],
+)
 def test_nothing_is_lost_where_the_store_fails(store: Store, tmp_path: Path, seed: int) -> None:
-    """Every ninth request is refused, some are done and not answered, and some answers break off."""
+    """Requests are refused, some are done and not answered, and some answers break off."""
     model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
     expected = whole(tmp_path, model, corpus)
     uris = store.model(model), store.put("corpus", corpus)
-    store.faults.error, store.faults.after, store.faults.dropped = 0.06, 0.04, 0.03
+    share = 1 if store.kind in STORES else 0.25  # a file is ten requests there, and all are made again where one fails
+    store.faults.error, store.faults.after, store.faults.dropped = 0.06 * share, 0.04 * share, 0.03 * share
     store.faults.chance = random.Random(seed)  # noqa: S311  no secret
     plan = make_plan(*uris, f"{store.uri}/vectors/", OPTIONS).plan
     for part in ("2/2", "1/2"):
         encode_part(plan, PartOptions(part=part))
     assert merge_parts(plan).manifest
-    store.faults.error = store.faults.after = store.faults.dropped = 0.0
+    store.faults.end()
     assert store.outcome("vectors") == expected
 
 
+@each_store
 def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store, tmp_path: Path) -> None:
     """In the order of the requests that the server saw; and no upload of several requests is begun."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -190,16 +205,19 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
     store.faults.seen.clear()
     encode_part(plan)
     merge_parts(plan)
-    written = [path.rpartition("/")[2] for method, path in store.faults.seen if method == "PUT"]
+    seen = store.faults.seen
+    written = [request.path.rpartition("/")[2] for request in seen if request.method == "PUT"]
     for number in range(3):
         places = [place for place, name in enumerate(written) if name.startswith(f"part-{number:05d}.")]
         assert [written[place].rpartition(".")[2] for place in places] == ["npy", "jsonl", "json"]
     assert written[-1] == "vectors.manifest.json"
-    # Removing many is asked of the bucket; an upload of several requests would begin with one of an object.
-    assert {path for method, path in store.faults.seen if method == "POST"} == {f"/{BUCKET}"}
-    assert not store.s3.list_multipart_uploads(Bucket=BUCKET).get("Uploads")
+    # Removing many is asked of the bucket; an upload of several requests would begin with one of an object, or put
+    # blocks of it.
+    assert {request.path for request in seen if request.method == "POST"} <= {f"/{BUCKET}", f"/testing/{BUCKET}"}
+    assert not [request for request in seen if request.method == "PUT" and request.query]
 
 
+@each_kind
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
     """At random moments, two of the same shards at once, while the store fails now and then."""
@@ -210,7 +228,7 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
     store.faults.error = 0.05
     both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-14"]) for _ in range(2)]
     deadline = time.monotonic() + 60
-    while not objects(store.address, "vectors.parts/") and both[0].poll() is None:
+    while not store.objects("vectors.parts/") and both[0].poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(chance.random() * 0.1)
@@ -223,6 +241,7 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
     assert store.outcome("vectors") == expected
 
 
+@each_kind
 def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> None:
     """Who creates its file first has it; the same command twice at once is one."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(200))
@@ -250,6 +269,7 @@ def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> No
     assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 3
 
 
+@each_kind
 def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     """By the request itself, whose answer may be lost: then the contents tell."""
     place = parse_location(f"{store.uri}/x/manifest.json")
@@ -260,24 +280,26 @@ def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     store.faults.chance = random.Random(0)  # noqa: S311  no secret
     threading.Timer(0.5, lambda: setattr(store.faults, "after", 0.0)).start()
     assert create(parse_location(f"{store.uri}/x/other.json"), b"content")
-    assert objects(store.address, "x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
+    assert store.objects("x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
 
 
+@each_kind
 def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
     """As on a disk."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
-    store.s3.put_object(Bucket=BUCKET, Key="vectors/notes.txt", Body=b"mine")
-    store.s3.put_object(Bucket=BUCKET, Key="vectors/sub/notes.txt", Body=b"mine")
+    store.write("vectors/notes.txt", b"mine")
+    store.write("vectors/sub/notes.txt", b"mine")
     for call in (encode_corpus, make_plan):
         with pytest.raises(OutputExistsError, match=r"notes\.txt"):
             call(model, corpus, f"{store.uri}/vectors")
-    assert objects(store.address, "vectors/").keys() == {"vectors/notes.txt", "vectors/sub/notes.txt"}
+    assert store.objects("vectors/").keys() == {"vectors/notes.txt", "vectors/sub/notes.txt"}
 
 
+@each_kind
 def test_a_file_is_read_by_requests_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which begin where a shard begins; one that has changed meanwhile is an error."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
-    monkeypatch.setattr(object_store, "RANGE_BYTES", 1 << 14)
+    monkeypatch.setattr(remote, "RANGE_BYTES", 1 << 14)
     uri = store.put("corpus.jsonl", corpus)
     here, there = (SourceReader(find_sources(parse_location(place))[0]) for place in (corpus, uri))
     assert list(here) == list(there)
@@ -292,14 +314,11 @@ def test_a_model_in_a_folder_for_other_tools_is_fetched_with_what_lies_above(sto
     """`onnx/model.onnx` has its checkpoint in the folder above; weights of other formats are not fetched."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
     store.put("kept", model.with_suffix(""))
-    store.s3.put_object(Bucket=BUCKET, Key="kept/pytorch_model.bin", Body=b"weights")
+    store.write("kept/pytorch_model.bin", b"weights")
     uri = store.put("kept/onnx/model.onnx", model)
     encode_corpus(uri, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=SIZE))
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
-    assert not [path for method, path in store.faults.seen if method == "GET" and path.endswith("pytorch_model.bin")]
-
-
-SECRET = ENVIRONMENT["AWS_SECRET_ACCESS_KEY"]
+    assert not [path for method, path, _ in store.faults.seen if method == "GET" and path.endswith("pytorch_model.bin")]
 
 
 @pytest.mark.parametrize(
@@ -321,6 +340,7 @@ def test_credentials_in_an_address_are_refused_and_not_shown(address: str) -> No
     assert SECRET not in str(refused.value)
 
 
+@each_server
 def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> None:
     """Of the environment, in whatever is written, or said of a failure."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
@@ -331,15 +351,16 @@ def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> No
     object_store._client.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(object_store, "_RETRIES", 1)
+        patch.setattr(filesystems, "_WAITS", ())
         with pytest.raises(StoreError) as failed:
             corpus_status(plan)
     object_store._client.cache_clear()
     store.faults.error = 0.0
     said = str(failed.value).encode()
-    assert not [key for key, content in {**objects(store.address), "said": said}.items() if SECRET.encode() in content]
+    assert not [key for key, content in {**store.objects(), "said": said}.items() if SECRET.encode() in content]
 
 
-@pytest.mark.parametrize("scheme", ["hdfs", "ftp", "reference", "zip", "dask", "local"])
+@pytest.mark.parametrize("scheme", ["nonsense", "reference", "zip", "simplecache", "dask", "local"])
 def test_other_addresses_are_refused_by_name(scheme: str) -> None:
     """And what is read instead is said."""
     with pytest.raises(InputError, match=rf"no store of the kind {scheme}://"):
@@ -435,23 +456,25 @@ def test_a_plan_on_a_disk_may_name_a_collection_of_a_store(store: Store, tmp_pat
     assert store.outcome("vectors") == outcome(tmp_path / "vectors")
 
 
+@each_server
 def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store, tmp_path: Path) -> None:
     """How far a job is takes as many requests, and none for each shard."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
     plan = planned(tmp_path, model, corpus)
     content = json.loads(plan.read_text())
     content["shards"] = [{**content["shards"][0], "line": line, "offset": line} for line in range(2500)]
-    store.s3.put_object(Bucket=BUCKET, Key="v.plan.json", Body=json.dumps(content).encode())
+    store.write("v.plan.json", json.dumps(content).encode())
     store.faults.seen.clear()
     assert corpus_status(f"{store.uri}/v.plan.json").num_shards == 2500
     assert len(store.faults.seen) < 15
 
 
+@each_kind
 def test_pieces_of_a_listing_are_the_whole_of_it(store: Store) -> None:
     """Whatever the names are at which it is split, also where there are none between two."""
     names = {f"part-{number:05d}.{end}" for number in (0, 7, 999, 1000, 1001, 2500, 99_999, 100_000) for end in "ab"}
     for name in names | {"run.json"}:
-        store.s3.put_object(Bucket=BUCKET, Key=f"v.parts/{name}", Body=b"{}")
+        store.write(f"v.parts/{name}", b"{}")
     folder = parse_location(f"{store.uri}/v.parts")
     for marks in ([], ["part-01000"], shard_marks(3000), shard_marks(101_000), ["a", "zz"]):
         assert set(entries(folder, marks)) == names | {"run.json"}
@@ -474,11 +497,106 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pyte
     assert not used.exists()
 
 
+@each_kind
 def test_a_range_is_what_a_file_has(store: Store) -> None:
     """Of a file object as other libraries use it."""
     content = bytes(range(256)) * 20
-    store.s3.put_object(Bucket=BUCKET, Key="x", Body=content)
-    file = io.BufferedReader(object_store.RangeReader(Uri(store.uri, "x")), 100)
+    store.write("x", content)
+    file = io.BufferedReader(remote.RangeReader(Uri(store.uri, "x")), 100)
     assert (file.read(10), file.seek(-5, os.SEEK_END), file.read()) == (content[:10], len(content) - 5, content[-5:])
     assert (file.seek(99), file.read(250), file.tell()) == (99, content[99:349], 349)
     assert (file.seek(len(content) + 7), file.read(3)) == (len(content) + 7, b"")
+
+
+WRITE = """
+import sys
+from onnxtool.encoding.files import upload
+from onnxtool.encoding.locations import parse_location
+from pathlib import Path
+upload(Path(sys.argv[1]), parse_location(sys.argv[2]), named_by_contents=True)
+"""
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) -> None:
+    """A writer that is killed leaves it under a hidden name, which `merge` removes and counts."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    (tmp_path / "large").write_bytes(bytes(200 << 20))
+    name = "part-00000.0123456789abcdef.npy"
+    store.faults.delay_s = 0.05
+    writer = subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "large", f"{store.uri}/vectors/{name}"])
+    deadline = time.monotonic() + 60
+    while not [found for found in store.contents.names() if found.startswith("vectors/")]:
+        assert time.monotonic() < deadline
+        assert writer.poll() is None
+        time.sleep(0.001)
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+    store.faults.end()
+    (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/")]
+    assert re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial", left)
+    encode_part(plan)
+    assert merge_parts(plan).num_removed == 1
+    assert store.outcome("vectors") == whole(tmp_path, model, corpus)
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
+def test_a_file_that_others_wrote_first_is_not_taken_from_them(store: Store, tmp_path: Path) -> None:
+    """Where it is named by its contents; else it is replaced, whatever it was."""
+    place = parse_location(f"{store.uri}/x/part-00000.0123456789abcdef.npy")
+    assert isinstance(place, Uri)
+    (tmp_path / "part").write_bytes(b"contents")
+    for content, kept in ((b"CONTENTS", b"CONTENTS"), (b"half", b"contents")):
+        store.write("x/part-00000.0123456789abcdef.npy", content)
+        upload(tmp_path / "part", place, named_by_contents=True)
+        assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": kept}
+    write(place, b"other")
+    assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": b"other"}
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
+def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> None:
+    """Not tried again, as that may lock an account; the server of WebHDFS even answers with the token."""
+    secret = "a-wrong-password"  # noqa: S105  of nobody
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("password", "token"):
+            if name in fsspec_configuration[store.kind.scheme]:
+                patch.setitem(fsspec_configuration[store.kind.scheme], name, secret)
+        filesystems._client.cache_clear()
+        start = time.monotonic()
+        with pytest.raises(StoreError, match="FSSPEC_") as refused:
+            entries(parse_location(f"{store.uri}/x"))
+        assert time.monotonic() - start < 5
+    shown = "".join(traceback.format_exception(refused.value))
+    assert secret not in shown
+    assert SECRET not in shown
+
+
+def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
+    """Fsspec's `memory`, which is for tests of those who call the library."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    encode_corpus(model, corpus, "memory://place/vectors", CorpusOptions(provider="cpu", shard_size=SIZE))
+    assert [len(shard.ids) for shard in read_shards("memory://place/vectors")] == [40, 40, 10]
+    place = parse_location("memory://place/once")
+    assert create(place, b"first")
+    assert not create(place, b"second")
+
+
+def test_filesystems_that_are_only_read_and_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is one error, which says what to do."""
+    with pytest.raises(OutputWriteError, match=r"only read from.*\n.*hdfs://"):
+        write(parse_location("ftp://host/file"), b"")
+    monkeypatch.setitem(sys.modules, "paramiko", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    fsspec_registry = pytest.importorskip("fsspec.registry")
+    monkeypatch.delitem(fsspec_registry._registry, "sftp", raising=False)
+    filesystems._client.cache_clear()
+    with pytest.raises(InputError, match="pip install paramiko"):
+        entries(parse_location("sftp://host/folder"))
+    monkeypatch.setitem(sys.modules, "fsspec.registry", None)
+    with pytest.raises(InputError, match=r"needs fsspec.*\n.*onnxtool\[fsspec\]"):
+        parse_location("hdfs://name/file")
+    with pytest.raises(InputError, match="no store of the kind nonsense"):
+        parse_location("nonsense://name/file")

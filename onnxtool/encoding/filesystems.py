@@ -1,0 +1,395 @@
+"""Files of filesystems that fsspec reaches and that are no object stores: HDFS, SFTP, and what packages add to fsspec.
+
+A file is written under a hidden name and renamed, by what renames in one step and leaves a file that is there alone.
+Where it is not known how a filesystem does that, it is only read. Tested with fsspec 2026.9 and paramiko 5.1.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from onnxtool.encoding.locations import Uri
+from onnxtool.errors import InputError, OutputWriteError, StoreError
+from onnxtool.interruption import check_interrupted
+
+Answer = TypeVar("Answer")
+Info = dict[str, Any]
+
+_WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
+_LONGEST_REASON = 300
+# A query of an address that an error shows may hold a token.
+_QUERY = re.compile(r"\?\S*")
+_PUBLIC = ("host", "port", "protocol")  # of what a filesystem is opened with; of the rest nothing is shown
+_SHORTEST_SECRET = 3
+# What waiting does not change.
+_FINAL = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
+_TIMES = {"mtime": 1.0, "modified": 1.0, "last_modified": 1.0, "modification_time": 1e-3, "modificationTime": 1e-3}
+_REPLACEMENTS = 8  # of a file that others write as well
+
+
+@dataclass(frozen=True)
+class _Writing:
+    """How a filesystem gives a file its name.
+
+    Attributes:
+        rename: gives a file a new name in one step; where there is one of that name it fails, and both stay.
+        prepare: changes a filesystem that was opened.
+        takes_threads: whether several threads may call it at once; of one of paramiko, they take each other's answers.
+    """
+
+    rename: Callable[[Any, str, str], None]
+    prepare: Callable[[Any], None] = lambda _filesystem: None
+    takes_threads: bool = False
+
+
+def _move(filesystem: Any, old: str, new: str) -> None:
+    """HDFS renames nothing to a name that is taken."""
+    filesystem.mv(old, new)
+
+
+def _rename_by_webhdfs(filesystem: Any, old: str, new: str) -> None:
+    """Read the answer, which says whether it was done; fsspec's own `mv` does not."""
+    answer = filesystem._call("RENAME", method="put", path=old, destination=new)  # noqa: SLF001  nothing public does
+    if not answer.json()["boolean"]:
+        raise FileExistsError(errno.EEXIST, "not renamed")
+
+
+def _rename_by_sftp(filesystem: Any, old: str, new: str) -> None:
+    """Rename as the protocol does, which fails where the name is taken; fsspec's own `mv` would replace that file."""
+    filesystem.ftp.rename(old, new)
+
+
+def _copy_in_memory(filesystem: Any, old: str, new: str) -> None:
+    filesystem.pipe_file(new, filesystem.cat_file(old), mode="create")
+    filesystem.rm_file(old)
+
+
+def _refuse_failed_answers(filesystem: Any) -> None:
+    """Let answers of data nodes that are errors be errors; fsspec takes their text for the contents of the file."""
+
+    def check(response: Any, *_: Any, **__: Any) -> None:
+        failed = 500 if response.url.startswith(filesystem.url) else 400
+        if response.status_code >= failed:
+            response.close()  # else its connection stays open, as nobody reads what was sent
+            response.raise_for_status()
+
+    filesystem.session.hooks["response"].append(check)
+
+
+_WRITTEN = {
+    "hdfs": _Writing(_move),
+    "viewfs": _Writing(_move),
+    "webhdfs": _Writing(_rename_by_webhdfs, _refuse_failed_answers, takes_threads=True),
+    "sftp": _Writing(_rename_by_sftp),
+    "ssh": _Writing(_rename_by_sftp),
+    "memory": _Writing(_copy_in_memory, takes_threads=True),
+}
+# What fsspec reaches them with, where it does not require it.
+_PACKAGES = {
+    **dict.fromkeys(("hdfs", "viewfs"), "hdfs-native"),
+    **dict.fromkeys(("sftp", "ssh"), "paramiko"),
+    "smb": "smbprotocol",
+}
+
+
+class _Client(NamedTuple):
+    """A filesystem that is open.
+
+    Attributes:
+        base: the path of what its addresses begin with.
+        turn: what a thread has to hold that calls it.
+    """
+
+    filesystem: Any
+    base: str
+    turn: AbstractContextManager[Any]
+
+
+@lru_cache(maxsize=16)
+def _client(root: str, _process: int) -> _Client:
+    """Open a filesystem; connections are of one process."""
+    from fsspec.core import url_to_fs
+
+    filesystem, path = url_to_fs(f"{root}/", skip_instance_cache=True)
+    writing = _WRITTEN.get(root.partition("://")[0])
+    if writing is not None:
+        writing.prepare(filesystem)
+    takes_threads = writing is not None and writing.takes_threads
+    return _Client(filesystem, str(path).rstrip("/"), nullcontext() if takes_threads else threading.Lock())
+
+
+def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
+    """Call a filesystem, and again over a new connection where that fails for a while.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        InputError: the package is missing that fsspec reaches it with.
+        StoreError: it was refused, or never answered; with which credentials is not said.
+    """
+    for wait in (*_WAITS, None):
+        is_open = False
+        try:
+            client = _client(uri.root, os.getpid())
+            is_open = True
+            with client.turn:
+                return request(client.filesystem, f"{client.base}/{uri.key}")
+        except FileNotFoundError:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri)) from None
+        except ImportError as error:
+            package = _PACKAGES.get(uri.scheme, "")
+            raise InputError(
+                f"{uri} cannot be reached: {_reason(uri, error)}",
+                f"pip install {package}" if package else "install the package that fsspec reaches it with",
+            ) from None
+        except (InputError, OutputWriteError, StoreError):
+            raise
+        except Exception as error:  # noqa: BLE001  each library has errors of its own
+            is_passing = is_open or isinstance(error, OSError)  # a password that is refused is not tried again
+            if wait is None or not is_passing or isinstance(error, _FINAL) or _is_refused(error):
+                raise StoreError(f"{uri}: {_reason(uri, error)}", _hint(uri)) from None
+        _client.cache_clear()
+        check_interrupted()
+        time.sleep(wait)
+    raise AssertionError("the last wait is None")
+
+
+def _is_refused(error: Exception) -> bool:
+    status = getattr(getattr(error, "response", None), "status_code", 0)
+    return 400 <= status < 500 and status != 429
+
+
+def _hint(uri: Uri) -> str:
+    return (
+        "check the address, the network, and what fsspec is configured with, such as the variable "
+        f"FSSPEC_{uri.scheme.upper()}_USERNAME"
+    )
+
+
+def _reason(uri: Uri, error: Exception) -> str:
+    """Say what a library says, without what it was given to sign in with."""
+    from fsspec.config import conf
+
+    message = _QUERY.sub("", " ".join(str(error).split())) or type(error).__name__
+    for secret in sorted(_texts(conf.get(uri.scheme, {})), key=len, reverse=True):
+        message = message.replace(secret, "…")
+    return message[:_LONGEST_REASON]
+
+
+def _texts(value: Any, name: str = "") -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(inner, str(key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner, name)
+    elif name not in _PUBLIC and len(str(value)) >= _SHORTEST_SECRET and not isinstance(value, bool):
+        yield str(value)
+
+
+def _info(filesystem: Any, path: str) -> Info | None:
+    """Return what is known of a file; `exists` of fsspec takes each failure for a no."""
+    try:
+        filesystem.invalidate_cache()
+        found: Info = filesystem.info(path)
+    except FileNotFoundError:
+        return None
+    return found if found["type"] == "file" else None
+
+
+def _modified(info: Info) -> float:
+    """Return seconds since 1970, whatever a filesystem calls them; 0 where it does not say."""
+    for name, unit in (*_TIMES.items(), ("created", 1.0)):
+        if (value := info.get(name)) is not None:
+            return value.timestamp() if isinstance(value, datetime) else float(value) * unit
+    return 0.0
+
+
+def listed(folder: Uri, marks: Sequence[str] = ()) -> Iterator[tuple[str, int, float]]:
+    """Yield name, size and time of the files of a folder, by one listing."""
+    del marks  # of stores
+
+    def request(filesystem: Any, path: str) -> list[Info]:
+        filesystem.invalidate_cache()
+        return list(filesystem.ls(path.rstrip("/") or "/", detail=True))
+
+    with suppress(FileNotFoundError):
+        for info in _ask(folder, request):
+            if info["type"] == "file":
+                yield posixpath.basename(info["name"]), info["size"], _modified(info)
+
+
+def below(folder: Uri) -> Iterator[tuple[str, int]]:
+    """Yield name and size of the files of a folder and of those in it; `find` of fsspec leaves out what fails."""
+
+    def request(filesystem: Any, path: str) -> list[tuple[str, int]]:
+        filesystem.invalidate_cache()
+        found, folders = [], [""]
+        while folders:
+            inside = folders.pop()
+            for info in filesystem.ls(f"{path.rstrip('/')}/{inside}".rstrip("/") or "/", detail=True):
+                name = f"{inside}{posixpath.basename(info['name'].rstrip('/'))}"
+                if info["type"] == "directory":
+                    folders.append(f"{name}/")
+                elif info["type"] == "file":
+                    found.append((name, info["size"]))
+        return found
+
+    yield from _ask(folder, request)
+
+
+def head(uri: Uri) -> tuple[int, float, str | None] | None:
+    """Return size, time and tag of a file; None where there is none."""
+    found = _ask(uri, _info)
+    return None if found is None else (found["size"], _modified(found), _tag(found))
+
+
+def _tag(info: Info) -> str:
+    return f"{info['size']} bytes of {_modified(info)}"
+
+
+def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
+    """Read a file, or bytes of it; with `tag`, one that has become another file is an error."""
+
+    def request(filesystem: Any, path: str) -> bytes:
+        info = _require(filesystem, path)
+        if tag is not None and tag != _tag(info):
+            raise StoreError(f"{uri} has changed while it was read", "run the same command again")
+        last = info["size"] if end is None else end
+        content = bytes(filesystem.cat_file(path, start=begin, end=last)) if last > begin else b""
+        _require_size(len(content), last - begin)
+        return content
+
+    return _ask(uri, request)
+
+
+def download(uri: Uri, path: Path) -> None:
+    """Copy a file to this machine."""
+
+    def request(filesystem: Any, source: str) -> None:
+        info = _require(filesystem, source)
+        filesystem.get_file(source, str(path))
+        _require_size(path.stat().st_size, info["size"])
+
+    _ask(uri, request)
+
+
+def _require(filesystem: Any, path: str) -> Info:
+    info = _info(filesystem, path)
+    if info is None:
+        raise FileNotFoundError
+    return info
+
+
+def _require_size(found: int, expected: int) -> None:
+    if found != expected:
+        raise EOFError(f"{found} bytes came, of {expected}")
+
+
+def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
+    """Write a file under a hidden name and rename it; return whether it was written, or is there already.
+
+    With `only_once`, one that is there is left as it is; so is one of the same size that is `named_by_contents`.
+
+    One that is replaced is gone for a moment, as renaming replaces none. What a writer that is killed has left is
+    called `.NAME.TOKEN.partial`.
+    """
+    writing = _WRITTEN.get(uri.scheme)
+    if writing is None:
+        raise OutputWriteError(
+            f"{uri} is only read from: how {uri.scheme}:// renames a file is not known",
+            f"write into a folder, a store, or {', '.join(f'{name}://' for name in _WRITTEN)}",
+        )
+
+    def request(filesystem: Any, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        hidden = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
+        try:
+            size = _write(filesystem, hidden, content)
+            for _ in range(_REPLACEMENTS):
+                if _is_renamed(writing, filesystem, hidden, path):
+                    return True
+                found = _info(filesystem, path)
+                if only_once:
+                    return False
+                if named_by_contents and found is not None and found["size"] == size:
+                    return True
+                _remove(filesystem, path)
+            raise EOFError("others write it at the same time")
+        finally:
+            with suppress(Exception):  # it has its name, or is removed when shards are merged
+                _remove(filesystem, hidden)
+
+    return _ask(uri, request)
+
+
+def _write(filesystem: Any, path: str, content: bytes | Path) -> int:
+    """Write a file, and its folder where there is none; return its size, which was compared."""
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    for is_second in (False, True):
+        try:
+            if isinstance(content, bytes):
+                filesystem.pipe_file(path, content)
+            else:
+                filesystem.put_file(str(content), path)
+            break
+        except FileNotFoundError:
+            if is_second:
+                raise
+            filesystem.makedirs(posixpath.dirname(path), exist_ok=True)
+    _require_size((_info(filesystem, path) or {"size": 0})["size"], size)
+    return size
+
+
+def _is_renamed(writing: _Writing, filesystem: Any, old: str, new: str) -> bool:
+    """Rename a file; return whether it was done, which it is not where the name is taken.
+
+    Raises:
+        Exception: it failed for another reason.
+        EOFError: whether it was done is not known.
+    """
+    try:
+        writing.rename(filesystem, old, new)
+    except Exception as error:
+        if _info(filesystem, old) is None:
+            raise EOFError("the answer was lost") from error
+        if _info(filesystem, new) is None:
+            raise
+        return False
+    return True
+
+
+def _remove(filesystem: Any, path: str) -> None:
+    with suppress(FileNotFoundError):
+        filesystem.rm_file(path)
+
+
+def delete(uris: Sequence[Uri]) -> None:
+    """Remove files; those that are gone are no failure."""
+    for uri in uris:
+        _ask(uri, _remove)
+
+
+def remove_folder(uri: Uri) -> None:
+    """Remove a folder where it is empty."""
+
+    def request(filesystem: Any, path: str) -> None:
+        filesystem.invalidate_cache()
+        if not filesystem.ls(path, detail=False):
+            with suppress(Exception):  # it is not empty any more
+                filesystem.rmdir(path)
+
+    with suppress(FileNotFoundError):
+        _ask(uri, request)
