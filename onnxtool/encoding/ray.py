@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections import deque
+import sys
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
 
@@ -57,12 +59,13 @@ def run_on_ray(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on
     """
     ray = require_ray()
     is_own = not ray.is_initialized()
-    if is_own:
-        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-    try:
+    if not is_own:
         return _run(ray, plan, options, missing, on_event)
-    finally:
-        if is_own:
+    with redirect_stdout(sys.stderr):  # Ray prints there that a node is lost, and a report is to be alone
+        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+        try:
+            return _run(ray, plan, options, missing, on_event)
+        finally:
             ray.shutdown()
 
 
@@ -77,35 +80,42 @@ def _run(ray: ModuleType, plan: CorpusPlan, options: RunOptions, missing: Sequen
         num_cpus=cores / on_a_node, num_gpus=gpus / on_a_node, max_restarts=-1, max_task_retries=0
     )
     chosen = options.worker(plan, threads)
-    idle = deque(actor_class.remote(chosen) for _ in range(count))
+    # One that is on its way, at first or to another node, gets nothing to do: no node may be left for it.
+    starting = {actor.__ray_ready__.remote(): actor for actor in (actor_class.remote(chosen) for _ in range(count))}
     waiting = deque(runs_of(missing, count))
-    losses = {tuple(run): 0 for run in waiting}
+    losses: Counter[tuple[int, ...]] = Counter()  # by runs; that of no shards is a start
+    idle: list[Any] = []
     running: dict[Any, tuple[Any, list[int]]] = {}
     while waiting or running:
         check_interrupted()
         while waiting and idle:
-            actor, run = idle.popleft(), waiting.popleft()
+            actor, run = idle.pop(), waiting.popleft()
             running[actor.encode.remote(run)] = (actor, run)
-        done, _ = ray.wait([*running], timeout=_POLL_S)
+        done, _ = ray.wait([*running, *starting], timeout=_POLL_S)
         for task in done:
-            actor, run = running.pop(task)
-            idle.append(actor)
+            actor, run = running.pop(task) if task in running else (starting.pop(task), [])
             try:
-                for event in ray.get(task):
-                    on_event(event)
+                events = ray.get(task)
             except ray.exceptions.RayTaskError as error:
                 raise _cause(error) from None
             except ray.exceptions.RayError as error:  # the node is gone, or the actor was killed
-                losses[tuple(run)] = losses.pop(tuple(run)) + 1
-                if losses[tuple(run)] > _MOST_LOSSES:
+                starting[actor.__ray_ready__.remote()] = actor
+                lost = losses.pop(tuple(run), 0) + 1
+                if lost > _MOST_LOSSES:
+                    whose = f"the actors for shards {run[0]} to {run[-1]}" if run else "actors that start"
                     raise OnnxtoolError(
-                        f"the actors for shards {run[0]} to {run[-1]} were lost {_MOST_LOSSES} times: {error}",
+                        f"{whose} were lost {_MOST_LOSSES} times: {error}",
                         "look at the nodes, and run the same command again: what is done stays",
                     ) from None
                 on_event({"deaths": 1})
                 if left := missing_shards(plan, run):
-                    losses[tuple(left)] = losses.pop(tuple(run))
                     waiting.appendleft(left)
+                losses[tuple(left)] = lost
+                continue
+            losses.pop(tuple(run), None)
+            for event in events if run else ():
+                on_event(event)
+            idle.append(actor)
     return count
 
 

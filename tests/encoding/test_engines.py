@@ -269,6 +269,36 @@ def test_workers_of_ray_are_one_run(tmp_path: Path, ray: Any, workers: int) -> N
     assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
+def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its shards go to the nodes that are left, and the driver does not wait for the actor that had them."""
+    pytest.importorskip("ray", reason="needs ray")
+    from ray.cluster_utils import Cluster
+
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(800))
+    corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
+    plan = planned(tmp_path, model, corpus)
+    for name, value in _poisoned(tmp_path, _code("time.sleep(0.3)")).items():
+        monkeypatch.setenv(name, value)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+        command = [sys.executable, "-m", "onnxtool", "encode", "run", "--plan", str(plan), "--engine", "ray"]
+        with subprocess.Popen([*command, "--format", "json"], stdout=subprocess.PIPE, text=True) as driver:
+            while driver.poll() is None and len(list(tmp_path.glob("vectors.parts/*"))) < 3:
+                time.sleep(0.05)
+            assert driver.poll() is None
+            cluster.remove_node(node, allow_graceful=False)
+            answer, _ = driver.communicate(timeout=120)
+    finally:
+        cluster.shutdown()
+    assert driver.returncode == 0
+    assert json.loads(answer)["workers"] == 2
+    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+
+
 def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""
     plan = planned(tmp_path, dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5)))
