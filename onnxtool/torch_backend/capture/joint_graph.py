@@ -17,7 +17,7 @@ _OF_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
     """Cut a joint graph at its minimum; masks of dropout are saved, and not made again for the gradient.
 
-    PyTorch's own pass that merges duplicates imports most of inductor, which takes 0.4 s (PyTorch 2.13).
+    PyTorch's own pass that merges duplicates imports most of inductor, which costs 0.7 s (PyTorch 2.13).
     """
     from functorch.compile import config, min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
