@@ -10,9 +10,9 @@ import torch
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.capture.functions import traceable_functions
+from onnxtool.torch_backend.capture.joint_graph import partition
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
 from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
-from onnxtool.torch_backend.nodes import is_dropout_mask
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.torch_backend.run.cache import Cache
@@ -114,17 +114,6 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
-
-
-def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
-    """Cut a joint graph at its minimum; masks of dropout are saved, and not made again for the gradient."""
-    from functorch.compile import min_cut_rematerialization_partition
-    from torch.utils.checkpoint import CheckpointPolicy
-
-    for node in joint.graph.nodes:
-        if is_dropout_mask(node):
-            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    return min_cut_rematerialization_partition(joint, joint_inputs, **arguments)
 
 
 def onnxtool_backend(

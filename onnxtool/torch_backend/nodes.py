@@ -123,9 +123,14 @@ def is_random(node: Node) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
+def is_uninitialized(node: Node) -> bool:
+    """Whether the node allocates memory and leaves in it what is there."""
+    return node.target in _UNINITIALIZED
+
+
 def is_memory_for_random(node: Node) -> bool:
     """Whether the node allocates memory that is filled with random numbers only."""
-    return node.target in _UNINITIALIZED and all(is_random(user) for user in node.users)
+    return is_uninitialized(node) and all(is_random(user) for user in node.users)
 
 
 def is_dropout_mask(node: Node) -> bool:

@@ -34,10 +34,8 @@ def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
             if replacement is not None and _same_kind(node, replacement):
                 node.replace_all_uses_with(replacement)
                 break
-    module = torch.fx.GraphModule(owner, graph, class_name="Rewritten")
-    module.graph.eliminate_dead_code()
-    module.recompile()
-    return module
+    graph.eliminate_dead_code()
+    return torch.fx.GraphModule(owner, graph, class_name="Rewritten")
 
 
 def _same_kind(node: Node, replacement: Node) -> bool:
