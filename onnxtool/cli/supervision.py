@@ -103,7 +103,7 @@ def _report_death(number: int) -> int:
         )
     return report_error(
         f"a library died on the input ({name}), and the command with it",
-        "no output was replaced; do not trust the file, look at it with onnxtool stats, or make it again; where it was a "
-        "text of a corpus, onnxtool encode rejects it and goes on",
+        "no output was replaced; do not trust the file, look at it with onnxtool stats, or make it again; where a text "
+        "of a corpus did it, onnxtool encode rejects that and goes on",
         1,
     )

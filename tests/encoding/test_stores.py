@@ -123,18 +123,18 @@ def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, co
     assert store.outcome("out/parts") == store.outcome("out/run") == expected
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "folder"])
+@pytest.mark.parametrize("corpus_kind", ["jsonl", "jsonl.gz", "parquet", "txt", "folder"])
 def test_a_plan_of_a_store_is_the_same_by_several_processes(
-    store: Store, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, corpus_kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of them asks by itself for the parts of files that it reads, also where some requests fail."""
-    model, corpus = store.model(dense_model(tmp_path)), collection(tmp_path, kind)
+    model, corpus = store.model(dense_model(tmp_path)), collection(tmp_path, corpus_kind)
     uri = store.put("in/" + corpus.name, corpus)
     plans = []
     for piece, workers in ((1 << 25, 1), (500, 2)):
         monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", piece)
         make_plan(model, uri, f"{store.uri}/vectors", OPTIONS, workers=workers, force=True)
-        plans.append(objects(store.address)["vectors.plan.json"])
+        plans.append(store.objects("vectors.plan.json")["vectors.plan.json"])
         store.faults.error = 0.05
     assert plans[0] == plans[1]
 
