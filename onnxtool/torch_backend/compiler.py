@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import torch
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
 from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import rewrite_symbolic_sizes
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
+from onnxtool.torch_backend.matmul_placement import faster_in_pytorch
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
@@ -21,6 +22,7 @@ from onnxtool.torch_backend.partition.views import views_at_readers
 from onnxtool.torch_backend.report import EagerNode, GraphReport, PartitionReport
 from onnxtool.torch_backend.run.baseline import compared
 from onnxtool.torch_backend.run.execution import SessionCall
+from onnxtool.torch_backend.run.result_memory import ResultMemory, with_result_memory
 from onnxtool.torch_backend.run.sessions import select_providers
 from onnxtool.torch_backend.translator import PartitionError, Translated, Translator
 
@@ -62,8 +64,9 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
     views = views_at_readers(owner.graph)
     rewrite_symbolic_sizes(owner.graph)
     rejected: dict[str, str] = translator.rejected_before(owner)
+    measured = faster_in_pytorch(owner, reasons_to_stay(owner.graph, rejected), translator)
     while True:
-        stay = reasons_to_stay(owner.graph, rejected)
+        stay = reasons_to_stay(owner.graph, measured | rejected)
         stages = cut(owner.graph, stay, views)
         partitions = [extract(owner, stage.partition) if stage.partition else None for stage in stages]
         try:
@@ -76,7 +79,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
             continue
         break
     translator.remember(owner, rejected)
-    call: Compiled = _assemble(owner, stages, partitions, [made and made[1] for made in calls], views)
+    call: Compiled = _assemble(owner, stages, partitions, [made and made[1] for made in calls], views, measured)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
     report = GraphReport(
@@ -118,9 +121,13 @@ def _assemble(
     partitions: Sequence[Partition | None],
     calls: Sequence[SessionCall | None],
     views: Sequence[torch.fx.Node],
+    with_memory: Container[str],
 ) -> torch.fx.GraphModule:
-    """Return the graph in which each partition is one call of a session."""
-    graph = torch.fx.Graph()
+    """Return the graph in which each partition is one call of a session.
+
+    The results of nodes named in `with_memory` are in memory of the graph.
+    """
+    graph, memory = torch.fx.Graph(), ResultMemory()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in owner.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
@@ -132,6 +139,8 @@ def _assemble(
                 copies[node] = graph.call_function(operator.getitem, (results, index))
         for node in stage.eager:
             copies[node] = graph.node_copy(node, copies.__getitem__)
+            if node.name in with_memory:
+                copies[node].target = with_result_memory(node, memory)
     for node in views:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     (output,) = owner.graph.find_nodes(op="output")

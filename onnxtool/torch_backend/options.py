@@ -28,6 +28,8 @@ Converter = Callable[[torch.fx.GraphModule], ir.Model | onnx.ModelProto]
 The model has the inputs and outputs of the graph in their order; `SymInt` inputs are INT64 scalars.
 """
 
+MATMUL_PLACEMENTS = ("measured", "onnxruntime")
+
 
 @dataclass(frozen=True)
 class OrtBackendOptions:
@@ -59,10 +61,13 @@ class OrtBackendOptions:
             with the same distribution in all threads, reproducible by PyTorch's seed as well. It is for dropout
             and, in float32 and float64, for scaled_dot_product_attention, on the CPU; other random numbers are always
             eager PyTorch's.
+        matmuls: `measured` runs each large matmul and convolution of the CPU where it is faster, in onnxruntime or in
+            PyTorch, by a measurement when the graph is compiled, which `cache_folder` keeps; `onnxruntime` leaves all
+            of them in onnxruntime.
 
     Raises:
-        CompilationError: an option that should be a list is not one, the cache's folder is empty, or `dropout` is
-            unknown or has no effect.
+        CompilationError: an option that should be a list is not one, the cache's folder is empty, `dropout` is unknown
+            or has no effect, or `matmuls` is unknown.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -81,6 +86,7 @@ class OrtBackendOptions:
     flush_denormals: bool = True
     cache_folder: Path | str | None = None
     dropout: str = "eager"
+    matmuls: str = "measured"
 
     def __post_init__(self) -> None:
         for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
@@ -95,6 +101,10 @@ class OrtBackendOptions:
         if self.dropout not in DROPOUT_MASKS:
             raise CompilationError(
                 f"no masks of dropout are called {self.dropout!r}", f"use one of {', '.join(DROPOUT_MASKS)}"
+            )
+        if self.matmuls not in MATMUL_PLACEMENTS:
+            raise CompilationError(
+                f"no placement of matmuls is called {self.matmuls!r}", f"use one of {', '.join(MATMUL_PLACEMENTS)}"
             )
         if self.dropout != "eager" and not self.use_aot_autograd:
             raise CompilationError(

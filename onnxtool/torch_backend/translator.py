@@ -78,7 +78,7 @@ class Translator:
         # A function of the user has no known result, and is expected to be called.
         known = not callable(options.converter) and all(isinstance(t, str) for t in options.pre_ort_model_transforms)
         self._salt = repr((converter_name, options.optimize, options.pre_ort_model_transforms)) if known else ""
-        self._cache = Cache(options.cache_folder if known else None)
+        self.cache = Cache(options.cache_folder if known else None)
         self._alive: list[ort.InferenceSession] = []
 
     def translate(self, partition: Partition, providers: tuple[Provider, ...]) -> Translated:
@@ -89,7 +89,7 @@ class Translator:
                 load it.
         """
         key = fingerprint(partition.module, self._salt) if self._salt else ""
-        settings = (id(self.options.ort_session_options), self.options.flush_denormals, torch.get_num_threads())
+        settings = (id(self.options.ort_session_options), self.options.flush_denormals, _num_threads(partition))
         shared = f"{key} {providers!r} {settings}"
         session = _SESSIONS.get(shared) if key and not is_dumping() else None
         if session is None:
@@ -99,30 +99,57 @@ class Translator:
         self._alive.append(session)
         return Translated.of(session)
 
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether equal graphs have equal models: no function of the user takes part."""
+        return bool(self._salt)
+
+    def fingerprint(self, partition: Partition) -> str:
+        """Return what names the model of a partition in every process; two that have the same name are equal."""
+        return fingerprint(partition.module, self._salt)
+
+    def translate_alone(self, partition: Partition, providers: tuple[Provider, ...]) -> Translated:
+        """Return a session that is not shared, kept or dumped, as for a measurement.
+
+        Raises:
+            PartitionError: as `translate` raises it.
+        """
+        model, data = self._serialized(partition)
+        return Translated.of(self._load(partition, model, data, providers))
+
     def _open(self, partition: Partition, providers: tuple[Provider, ...], key: str) -> ort.InferenceSession:
         text = str(partition.module.graph)
-        if cached := self._cache.read(key):
+        if cached := self.cache.read(key):
             try:
-                session = open_model(cached, self.options, providers)
+                session = open_model(cached, self.options, providers, _num_threads(partition))
             except LOAD_ERRORS:
                 pass  # damaged: make it again
             else:
                 if session_fits(session, partition):
                     dump(cached, text)
                     return session
+        model, data = self._serialized(partition)
+        dump(data, text)
+        session = self._load(partition, model, data, providers)
+        self.cache.write(key, data)
+        return session
+
+    def _serialized(self, partition: Partition) -> tuple[ir.Model, bytes]:
         model = self._model(partition)
         with unset_fake_temporarily():  # the weights of constants are read
             proto = ir.to_proto(model)
         apply(self._transforms, proto)
-        data: bytes = proto.SerializeToString()
-        dump(data, text)
+        return model, proto.SerializeToString()
+
+    def _load(
+        self, partition: Partition, model: ir.Model, data: bytes, providers: tuple[Provider, ...]
+    ) -> ort.InferenceSession:
         try:
-            session = open_model(data, self.options, providers)
+            session = open_model(data, self.options, providers, _num_threads(partition))
         except LOAD_ERRORS as error:
             raise PartitionError(_causes(partition, model, str(error))) from error
         if wrong := wrong_types(session, partition):
             raise PartitionError({node.name: f"its translation gives {given}" for node, given in wrong.items()})
-        self._cache.write(key, data)
         return session
 
     def _model(self, partition: Partition) -> ir.Model:
@@ -144,19 +171,24 @@ class Translator:
 
     def rejected_before(self, owner: torch.fx.GraphModule) -> dict[str, str]:
         """Return the nodes of this graph that an earlier process could not compile, with the reasons."""
-        if not self._cache.folder:
+        if not self.cache.folder:
             return {}
-        found = self._cache.read_json(fingerprint(owner, self._salt))
+        found = self.cache.read_json(fingerprint(owner, self._salt))
         reasons = found if isinstance(found, dict) else {}
         nodes = enumerate(owner.graph.nodes)
         return {node.name: str(reasons[str(index)]) for index, node in nodes if str(index) in reasons}
 
     def remember(self, owner: torch.fx.GraphModule, rejected: Mapping[str, str]) -> None:
         """Keep for later processes which nodes of this graph cannot be compiled."""
-        if not self._cache.folder:
+        if not self.cache.folder:
             return
         reasons = {i: rejected[node.name] for i, node in enumerate(owner.graph.nodes) if node.name in rejected}
-        self._cache.write_json(fingerprint(owner, self._salt), reasons)
+        self.cache.write_json(fingerprint(owner, self._salt), reasons)
+
+
+def _num_threads(partition: Partition) -> int:
+    """Return one for a small partition: PyTorch's OpenMP threads, which still spin, would keep others waiting."""
+    return torch.get_num_threads() if partition.is_large else 1
 
 
 def _causes(partition: Partition, model: ir.Model, message: str) -> dict[str, str]:

@@ -276,7 +276,7 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     pytest.importorskip("ray", reason="needs ray")
     from ray.cluster_utils import Cluster
 
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(800))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(500))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
     plan = planned(tmp_path, model, corpus)
     for name, value in _poisoned(tmp_path, _code("time.sleep(0.3)")).items():

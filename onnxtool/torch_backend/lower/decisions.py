@@ -251,6 +251,7 @@ DECISIONS: dict[object, Decision] = {
     aten.threshold_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.gelu.default: Decision(fx_rewrites=(arithmetic.fusible_gelu,)),
     aten.gelu_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.silu_backward.default: Decision(elementwise.silu_gradient),
     aten.pow.Tensor_Scalar: Decision(fx_rewrites=(arithmetic.first_power,)),
     aten.hardtanh_backward.default: Decision(no_translation="wrong at the limits: it lets their gradient through"),
     aten.erfc.default: Decision(denied=_ERFC),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onnxtool.torch_backend.nodes import Node, order_in_memory
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, order_in_memory, seen_elements, tensor_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,16 @@ class Partition:
     orders: tuple[tuple[int, ...] | None, ...]
     outputs: tuple[Node, ...]
     names: dict[str, str]
+
+    @property
+    def is_large(self) -> bool:
+        """Whether some tensor of the CPU in it has so many elements that several threads are worth their start."""
+        return any(map(_is_large, self.module.graph.nodes))
+
+
+def _is_large(node: Node) -> bool:
+    tensor = tensor_of(node)
+    return tensor is not None and tensor.device.type == "cpu" and seen_elements(tensor) >= MANY_ELEMENTS
 
 
 def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Partition:

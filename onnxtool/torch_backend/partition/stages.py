@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from onnxtool.torch_backend.nodes import Node, is_random, seen_elements, tensor_of
+from onnxtool.torch_backend.nodes import Node, is_random, is_view, seen_elements, tensor_of
+
+MOST_HELD = 2**26
+"""Bytes of results of a session that may wait for its end, and only PyTorch reads them."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
     run from the stage that has its inputs to the first one that needs its result; partitions are only where some node
     has no other choice (the fewest points that hit all intervals). It runs in the first possible partition, except a
     node whose result is as large as its inputs (views of inputs, masks as numbers): that runs in the first partition
-    that reads it. Random numbers are drawn in the order of the graph.
+    that reads it. Random numbers are drawn in the order of the graph. Where results of sessions wait for nothing but
+    readers in PyTorch, such as the operands of a weight's gradient, a new stage begins before they hold much memory.
     """
     stay = {node: reason for node, reason in stay.items() if node not in after}
     earliest = _earliest(graph, stay, after)
@@ -52,18 +56,29 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
 def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]) -> dict[Node, int]:
     """Return the first stage that has what each call takes."""
     stages: dict[Node, int] = {}
-    last_random = 0
+    last_random = first = 0
+    held: dict[Node, int] = {}
     for node in graph.nodes:
         if (node.op != "call_function" and node not in stay) or node in after:
             continue
-        stage = 0
+        stage = 0 if node in stay else first
         for source in node.all_input_nodes:
             if source in stages:
                 stage = max(stage, stages[source] + (1 if source in stay and node not in stay else 0))
         if is_random(node):
             stage = last_random = max(stage, last_random)
         stages[node] = stage
+        if node in stay and not is_view(node) and all(user.op == "output" or is_view(user) for user in node.users):
+            held |= {source: _bytes(source) or 0 for source in _computed(node) if source not in stay}
+            if sum(held.values()) > MOST_HELD:
+                first, held = max(first, stage + 1), {}
     return stages
+
+
+def _computed(node: Node) -> list[Node]:
+    """Return the calls whose results a node reads, itself or as a view."""
+    sources = (_computed(source) if is_view(source) else [source] for source in node.all_input_nodes)
+    return [source for some in sources for source in some if source.op == "call_function"]
 
 
 def _latest(

@@ -11,7 +11,7 @@ import torch
 from onnxruntime.capi import _pybind_state as binding
 from torch._prims_common import is_contiguous_or_false
 
-from onnxtool.torch_backend.nodes import MANY_ELEMENTS, dims_by_stride, is_static, seen_elements, seen_size
+from onnxtool.torch_backend.nodes import dims_by_stride, is_static, seen_size
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.partition.partitions import Partition
 from onnxtool.torch_backend.run.sessions import RUN_ERRORS, SILENT
@@ -120,7 +120,7 @@ class SessionCall:
         fixed = all(item.dtype and item.shape is not None for item in self.expected)
         self._preallocates = options.preallocate_output and fixed
         self._flushes = options.flush_denormals
-        self._uses_threads = any(map(_is_large, partition.module.graph.nodes))
+        self._uses_threads = partition.is_large
         self._numbers: dict[tuple[type, int | bool], torch.Tensor] = {}
         self._options = binding.RunOptions()
         self._options.log_severity_level = SILENT
@@ -180,11 +180,6 @@ class SessionCall:
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_NUMBERS = 1024
-
-
-def _is_large(node: torch.fx.Node) -> bool:
-    value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and seen_elements(value) >= MANY_ELEMENTS
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:

@@ -25,8 +25,10 @@ RUN_ERRORS = (*_BOTH, RuntimeError)
 LOAD_ERRORS = (*_BOTH, _ERRORS.InvalidGraph, _ERRORS.InvalidProtobuf)
 
 
-def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...]) -> ort.InferenceSession:
-    """Load a model from memory.
+def open_model(
+    model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...], num_threads: int
+) -> ort.InferenceSession:
+    """Load a model from memory, for `num_threads` threads unless the user's own session options say otherwise.
 
     Raises:
         ProviderError: a provider cannot run here.
@@ -34,7 +36,7 @@ def open_model(model: bytes, options: OrtBackendOptions, providers: tuple[Provid
     """
     names = [provider if isinstance(provider, str) else provider[0] for provider in providers]
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
-    settings = options.ort_session_options or _session_options(options.flush_denormals)
+    settings = options.ort_session_options or _session_options(options.flush_denormals, num_threads)
     chosen = [_with_stream(provider) for provider in providers]
     # The first session of a process sets the thread that makes it, for good.
     with flush_denormals(denormals_are_zero()):
@@ -105,10 +107,10 @@ def _inferred(values: Iterable[object]) -> list[Provider]:
     return [_BY_DEVICE[device] for device in ("cuda", "cpu") if device in types]
 
 
-def _session_options(flush_denormals: bool) -> ort.SessionOptions:
+def _session_options(flush_denormals: bool, num_threads: int) -> ort.SessionOptions:
     settings = ort.SessionOptions()
     settings.log_severity_level = SILENT
-    settings.intra_op_num_threads = torch.get_num_threads()
+    settings.intra_op_num_threads = num_threads
     # Threads wait busily for the next node, but not after the last one: then PyTorch's threads need the cores.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
     settings.add_session_config_entry("session.force_spinning_stop", "1")

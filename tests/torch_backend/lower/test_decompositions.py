@@ -186,6 +186,7 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "squeeze": (lambda x: x.squeeze((0,)), (rows(),)),
     # functions
     "clamp": (lambda x: (x.clamp_min(0), x.clamp_max(1)), (torch.tensor(ODD),)),
+    "silu of anything": (functional.silu, (special(*EVERYWHERE[1:-2], grad=True),)),
     "relu of integers": (torch.relu, (torch.tensor([-2, 0, 3]),)),
     "fmax and fmin": (lambda x, y: (x.fmax(y), x.fmin(y)), (rows(3, 1), rows(2))),
     "fmax and fmin of NaN": (lambda x: (x.fmax(x.flip(1)), x.fmin(x.flip(1))), (torch.tensor(ODD),)),

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.torch_backend import OrtBackend, explain
 from onnxtool.torch_backend.lower.placement import CHECK
+from onnxtool.torch_backend.partition import stages
 from onnxtool.torch_backend.partition.stages import _points, cut
 from tests.torch_backend.oracle import require_same
 
@@ -19,9 +20,9 @@ def partitions_of(function: object, staying: str) -> list[list[str]]:
     """Return the operators of each partition where all operators called `staying` stay in PyTorch."""
     graph = make_fx(function)(torch.rand(3)).graph
     stay = {node: "test" for node in graph.nodes if staying in str(node.target)}
-    stages = cut(graph, stay)
-    assert [node for stage in stages for node in stage.eager] == list(stay)
-    return [[str(node.target).split(".")[1] for node in stage.partition] for stage in stages if stage.partition]
+    parts = cut(graph, stay)
+    assert [node for part in parts for node in part.eager] == list(stay)
+    return [[str(node.target).split(".")[1] for node in part.partition] for part in parts if part.partition]
 
 
 def test_what_waits_for_nothing_joins_the_next_partition() -> None:
@@ -42,6 +43,21 @@ def test_what_stays_side_by_side_makes_no_more_partitions() -> None:
 def test_what_stays_at_the_end_makes_no_second_partition() -> None:
     """As the gradient of an embedding does."""
     assert len(partitions_of(lambda x: (x.sin().abs(), x.sin().exp().cos()), "abs")) == 1
+
+
+def test_what_only_pytorch_reads_does_not_wait_for_the_end_of_a_long_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain whose every result has a reader in PyTorch: 12 bytes each, of which 24 may be held."""
+
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        results = []
+        for _ in range(6):
+            x = x.sin()
+            results.append(x.abs())
+        return (*results, x)
+
+    assert len(partitions_of(chain, "abs")) == 1
+    monkeypatch.setattr(stages, "MOST_HELD", 24)
+    assert partitions_of(chain, "abs") == [["sin"] * 3, ["sin"] * 3]
 
 
 def test_a_graph_that_stays_as_a_whole_has_no_partition() -> None:

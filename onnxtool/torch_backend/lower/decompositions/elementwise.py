@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch._decomp.decompositions import silu_backward
 
 _LAST_TERM_OF_SINC = 6
 
@@ -13,6 +14,14 @@ _LAST_TERM_OF_SINC = 6
 def relu(x: torch.Tensor) -> torch.Tensor:
     """Replace negative integers by zero; floats are left to the translation."""
     return NotImplemented if x.dtype.is_floating_point else torch.where(x > 0, x, torch.zeros_like(x))
+
+
+def silu_gradient(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of `x * sigmoid(x)` by that product, which a gated layer computes again anyway."""
+    if x.dtype not in (torch.float32, torch.float64):
+        return silu_backward(gradient, x)  # computes in float32
+    sigmoid = torch.sigmoid(x)
+    return gradient * (sigmoid + x * sigmoid * (1 - sigmoid))
 
 
 def at_least(x: torch.Tensor, least: float) -> torch.Tensor:

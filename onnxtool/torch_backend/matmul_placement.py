@@ -1,0 +1,182 @@
+"""Decides by a measurement whether a large matmul or convolution runs in onnxruntime or in PyTorch.
+
+Which library is faster depends on the processor, the shapes and what is transposed: on Intel's processors MKL needs a
+tenth less time than onnxruntime, and a third less for the gradient of a large weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxtool.runtime.machine import processor_name
+from onnxtool.torch_backend.nodes import Node, is_static, is_view, tensor_of
+from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
+from onnxtool.torch_backend.run.execution import SessionCall
+from onnxtool.torch_backend.run.result_memory import ResultMemory, with_result_memory
+from onnxtool.torch_backend.run.sessions import select_providers
+from onnxtool.torch_backend.translator import PartitionError, Translator
+
+aten = torch.ops.aten
+
+MATMULS = (aten.mm.default, aten.addmm.default, aten.convolution.default)
+_LEAST_MULTIPLICATIONS = 2**24
+"""Some 0.1 ms of one core; smaller ones gain less than a measurement can tell."""
+_LEAST_GAIN = 0.05
+_LEAST_GAIN_MS = 0.1
+_BORDER_MS = 0.2
+"""What a border to onnxruntime costs: a second session, what it does not fuse, and threads of PyTorch that start."""
+_LEAST_CALLS, _MOST_CALLS, _ENOUGH_MS = 4, 12, 60.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long one matmul takes in either library: the shortest of some calls in turns."""
+
+    onnxruntime_ms: float
+    pytorch_ms: float
+
+    def __str__(self) -> str:
+        return f"measured: {self.pytorch_ms:.2f} ms there, {self.onnxruntime_ms:.2f} ms in onnxruntime"
+
+    def pytorch_gains(self, least_ms: float) -> bool:
+        """Whether PyTorch is faster by at least so much, and by more than measurements differ."""
+        return self.onnxruntime_ms - self.pytorch_ms >= max(least_ms, _LEAST_GAIN * self.onnxruntime_ms)
+
+
+_measured: dict[str, Times] = {}  # of this process, by fingerprint
+
+
+def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], translator: Translator) -> dict[str, str]:
+    """Return the names of the matmuls of the graph that PyTorch computes faster, each with its times as the reason.
+
+    `stay` holds what stays in PyTorch for other reasons. Nothing is measured where the user's own function translates.
+    """
+    if translator.options.matmuls != "measured" or not translator.is_reproducible:
+        return {}
+    found: dict[str, str] = {}
+    for node in owner.graph.nodes:
+        if node in stay or not _is_worth_measuring(node):
+            continue
+        times = _times(owner, node, translator)
+        borders = _reads_onnxruntime(node, stay) + _is_read_by_onnxruntime(node, stay)
+        if times and times.pytorch_gains(_LEAST_GAIN_MS + borders * _BORDER_MS):
+            found[node.name] = str(times)
+    return found
+
+
+def _is_worth_measuring(node: Node) -> bool:
+    values = [tensor_of(item) for item in (node, *node.all_input_nodes)]
+    if node.target not in MATMULS or not all(map(is_static, values)):
+        return False
+    if any(
+        value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64)
+        for value in values
+        if value is not None
+    ):
+        return False
+    return _multiplications(node) >= _LEAST_MULTIPLICATIONS
+
+
+def _multiplications(node: Node) -> int:
+    first = 1 if node.target is aten.addmm.default else 0
+    result, left, right = (list(item.meta["val"].shape) for item in (node, *node.args[first : first + 2]))
+    if node.target is aten.convolution.default:
+        pixels = left if node.args[6] else result  # a transposed one multiplies each pixel of its input
+        return int(math.prod(pixels) // pixels[1] * math.prod(right))
+    return int(math.prod(result) * left[1])
+
+
+def _reads_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
+    """Whether an operand, or what it is a view of, is computed in onnxruntime."""
+    return any(
+        _reads_onnxruntime(source, stay) if is_view(source) else source.op == "call_function" and source not in stay
+        for source in node.all_input_nodes
+    )
+
+
+def _is_read_by_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
+    """Whether a reader of the result, or of a view of it, runs in onnxruntime."""
+    return any(
+        _is_read_by_onnxruntime(user, stay) if is_view(user) else user.op != "output" and user not in stay
+        for user in node.users
+    )
+
+
+def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> Times | None:
+    """Return the times of a matmul, from the cache if they are there; None where onnxruntime cannot run it."""
+    nodes = [*_views_of_operands(node), node]
+    partition = extract(owner, nodes)
+    machine = f"{processor_name()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
+    key = hashlib.sha256(f"times {machine} {translator.fingerprint(partition)}".encode()).hexdigest()
+    if key not in _measured and (kept := _read(translator.cache.read_json(key))):
+        _measured[key] = kept
+    if key not in _measured:
+        try:
+            _measured[key] = _measure(partition, extract(owner, nodes), owner, translator)
+        except PartitionError:
+            return None  # compiling the whole graph finds the same, and says so
+        translator.cache.write_json(key, asdict(_measured[key]))
+    return _measured[key]
+
+
+def _read(record: object) -> Times | None:
+    """Return the times of a record of the cache; None where there is none, or it is damaged."""
+    if not isinstance(record, dict):
+        return None
+    onnxruntime_ms, pytorch_ms = record.get("onnxruntime_ms"), record.get("pytorch_ms")
+    if not isinstance(onnxruntime_ms, float) or not isinstance(pytorch_ms, float):
+        return None
+    return Times(onnxruntime_ms, pytorch_ms)
+
+
+def _views_of_operands(node: Node) -> list[Node]:
+    """Return the views that only this node reads, such as the transpose of a weight: either library fuses them."""
+    views: list[Node] = []
+    for source in node.all_input_nodes:
+        while is_view(source) and len(source.users) == 1 and len(source.all_input_nodes) == 1:
+            views.append(source)
+            source = source.all_input_nodes[0]
+    return list(reversed(views))
+
+
+def _measure(partition: Partition, same: Partition, owner: torch.fx.GraphModule, translator: Translator) -> Times:
+    """Call the partition in onnxruntime, and `same` in PyTorch, in turns."""
+    inputs = [value_of(owner, node) for node in partition.inputs]
+    providers = select_providers(translator.options, inputs, [node.meta["val"] for node in partition.outputs])
+    session = translator.translate_alone(partition, providers)
+    with unset_fake_temporarily(), torch.no_grad():
+        in_session = SessionCall("onnxruntime_measured", session, partition, inputs, translator.options)
+        arguments = [_random(node.meta["val"]) for node in same.module.graph.find_nodes(op="placeholder")]
+        for node in same.module.graph.nodes:
+            if node.target in MATMULS:
+                node.target = with_result_memory(node, ResultMemory())
+        same.module.recompile()
+        shortest = _shortest_ms([partial(in_session, *arguments), partial(same.module, *arguments)])
+    return Times(*shortest)
+
+
+def _random(value: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)  # the user's numbers stay as they would be
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).normal_(generator=generator)
+
+
+def _shortest_ms(calls: Sequence[Callable[[], Any]]) -> list[float]:
+    """Return the shortest time of each call in milliseconds; the first turn is not counted."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(_MOST_CALLS + 1):
+        for call, durations in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            durations.append((time.perf_counter() - start) * 1e3)
+        if turn >= _LEAST_CALLS and sum(map(sum, times)) > _ENOUGH_MS * len(calls):
+            break
+    return [round(min(durations[1:]), 4) for durations in times]

@@ -1,0 +1,158 @@
+"""Large matmuls and convolutions run where a measurement says that they are faster; the numbers stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from onnxtool.errors import CompilationError
+from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, matmul_placement
+from onnxtool.torch_backend.matmul_placement import Times
+from tests.torch_backend.oracle import require_same
+
+SIZE = 288
+"""A matrix of so many rows and columns times another one is worth a measurement."""
+PYTORCH, ONNXRUNTIME = (9.0, 1.0), (1.0, 9.0)
+TOLERANCE = 1e-4
+"""Sums of hundreds of products, of which the gradients are sums of hundreds again."""
+
+
+class Clock:
+    """Stands for the measurement, and counts how often it was asked."""
+
+    def __init__(self, times: Sequence[float]) -> None:
+        self.times, self.calls = times, 0
+
+    def __call__(self, _calls: object) -> Sequence[float]:
+        self.calls += 1
+        return self.times
+
+
+@pytest.fixture(autouse=True)
+def nothing_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matmul_placement, "_measured", {})
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return a clock by which PyTorch is faster."""
+    clock = Clock(PYTORCH)
+    monkeypatch.setattr(matmul_placement, "_shortest_ms", clock)
+    return clock
+
+
+def square(seed: int = 0) -> torch.Tensor:
+    return torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def in_pytorch(backend: OrtBackend) -> list[str]:
+    """Return the operators that stay in PyTorch because they were measured, forward and backward."""
+    nodes = (node for graph in backend.explain().graphs for node in graph.eager)
+    return [node.operator.split(".")[1] for node in nodes if node.reason.startswith("measured")]
+
+
+@pytest.mark.parametrize(("times", "alone", "beside"), [(PYTORCH, 3, 3), (ONNXRUNTIME, 0, 0), ((1.0, 0.8), 3, 0)])
+def test_a_matmul_and_its_gradients_run_where_they_are_faster(
+    clock: Clock, times: Sequence[float], alone: int, beside: int
+) -> None:
+    """Beside an operator of onnxruntime, they need to gain more."""
+    clock.times = times
+    backend = require_same(lambda x, w: x @ w, square(), square(1), atol=TOLERANCE)
+    assert in_pytorch(backend) == ["mm"] * alone
+    backend = require_same(lambda x, w: (x @ w).exp(), square(), (square(1) * 0.01).detach(), atol=TOLERANCE)
+    assert len(in_pytorch(backend)) == beside * 2 // 3
+
+
+def test_what_runs_where_is_reported_with_its_times(clock: Clock) -> None:
+    backend = require_same(lambda x, w: x @ w, square(), square(1), atol=TOLERANCE)
+    assert "mm.default in PyTorch: measured: 1.00 ms there, 9.00 ms in onnxruntime" in str(backend.explain())
+
+
+def test_convolutions_are_measured_too(clock: Clock) -> None:
+    """Those that are transposed as well."""
+    net = nn.Sequential(nn.Conv2d(16, 32, 3), nn.ConvTranspose2d(32, 16, 3))
+    backend = require_same(net, torch.rand(2, 16, 48, 48), atol=TOLERANCE)
+    assert in_pytorch(backend) == ["convolution", "convolution"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_in_half_and_double_precision_agree(clock: Clock, bias: bool) -> None:
+    """Only float32 and float64 are measured."""
+    for dtype, count in ((torch.float64, 1), (torch.float16, 0)):
+        layer = nn.Linear(SIZE, SIZE, bias=bias).to(dtype).requires_grad_(False)
+        backend = require_same(layer, torch.rand(SIZE, SIZE).to(dtype), atol=2e-3)
+        assert len(in_pytorch(backend)) == count
+        torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "arguments"),
+    [
+        (lambda x: x[:50] @ x, {}, {}),
+        (lambda x: x @ x, {}, {"dynamic": True}),
+        (lambda x: x @ x, {"matmuls": "onnxruntime"}, {}),
+        (lambda x: x @ x, {"pre_ort_model_transforms": [lambda _model: None]}, {}),
+    ],
+    ids=["small", "of unknown size", "switched off", "changed by a function of the user"],
+)
+def test_what_is_not_measured_stays_in_onnxruntime(
+    clock: Clock, function: Any, options: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    backend = require_same(function, square(), options=OrtBackendOptions(**options), atol=TOLERANCE, **arguments)
+    assert (in_pytorch(backend), clock.calls) == ([], 0)
+
+
+def test_equal_matmuls_are_measured_once(clock: Clock) -> None:
+    """In one graph, and in the next one."""
+    for _ in range(2):
+        torch._dynamo.reset()
+        x, v, w = (square(seed).detach() for seed in range(3))
+        assert len(in_pytorch(require_same(lambda x, v, w: (x @ v, x @ w), x, v, w, atol=TOLERANCE))) == 2
+    assert clock.calls == 1
+
+
+def test_a_later_process_decides_by_the_record_of_the_first(clock: Clock, tmp_path: Path) -> None:
+    """Also where its own measurement would be another; a damaged record is measured again."""
+    options = OrtBackendOptions(cache_folder=tmp_path)
+
+    def compile_again() -> int:
+        torch._dynamo.reset()
+        matmul_placement._measured.clear()
+        x, w = square().detach(), square(1).detach()
+        return len(in_pytorch(require_same(lambda x, w: x @ w, x, w, atol=TOLERANCE, options=options)))
+
+    assert compile_again() == 1
+    clock.times = ONNXRUNTIME
+    assert (compile_again(), clock.calls) == (1, 1)
+    for path in tmp_path.glob("*.json"):
+        if "pytorch_ms" in path.read_text(encoding="utf-8"):
+            path.write_text('{"pytorch_ms": "1"}', encoding="utf-8")
+    assert (compile_again(), clock.calls) == (0, 2)
+
+
+def test_a_measurement_takes_both_libraries_and_leaves_the_generator_alone() -> None:
+    """Without a clock that stands for it."""
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    torch.compile(lambda x, w: x @ w, backend=OrtBackend())(square().detach(), square(1).detach())
+    assert torch.equal(torch.rand(1), expected)
+    (times,) = matmul_placement._measured.values()
+    assert min(times.onnxruntime_ms, times.pytorch_ms) > 0
+
+
+def test_a_gain_is_more_than_measurements_differ() -> None:
+    """By 5 %, whatever the border costs."""
+    assert Times(10.0, 9.0).pytorch_gains(0.3)
+    assert not Times(10.0, 9.6).pytorch_gains(0.3)
+    assert not Times(1.0, 0.8).pytorch_gains(0.3)
+
+
+def test_a_placement_of_another_name_is_refused() -> None:
+    with pytest.raises(CompilationError, match="no placement of matmuls is called 'fastest'"):
+        OrtBackendOptions(matmuls="fastest")
