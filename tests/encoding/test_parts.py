@@ -117,11 +117,14 @@ def corpus(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "parquet", "txt", "tsv", "folder"])
 def test_parts_are_one_run(tmp_path: Path, kind: str) -> None:
-    """However many there are, in whichever order, the manifest and the rejects included."""
+    """However many there are, in whichever order, the manifest and the rejects included.
+
+    The folder has files of all other kinds; scripts/check_encoding.py splits each kind into all of these numbers.
+    """
     model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
     expected = whole(tmp_path, model, corpus)
     plan = planned(tmp_path, model, corpus)
-    for count in (1, 2, 3, 7):
+    for count in (1, 2, 3, 7) if kind == "folder" else (3,):
         for part in random.Random(count).sample(range(count), count):  # noqa: S311  no secret
             encode_part(plan, PartOptions(part=f"{part + 1}/{count}"))
         assert merge_parts(plan).manifest

@@ -137,7 +137,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(_files(), min_size=1, max_size=4), size=st.integers(1, 6), piece=st.integers(1, 200))
 def test_shards_are_those_of_one_reader(
     files: list[tuple[str, bytes]], size: int, piece: int, small: pytest.MonkeyPatch
