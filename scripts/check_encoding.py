@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
 SHARD = 50
 COMMAND = (sys.executable, "-m", "onnxtool")
+_WORKER = "onnxtool.encoding.worker"
 Files = dict[str, bytes]
 # A server that refuses and loses requests, in a process of its own; it prints its address, and one that does neither.
 SERVER = """
@@ -199,8 +200,10 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, seed: int
             )
             target = chance.choice(targets) if sum(counts[name] for name in targets) < kills else ""
             if target:
-                time.sleep(chance.uniform(0.5, 4.0 if engine == "local" else 9.0))
-                word = {"workers": "onnxtool.encoding.worker", "drivers": "encode", "nodes": "raylet/raylet"}[target]
+                word = {"workers": _WORKER, "drivers": "encode", "nodes": "raylet/raylet"}[target]
+                while engine == "ray" and driver.poll() is None and not processes(_WORKER, driver.pid):
+                    time.sleep(0.05)  # Ray takes some seconds to start
+                time.sleep(chance.uniform(0.5, 4.0) if engine == "local" else chance.uniform(0, 3.0))
                 found = [driver.pid] if target == "drivers" else processes(word, driver.pid)
                 for number in found[:1]:
                     if driver.poll() is None:
