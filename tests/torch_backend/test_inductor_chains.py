@@ -130,6 +130,11 @@ def test_views_and_reductions_belong_to_the_chain(compiler: Compiler) -> None:
     assert compiler.compiled == [["sin", "view_1", "sum_1", "neg"]]  # the last view is made at the end
 
 
+def test_booleans_are_compared_too(compiler: Compiler) -> None:
+    require_same(lambda x: (x.sin() > 0.5).logical_not(), large(), options=options(), atol=BFLOAT16)
+    assert len(compiler.compiled) == 1
+
+
 def test_a_chain_that_gains_nothing_stays_as_it_is(compiler: Compiler) -> None:
     compiler.times = PYTORCH
     backend = require_same(lambda x: x.sin().cos(), large(), options=options(), atol=BFLOAT16)
