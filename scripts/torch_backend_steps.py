@@ -22,7 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-WAYS = ("eager", "onnxtool", "fast-dropout", "inductor", "products")
+WAYS = ("eager", "onnxtool", "fast-dropout", "inductor-chains", "inductor", "products")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "onnxtool": {},
+    "fast-dropout": {"dropout": "fast"},
+    "inductor-chains": {"elementwise": "inductor"},
+}
+"""The ways that are this backend."""
 LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 4, 256, 4, 8, 128
 VOCABULARY = 30522
 Step = Callable[[], Any]
@@ -190,10 +196,10 @@ def make_step(case: Case, way: str) -> Step:
     """Return one step of a case in one of `WAYS`."""
     if way == "products":
         return products_step(case)
-    if way in ("onnxtool", "fast-dropout"):
+    if way in OPTIONS:
         from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 
-        return model_step(case, OrtBackend(OrtBackendOptions(dropout="fast" if way == "fast-dropout" else "eager")))
+        return model_step(case, OrtBackend(OrtBackendOptions(**OPTIONS[way])))
     return model_step(case, "" if way == "eager" else way)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from onnxtool.torch_backend.inductor_chains import Chain, in_chains
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
 from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import rewrite_symbolic_sizes
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
@@ -17,7 +18,7 @@ from onnxtool.torch_backend.matmul_placement import faster_in_pytorch
 from onnxtool.torch_backend.nodes import called
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
-from onnxtool.torch_backend.partition.stages import Stage, cut
+from onnxtool.torch_backend.partition.stages import cut
 from onnxtool.torch_backend.partition.views import views_at_readers
 from onnxtool.torch_backend.report import EagerNode, GraphReport, PartitionReport
 from onnxtool.torch_backend.run.baseline import compared
@@ -79,14 +80,18 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
             continue
         break
     translator.remember(owner, rejected)
-    call: Compiled = _assemble(owner, stages, partitions, [made and made[1] for made in calls], views, measured)
+    eager = [list(in_chains(owner, stage.eager, translator)) for stage in stages]
+    call: Compiled = _assemble(owner, eager, partitions, [made and made[1] for made in calls], views, measured)
     if options.assert_close_to_baseline:
         call = compared(call, original, options)
+    in_kernels = {
+        node: item.reason for items in eager for item in items if isinstance(item, Chain) for node in item.nodes
+    }
     report = GraphReport(
         kind=kind,
         partitions=tuple(made[0] for made in calls if made),
         eager=tuple(
-            EagerNode(node.name, called(node.target), why)
+            EagerNode(node.name, called(node.target), in_kernels.get(node, why))
             for node, why in stay.items()
             if _computes(node) and node not in views and why != VIEW
         ),
@@ -117,7 +122,7 @@ def _call(
 
 def _assemble(
     owner: torch.fx.GraphModule,
-    stages: Sequence[Stage],
+    eager: Sequence[Sequence[torch.fx.Node | Chain]],
     partitions: Sequence[Partition | None],
     calls: Sequence[SessionCall | None],
     views: Sequence[torch.fx.Node],
@@ -132,15 +137,22 @@ def _assemble(
     for node in owner.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    for stage, partition, call in zip(stages, partitions, calls, strict=True):
+
+    def call_whole(partition: Partition, call: Callable[..., Any]) -> None:
+        results = graph.call_function(call, _arguments(graph, partition, copies))
+        for index, node in enumerate(partition.outputs):
+            copies[node] = graph.call_function(operator.getitem, (results, index))
+
+    for items, partition, call in zip(eager, partitions, calls, strict=True):
         if partition is not None and call is not None:
-            results = graph.call_function(call, _arguments(graph, partition, copies))
-            for index, node in enumerate(partition.outputs):
-                copies[node] = graph.call_function(operator.getitem, (results, index))
-        for node in stage.eager:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            if node.name in with_memory:
-                copies[node].target = with_result_memory(node, memory)
+            call_whole(partition, call)
+        for item in items:
+            if isinstance(item, Chain):
+                call_whole(item.partition, item.kernel)
+                continue
+            copies[item] = graph.node_copy(item, copies.__getitem__)
+            if item.name in with_memory:
+                copies[item].target = with_result_memory(item, memory)
     for node in views:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     (output,) = owner.graph.find_nodes(op="output")

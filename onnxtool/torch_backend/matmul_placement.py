@@ -6,18 +6,14 @@ tenth less time than onnxruntime, and a third less for the gradient of a large w
 
 from __future__ import annotations
 
-import hashlib
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from onnxtool.runtime.machine import processor_name
+from onnxtool.torch_backend.measurement import Call, arguments_of, gains, measured_ms
 from onnxtool.torch_backend.nodes import Node, is_static, is_view, tensor_of
 from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
 from onnxtool.torch_backend.run.execution import SessionCall
@@ -30,16 +26,14 @@ aten = torch.ops.aten
 MATMULS = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 _LEAST_MULTIPLICATIONS = 2**24
 """Some 0.1 ms of one core; smaller ones gain less than a measurement can tell."""
-_LEAST_GAIN = 0.05
 _LEAST_GAIN_MS = 0.1
 _BORDER_MS = 0.2
 """What a border to onnxruntime costs: a second session, what it does not fuse, and threads of PyTorch that start."""
-_LEAST_CALLS, _MOST_CALLS, _ENOUGH_MS = 4, 12, 60.0
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long one matmul takes in either library: the shortest of some calls in turns."""
+    """How long one matmul takes in either library."""
 
     onnxruntime_ms: float
     pytorch_ms: float
@@ -49,10 +43,7 @@ class Times:
 
     def pytorch_gains(self, least_ms: float) -> bool:
         """Whether PyTorch is faster by at least so much, and by more than measurements differ."""
-        return self.onnxruntime_ms - self.pytorch_ms >= max(least_ms, _LEAST_GAIN * self.onnxruntime_ms)
-
-
-_measured: dict[str, Times] = {}  # of this process, by fingerprint
+        return gains(self.onnxruntime_ms, self.pytorch_ms, least_ms)
 
 
 def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], translator: Translator) -> dict[str, str]:
@@ -112,30 +103,18 @@ def _is_read_by_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
 
 
 def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> Times | None:
-    """Return the times of a matmul, from the cache if they are there; None where onnxruntime cannot run it."""
+    """Return the times of a matmul; None where onnxruntime cannot run it."""
     nodes = [*_views_of_operands(node), node]
     partition = extract(owner, nodes)
-    machine = f"{processor_name()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
-    key = hashlib.sha256(f"times {machine} {translator.fingerprint(partition)}".encode()).hexdigest()
-    if key not in _measured and (kept := _read(translator.cache.read_json(key))):
-        _measured[key] = kept
-    if key not in _measured:
-        try:
-            _measured[key] = _measure(partition, extract(owner, nodes), owner, translator)
-        except PartitionError:
-            return None  # compiling the whole graph finds the same, and says so
-        translator.cache.write_json(key, asdict(_measured[key]))
-    return _measured[key]
+    fingerprint = translator.fingerprint(partition)
 
+    def prepare() -> Sequence[Call]:
+        return _both(partition, extract(owner, nodes), owner, translator)
 
-def _read(record: object) -> Times | None:
-    """Return the times of a record of the cache; None where there is none, or it is damaged."""
-    if not isinstance(record, dict):
-        return None
-    onnxruntime_ms, pytorch_ms = record.get("onnxruntime_ms"), record.get("pytorch_ms")
-    if not isinstance(onnxruntime_ms, float) or not isinstance(pytorch_ms, float):
-        return None
-    return Times(onnxruntime_ms, pytorch_ms)
+    try:
+        return Times(*measured_ms(("onnxruntime", "pytorch"), fingerprint, translator.cache, prepare))
+    except PartitionError:
+        return None  # compiling the whole graph finds the same, and says so
 
 
 def _views_of_operands(node: Node) -> list[Node]:
@@ -148,35 +127,15 @@ def _views_of_operands(node: Node) -> list[Node]:
     return list(reversed(views))
 
 
-def _measure(partition: Partition, same: Partition, owner: torch.fx.GraphModule, translator: Translator) -> Times:
-    """Call the partition in onnxruntime, and `same` in PyTorch, in turns."""
+def _both(partition: Partition, same: Partition, owner: torch.fx.GraphModule, translator: Translator) -> Sequence[Call]:
+    """Return a call of the partition in onnxruntime, and one of `same` in PyTorch."""
     inputs = [value_of(owner, node) for node in partition.inputs]
     providers = select_providers(translator.options, inputs, [node.meta["val"] for node in partition.outputs])
     session = translator.translate_alone(partition, providers)
-    with unset_fake_temporarily(), torch.no_grad():
-        in_session = SessionCall("onnxruntime_measured", session, partition, inputs, translator.options)
-        arguments = [_random(node.meta["val"]) for node in same.module.graph.find_nodes(op="placeholder")]
-        for node in same.module.graph.nodes:
-            if node.target in MATMULS:
-                node.target = with_result_memory(node, ResultMemory())
-        same.module.recompile()
-        shortest = _shortest_ms([partial(in_session, *arguments), partial(same.module, *arguments)])
-    return Times(*shortest)
-
-
-def _random(value: torch.Tensor) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)  # the user's numbers stay as they would be
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).normal_(generator=generator)
-
-
-def _shortest_ms(calls: Sequence[Callable[[], Any]]) -> list[float]:
-    """Return the shortest time of each call in milliseconds; the first turn is not counted."""
-    times: list[list[float]] = [[] for _ in calls]
-    for turn in range(_MOST_CALLS + 1):
-        for call, durations in zip(calls, times, strict=True):
-            start = time.perf_counter()
-            call()
-            durations.append((time.perf_counter() - start) * 1e3)
-        if turn >= _LEAST_CALLS and sum(map(sum, times)) > _ENOUGH_MS * len(calls):
-            break
-    return [round(min(durations[1:]), 4) for durations in times]
+    in_session = SessionCall("onnxruntime_measured", session, partition, inputs, translator.options)
+    for node in same.module.graph.nodes:
+        if node.target in MATMULS:
+            node.target = with_result_memory(node, ResultMemory())
+    same.module.recompile()
+    arguments = arguments_of(same.module)
+    return [partial(in_session, *arguments), partial(same.module, *arguments)]

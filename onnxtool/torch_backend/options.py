@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ The model has the inputs and outputs of the graph in their order; `SymInt` input
 """
 
 MATMUL_PLACEMENTS = ("measured", "onnxruntime")
+ELEMENTWISE_KERNELS = ("pytorch", "inductor")
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,13 @@ class OrtBackendOptions:
         matmuls: `measured` runs each large matmul and convolution of the CPU where it is faster, in onnxruntime or in
             PyTorch, by a measurement when the graph is compiled, which `cache_folder` keeps; `onnxruntime` leaves all
             of them in onnxruntime.
+        elementwise: how chains of elementwise operators and reductions run that stay in PyTorch on the CPU: `pytorch`
+            calls one kernel after another; `inductor` compiles each chain into one, where a measurement finds that
+            faster. It needs a C++ compiler.
 
     Raises:
         CompilationError: an option that should be a list is not one, the cache's folder is empty, `dropout` is unknown
-            or has no effect, or `matmuls` is unknown.
+            or has no effect, `matmuls` or `elementwise` is unknown, or inductor has no C++ compiler.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -87,6 +91,7 @@ class OrtBackendOptions:
     cache_folder: Path | str | None = None
     dropout: str = "eager"
     matmuls: str = "measured"
+    elementwise: str = "pytorch"
 
     def __post_init__(self) -> None:
         for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
@@ -98,14 +103,11 @@ class OrtBackendOptions:
             if not str(self.cache_folder):
                 raise CompilationError("cache_folder is empty", "pass a folder, or None to keep nothing")
             object.__setattr__(self, "cache_folder", Path(self.cache_folder))
-        if self.dropout not in DROPOUT_MASKS:
-            raise CompilationError(
-                f"no masks of dropout are called {self.dropout!r}", f"use one of {', '.join(DROPOUT_MASKS)}"
-            )
-        if self.matmuls not in MATMUL_PLACEMENTS:
-            raise CompilationError(
-                f"no placement of matmuls is called {self.matmuls!r}", f"use one of {', '.join(MATMUL_PLACEMENTS)}"
-            )
+        _require_known("masks of dropout are", self.dropout, DROPOUT_MASKS)
+        _require_known("placement of matmuls is", self.matmuls, MATMUL_PLACEMENTS)
+        _require_known("way to run elementwise operators is", self.elementwise, ELEMENTWISE_KERNELS)
+        if self.elementwise == "inductor":
+            _require_compiler()
         if self.dropout != "eager" and not self.use_aot_autograd:
             raise CompilationError(
                 f"dropout={self.dropout!r} has no effect without use_aot_autograd: the graph is traced already",
@@ -122,6 +124,25 @@ class OrtBackendOptions:
         known = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(sorted(set(options) - set(known)), known)
         return cls(**options)
+
+
+def _require_known(what: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        raise CompilationError(f"no {what} called {given!r}", f"use one of {', '.join(known)}")
+
+
+def _require_compiler() -> None:
+    """Raise where inductor would fail at the first kernel."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler as error:
+        raise CompilationError(
+            f'elementwise="inductor" needs a C++ compiler: {error}',
+            'install one, such as g++, name it in the environment variable CXX, or leave elementwise at "pytorch"',
+        ) from error
 
 
 _EXPORTERS_OPTIONS = {

@@ -1,0 +1,81 @@
+"""Times by which the backend decides what runs where, kept for the rest of the process and in the cache on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from onnxtool.runtime.machine import processor_name
+from onnxtool.torch_backend.run.cache import Cache
+
+Call = Callable[[], Any]
+
+_LEAST_GAIN = 0.05
+_LEAST_CALLS, _MOST_CALLS, _ENOUGH_MS = 4, 12, 60.0
+
+_measured: dict[str, tuple[float, ...]] = {}  # of this process
+
+
+def measured_ms(
+    ways: Sequence[str], graph: str, cache: Cache, prepare: Callable[[], Sequence[Call]]
+) -> tuple[float, ...]:
+    """Return how many milliseconds a graph takes in each of `ways`: the shortest of some calls in turns.
+
+    `graph` is its fingerprint, and `prepare` gives a call for each way. Nothing is measured where this process or the
+    cache has the times of this machine with as many threads.
+    """
+    machine = f"{processor_name()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
+    key = hashlib.sha256(f"times {' '.join(ways)} {machine} {graph}".encode()).hexdigest()
+    if key not in _measured and (kept := _read(cache.read_json(key), ways)):
+        _measured[key] = kept
+    if key not in _measured:
+        calls = prepare()
+        with unset_fake_temporarily(), torch.no_grad():
+            _measured[key] = _shortest_ms(calls)
+        cache.write_json(key, {f"{way}_ms": ms for way, ms in zip(ways, _measured[key], strict=True)})
+    return _measured[key]
+
+
+def gains(slower_ms: float, faster_ms: float, least_ms: float) -> bool:
+    """Whether the second time is shorter by at least so much, and by more than measurements differ."""
+    return slower_ms - faster_ms >= max(least_ms, _LEAST_GAIN * slower_ms)
+
+
+def arguments_of(module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Return arguments for a measurement of a graph: normal numbers, and zeros where indices are possible."""
+    with unset_fake_temporarily():
+        return [_argument(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
+
+
+def _argument(value: torch.Tensor) -> torch.Tensor:
+    argument = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    if not value.is_floating_point():
+        return argument.zero_()
+    return argument.normal_(generator=torch.Generator().manual_seed(0))  # the user's numbers stay as they would be
+
+
+def _read(record: object, ways: Sequence[str]) -> tuple[float, ...] | None:
+    """Return the times of a record of the cache; None where there is none, or it is damaged."""
+    if not isinstance(record, dict):
+        return None
+    times = [record.get(f"{way}_ms") for way in ways]
+    found = tuple(ms for ms in times if isinstance(ms, float))
+    return found if len(found) == len(ways) else None
+
+
+def _shortest_ms(calls: Sequence[Call]) -> tuple[float, ...]:
+    """Return the shortest time of each call in milliseconds; the first turn is not counted."""
+    times: list[list[float]] = [[] for _ in calls]
+    for turn in range(_MOST_CALLS + 1):
+        for call, durations in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            durations.append((time.perf_counter() - start) * 1e3)
+        if turn >= _LEAST_CALLS and sum(map(sum, times)) > _ENOUGH_MS * len(calls):
+            break
+    return tuple(round(min(durations[1:]), 4) for durations in times)
