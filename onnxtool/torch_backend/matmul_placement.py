@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from onnxtool.torch_backend.measurement import Call, arguments_of, gains, measured_ms
-from onnxtool.torch_backend.nodes import Node, is_static, is_view, tensor_of
+from onnxtool.torch_backend.nodes import Node, is_seen, is_view, seen_shape, tensor_of
 from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
 from onnxtool.torch_backend.run.execution import SessionCall
 from onnxtool.torch_backend.run.result_memory import ResultMemory, with_result_memory
@@ -65,21 +65,19 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
 
 
 def _is_worth_measuring(node: Node) -> bool:
-    values = [tensor_of(item) for item in (node, *node.all_input_nodes)]
-    if node.target not in MATMULS or not all(map(is_static, values)):
+    if node.target not in MATMULS:
         return False
-    if any(
-        value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64)
-        for value in values
-        if value is not None
-    ):
+    values = [tensor_of(item) for item in (node, *node.all_input_nodes)]
+    if not all(value is not None and is_seen(value) and value.device.type == "cpu" for value in values):
+        return False
+    if not all(value is not None and value.dtype in (torch.float32, torch.float64) for value in values):
         return False
     return _multiplications(node) >= _LEAST_MULTIPLICATIONS
 
 
 def _multiplications(node: Node) -> int:
     first = 1 if node.target is aten.addmm.default else 0
-    result, left, right = (list(item.meta["val"].shape) for item in (node, *node.args[first : first + 2]))
+    result, left, right = (seen_shape(item.meta["val"]) for item in (node, *node.args[first : first + 2]))
     if node.target is aten.convolution.default:
         pixels = left if node.args[6] else result  # a transposed one multiplies each pixel of its input
         return int(math.prod(pixels) // pixels[1] * math.prod(right))
@@ -106,13 +104,14 @@ def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> T
     """Return the times of a matmul; None where onnxruntime cannot run it."""
     nodes = [*_views_of_operands(node), node]
     partition = extract(owner, nodes)
-    fingerprint = translator.fingerprint(partition)
+    seen = [seen_shape(value_of(owner, item)) for item in partition.inputs]  # the fingerprint names no dynamic size
+    graph = f"{translator.fingerprint(partition)} {seen}"
 
     def prepare() -> Sequence[Call]:
         return _both(partition, extract(owner, nodes), owner, translator)
 
     try:
-        return Times(*measured_ms(("onnxruntime", "pytorch"), fingerprint, translator.cache, prepare))
+        return Times(*measured_ms(("onnxruntime", "pytorch"), graph, translator.cache, prepare))
     except PartitionError:
         return None  # compiling the whole graph finds the same, and says so
 

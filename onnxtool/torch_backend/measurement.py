@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.runtime.machine import processor_name
+from onnxtool.torch_backend.nodes import seen_shape, seen_size
 from onnxtool.torch_backend.run.cache import Cache
 
 Call = Callable[[], Any]
@@ -47,13 +48,13 @@ def gains(slower_ms: float, faster_ms: float, least_ms: float) -> bool:
 
 
 def arguments_of(module: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Return arguments for a measurement of a graph: normal numbers, and zeros where indices are possible."""
+    """Return arguments with the sizes of the first call: normal numbers, and zeros where indices are possible."""
     with unset_fake_temporarily():
         return [_argument(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
 
 
 def _argument(value: torch.Tensor) -> torch.Tensor:
-    argument = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    argument = torch.empty_strided(seen_shape(value), tuple(map(seen_size, value.stride())), dtype=value.dtype)
     if not value.is_floating_point():
         return argument.zero_()
     return argument.normal_(generator=torch.Generator().manual_seed(0))  # the user's numbers stay as they would be

@@ -75,9 +75,19 @@ def seen_size(size: int | torch.SymInt) -> int:
     return int(size.node.hint) if size.node.has_hint() else _UNSEEN
 
 
+def is_seen(value: torch.Tensor) -> bool:
+    """Whether all sizes are known at the first call: none depends on data."""
+    return all(isinstance(size, int) or size.node.has_hint() for size in value.shape)
+
+
+def seen_shape(value: torch.Tensor) -> tuple[int, ...]:
+    """Return the shape at the first call."""
+    return tuple(map(seen_size, value.shape))
+
+
 def seen_elements(value: torch.Tensor) -> int:
     """Return the number of elements at the first call."""
-    return math.prod(map(seen_size, value.shape))
+    return math.prod(seen_shape(value))
 
 
 def dims_by_stride(value: torch.Tensor) -> tuple[int, ...]:

@@ -94,17 +94,30 @@ def test_layers_in_half_and_double_precision_agree(clock: Clock, bias: bool) -> 
     ("function", "options", "arguments"),
     [
         (lambda x: x[:50] @ x, {}, {}),
-        (lambda x: x @ x, {}, {"dynamic": True}),
         (lambda x: x @ x, {"matmuls": "onnxruntime"}, {}),
         (lambda x: x @ x, {"pre_ort_model_transforms": [lambda _model: None]}, {}),
     ],
-    ids=["small", "of unknown size", "switched off", "changed by a function of the user"],
+    ids=["small", "switched off", "changed by a function of the user"],
 )
 def test_what_is_not_measured_stays_in_onnxruntime(
     clock: Clock, function: Any, options: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
     backend = require_same(function, square(), options=OrtBackendOptions(**options), atol=TOLERANCE, **arguments)
     assert (in_pytorch(backend), clock.calls) == ([], 0)
+
+
+def test_dynamic_matmuls_are_measured_at_the_sizes_of_the_first_call(clock: Clock) -> None:
+    """And stay where they are for later sizes; at another first size they are another measurement."""
+    backend = require_same(lambda x, w: x @ w, square(), square(1), dynamic=True, atol=TOLERANCE)
+    assert in_pytorch(backend) == ["mm"] * 3
+    compiled = torch.compile(lambda x, w: x @ w, backend=backend, dynamic=True)
+    for rows in (SIZE, 7):
+        x, w = torch.rand(rows, SIZE), square(1).detach()
+        torch.testing.assert_close(compiled(x, w), x @ w, atol=TOLERANCE, rtol=TOLERANCE)
+    measured = clock.calls
+    torch._dynamo.reset()
+    require_same(lambda x, w: x @ w, torch.rand(2 * SIZE, SIZE), square(1), dynamic=True, atol=TOLERANCE)
+    assert clock.calls > measured
 
 
 def test_equal_matmuls_are_measured_once(clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from onnxtool.torch_backend.lower.decisions import FusedKernel, decision
-from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_static
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -40,12 +40,15 @@ def small_only(decompose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_large(values: list[object]) -> bool:
-    """Whether some value is a real tensor of the CPU with many elements, known before the call."""
+    """Whether some value is a real tensor of the CPU with many elements, at the first call where sizes are dynamic.
+
+    Asking a dynamic size itself would make a graph for small sizes and one for large ones.
+    """
     return any(
         isinstance(value, torch.Tensor)
         and value.device.type == "cpu"
         and value.dtype in _DTYPES
-        and is_static(value)
-        and value.numel() >= MANY_ELEMENTS
+        and is_seen(value)
+        and seen_elements(value) >= MANY_ELEMENTS
         for value in values
     )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onnxtool.torch_backend.nodes import Node
+from onnxtool.torch_backend.nodes import Node, is_static
 
 aten = torch.ops.aten
 _WITH_OUT = {aten.mm.default: aten.mm.out, aten.addmm.default: aten.addmm.out}
@@ -42,11 +42,11 @@ class ResultMemory:
 def with_result_memory(node: Node, memory: ResultMemory) -> Callable[..., Any]:
     """Return a function that computes what `node` calls, with its result in `memory` where the kernel allows that.
 
-    The node gives a tensor of the CPU of known shape.
+    The node gives a tensor of the CPU. One whose shape differs from call to call would need memory for each.
     """
     target: Callable[..., Any] = node.target
     kernel, result = _WITH_OUT.get(target), node.meta["val"]
-    if kernel is None or not result.is_contiguous():
+    if kernel is None or not is_static(result) or not result.is_contiguous():
         return target
     shape, dtype = tuple(result.shape), result.dtype
 

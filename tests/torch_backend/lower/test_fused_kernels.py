@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
 from onnxtool.torch_backend import OrtBackend
 from onnxtool.torch_backend.lower.placement import FUSED
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS
-from tests.torch_backend.oracle import require_same
+from tests.torch_backend.oracle import TOLERANCE, require_same
 
 ROWS = MANY_ELEMENTS // 256
 CONVOLUTION_TOLERANCE = 3e-4
@@ -47,10 +48,18 @@ def test_small_gradients_become_onnx() -> None:
     assert all(len(graph.partitions) == 1 and not graph.eager for graph in backend.explain().graphs)
 
 
-def test_sizes_that_are_not_known_count_as_small() -> None:
-    """A choice by size would make a graph for each size."""
-    backend = require_same(perceptron(), torch.rand(ROWS, 8, requires_grad=True), dynamic=True)
-    assert left_to_kernels(backend) == set()
+@pytest.mark.parametrize(("rows", "kernels"), [(ROWS, {"gelu_backward", "native_layer_norm_backward"}), (16, set())])
+def test_dynamic_sizes_count_as_those_of_the_first_call(rows: int, kernels: set[str]) -> None:
+    """Whatever comes later has the same graph: a choice by its size would make another one."""
+    model, backend = perceptron(), OrtBackend()
+    compiled = torch.compile(model, backend=backend, dynamic=True)
+    for number in (rows, ROWS, 16):
+        x = torch.rand(number, 8)
+        result = compiled(x)
+        torch.testing.assert_close(result, model(x), atol=TOLERANCE, rtol=TOLERANCE)
+        result.sum().backward()
+    assert left_to_kernels(backend) == kernels
+    assert len(backend.explain().graphs) == 2
 
 
 def test_a_block_of_large_pictures_stays_in_pytorch_as_a_whole() -> None:
