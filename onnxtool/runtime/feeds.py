@@ -22,10 +22,9 @@ from onnxtool.reports import TensorInfo
 from onnxtool.runtime.input_stamp import IDS, InputKind
 
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands: the first change none.
-_MOVERS = frozenset(
-    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"}
-)
+_MOVERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"})
 _FORWARDERS = _MOVERS | {"Concat", "Add", "Sub", "Clip", "Min", "Max", "Where"}
+MASK, TOKEN_TYPES = "attention_mask", "token_type_ids"
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
 _BATCH_AXIS = "batch_size"
@@ -149,14 +148,20 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
     return bounds
 
 
-def indexing_inputs(model: ModelFile, names: Iterable[str]) -> set[str]:
-    """Return those inputs of `names` whose own values are indices of a table's rows."""
-    return {name for name, _ in _tables(model, names, _MOVERS) if name is not None}
+def names_are_exchanged(model: ModelFile) -> bool:
+    """Whether a graph has its mask and its token types under each other's names.
+
+    `torch.onnx.export` names inputs by their places, and scripts hand it what a tokenizer gives in the tokenizer's
+    order: token types before the mask, which is the other way round in `forward` of BERT. The graph then looks up the
+    types of tokens by what is called the mask.
+    """
+    names = {MASK, TOKEN_TYPES}
+    if not names <= {value.name for value in model.structure.inputs}:
+        return False
+    return {name for name, _ in _tables(model, names, _MOVERS)} - {None} == {MASK}
 
 
-def _tables(
-    model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]
-) -> Iterator[tuple[str | None, int]]:
+def _tables(model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]) -> Iterator[tuple[str | None, int]]:
     """Yield for each lookup the input of `names` that it looks up, None for something else, and the table's rows."""
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) >= 2}
     origin = {name: name for name in names}  # a value and the input that it forwards

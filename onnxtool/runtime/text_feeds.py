@@ -15,11 +15,10 @@ from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.feeds import has_past, indexing_inputs
+from onnxtool.runtime.feeds import MASK, TOKEN_TYPES, has_past, names_are_exchanged
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 _PAST = "past_key_values"
-_MASK, _TYPES = "attention_mask", "token_type_ids"
 # What models take beside texts, by how the names of the inputs begin.
 _OTHER_INPUTS = {
     "decoder_": "the tokens of a decoder, which an encoder-decoder makes one after the other",
@@ -57,19 +56,15 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
 
 
 def require_named_inputs(model: ModelFile) -> None:
-    """Refuse a graph whose mask and token types have each other's names.
-
-    `torch.onnx.export` names inputs by their places, and scripts hand it what a tokenizer gives in the tokenizer's order:
-    token types before the mask, which is the other way round in `forward` of BERT. The types then mask, unnoticed.
+    """Refuse a graph to which texts would be fed wrongly by name; see `names_are_exchanged`.
 
     Raises:
-        InputError: the mask looks up a table of embeddings, and the token types look up none.
+        InputError: its mask and its token types have each other's names.
     """
-    names = {_MASK, _TYPES}
-    if names <= {info.name for info in model.structure.inputs} and indexing_inputs(model, names) == {_MASK}:
+    if names_are_exchanged(model):
         raise InputError(
-            f"{model.path} takes its mask as {_TYPES} and its token types as {_MASK}: the two were exported under each "
-            "other's names",
+            f"{model.path} takes its mask as {TOKEN_TYPES} and its token types as {MASK}: the two were exported under "
+            "each other's names",
             "export the checkpoint again with onnxtool export",
         )
 
