@@ -28,7 +28,7 @@ from onnxtool.model_file.wire import read_structure
 from onnxtool.runtime.bounds import MAX_THREADS
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import Session, open_session
-from onnxtool.runtime.text_feeds import text_feeds
+from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 CLASS = f"{__name__}.Transformer"  # as modules.json names it
 
@@ -71,6 +71,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         self.path, self.config, self.provider, self.threads = path, config, provider, threads
         self.is_causal = is_causal
         self._session: Session = open_session(path, provider=provider, threads=threads)
+        require_named_inputs(self._session.model)
 
     @property
     def device(self) -> torch.device:

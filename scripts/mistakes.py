@@ -119,9 +119,22 @@ def _copy_of_model(name: str) -> Callable[[], None]:
     return prepare
 
 
+def _exchanged_inputs() -> None:
+    import onnx
+
+    model = onnx.load("model.onnx")
+    names = {"attention_mask": "token_type_ids", "token_type_ids": "attention_mask"}
+    for value in model.graph.input:
+        value.name = names.get(value.name, value.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    onnx.save(model, "exchanged.onnx")
+
+
 MISTAKES = (
     Mistake("Any command", "a misspelled command", "expotr --model_name encoder"),
     Mistake("Any command", "a misspelled option", "export --model_nam encoder"),
+    Mistake("Any command", "an option of another command", "infer --model_path model.onnx --stats"),
     Mistake("Any command", "a misspelled choice", "optimize --model_path model.onnx --precision int-8"),
     Mistake("Any command", "an option without its value", "stats --format"),
     Mistake(
@@ -197,6 +210,7 @@ MISTAKES = (
         "export --model_name encoder --output model.onnx/new/model.onnx",
         is_quick=False,
     ),
+    Mistake("Optimize", "a checkpoint in place of an export", "optimize --model_name encoder"),
     Mistake("Optimize", "a file that is not there", "optimize --model_path modle.onnx"),
     Mistake(
         "Optimize",
@@ -255,6 +269,13 @@ MISTAKES = (
         _copy_of_model("alone/model.onnx"),
         is_quick=False,
     ),
+    Mistake(
+        "Infer",
+        "an export whose inputs have each other's names",
+        'infer --model_path exchanged.onnx --model_name encoder --text "to be"',
+        _exchanged_inputs,
+        is_quick=False,
+    ),
     Mistake("Infer", "a picture for a model of text", "infer --model_path model.onnx --image cat.png", is_quick=False),
     Mistake("Infer", "texts that are not there", "infer --model_path model.onnx --input texts.txt", is_quick=False),
     Mistake(
@@ -286,6 +307,7 @@ MISTAKES = (
     Mistake(
         "Stats", "a gate on what is not measured", "stats model.onnx model.onnx --fail_if 'nodse>+10%'", is_quick=False
     ),
+    Mistake("Stats", "the model behind an option", "stats --model_path model.onnx"),
     Mistake("Stats", "three files", "stats a.onnx b.onnx c.onnx"),
     Mistake("Artifacts", "a misspelled loss", "artifacts --model_path model.onnx --loss CrossEntropy"),
     Mistake(

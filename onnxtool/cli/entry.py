@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
+from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text, printable
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import stop
@@ -117,7 +118,7 @@ def run_group(arguments: Sequence[str]) -> int:
             # The parser of options knows no context.
             known = arguments[0] if arguments[0] in COMMANDS else ""
             path = error.ctx.command_path if error.ctx is not None else f"onnxtool {known}".strip()
-            hint = f"see {path} --help"
+            hint = f"{_ways_out(error)}see {path} --help"
         return report_error(error.format_message(), hint, error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return report_error("interrupted", "", 130)
@@ -130,6 +131,24 @@ def run_group(arguments: Sequence[str]) -> int:
         place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
         return report_error(f"{place}: {error.strerror}", "", 1)
     return code if isinstance(code, int) else 0
+
+
+def _ways_out(error: click.UsageError) -> str:
+    """For an option that a command lacks: what it takes without an option, and the commands that have the option."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    ways = []
+    if error.ctx is not None and any(isinstance(one, click.Argument) for one in error.ctx.command.params):
+        usage = error.ctx.command.collect_usage_pieces(error.ctx)
+        ways.append(f"write {' '.join([error.ctx.command_path, *usage])}; ")
+    owners = [
+        name
+        for name in RUNNABLE
+        if any(error.option_name in (*one.opts, *one.secondary_opts) for one in find_command(name).params)
+    ]
+    if owners:
+        ways.append(f"{error.option_name} is an option of onnxtool {', '.join(owners)}; ")
+    return "".join(ways)
 
 
 def _reader_is_gone() -> int:

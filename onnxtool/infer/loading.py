@@ -25,6 +25,7 @@ from onnxtool.infer.vector_form import RangesLike
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
+from onnxtool.runtime.text_feeds import require_named_inputs
 
 
 class LoadedModel(TextModel):
@@ -97,7 +98,8 @@ def load(
         on_progress: is told what is being done.
 
     Raises:
-        InputError: there is no tokenizer, or a file of the checkpoint asks for what is not computed here.
+        InputError: there is no tokenizer, a file of the checkpoint asks for what is not computed here, or the graph's
+            inputs have each other's names.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here; the model never runs on another one than asked for.
         SessionError: onnxruntime cannot load the model.
@@ -108,6 +110,7 @@ def load(
     tokenizer = TextTokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
     reads = find_encoder(model, encoder_path) or model  # the graph that takes texts
+    require_named_inputs(reads)
     limit = text_limit(reads, folder, task)
     of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
     limits = {name: own for name, own in of_tasks if own is not None}

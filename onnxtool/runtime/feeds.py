@@ -5,7 +5,8 @@ Letters of shapes: B batch, S sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,11 +21,10 @@ from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.input_stamp import IDS, InputKind
 
-# What keeps an index an index on its way to the table, in whichever of its inputs it stands.
-_FORWARDERS = frozenset(
-    {"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand", "Concat"}
-    | {"Add", "Sub", "Clip", "Min", "Max", "Where"}
-)
+# What keeps an index an index on its way to the table, in whichever of its inputs it stands: the first change none.
+_MOVERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"})
+_FORWARDERS = _MOVERS | {"Concat", "Add", "Sub", "Clip", "Min", "Max", "Where"}
+MASK, TOKEN_TYPES = "attention_mask", "token_type_ids"
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
 _BATCH_AXIS = "batch_size"
@@ -136,24 +136,42 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
     the whole vocabulary and never leave it. Where the way from `input_ids` to its table cannot be followed, its bound
     is that of the largest table that anything looks up. An input that indexes nothing is not in the result.
     """
-    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) >= 2}
     bounds: dict[str, int] = {}
     largest = 0
-    # A value and the input that it forwards.
-    origin = {value.name: value.name for value in model.structure.inputs if not is_mask(value)}
-    for node in read_nodes(model.path):
-        forwarded = [value for value in node.inputs if value in origin]
-        if node.op_type in _FORWARDERS and node.outputs and forwarded:
-            origin[node.outputs[0]] = origin[forwarded[0]]
-        for indices, table in _lookups(node):
-            if table in rows:
-                largest = max(largest, rows[table])
-                if indices in origin:
-                    name = origin[indices]
-                    bounds[name] = min(bounds.get(name, rows[table]), rows[table])
+    names = [value.name for value in model.structure.inputs if not is_mask(value)]
+    for name, rows in _tables(model, names, _FORWARDERS):
+        largest = max(largest, rows)
+        if name is not None:
+            bounds[name] = min(bounds.get(name, rows), rows)
     if largest and any(value.name == "input_ids" for value in model.structure.inputs):
         bounds.setdefault("input_ids", largest)
     return bounds
+
+
+def names_are_exchanged(model: ModelFile) -> bool:
+    """Whether a graph has its mask and its token types under each other's names.
+
+    `torch.onnx.export` names inputs by their places, and scripts hand it what a tokenizer gives in the tokenizer's
+    order: token types before the mask, which is the other way round in `forward` of BERT. The graph then looks up the
+    types of tokens by what is called the mask.
+    """
+    names = {MASK, TOKEN_TYPES}
+    if not names <= {value.name for value in model.structure.inputs}:
+        return False
+    return {name for name, _ in _tables(model, names, _MOVERS)} - {None} == {MASK}
+
+
+def _tables(model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]) -> Iterator[tuple[str | None, int]]:
+    """Yield for each lookup the input of `names` that it looks up, None for something else, and the table's rows."""
+    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) >= 2}
+    origin = {name: name for name in names}  # a value and the input that it forwards
+    for node in read_nodes(model.path):
+        forwarded = [value for value in node.inputs if value in origin]
+        if node.op_type in forwarders and node.outputs and forwarded:
+            origin[node.outputs[0]] = origin[forwarded[0]]
+        for indices, table in _lookups(node):
+            if table in rows:
+                yield origin.get(indices), rows[table]
 
 
 def _lookups(node: Node) -> Iterable[tuple[str, str]]:

@@ -13,10 +13,13 @@ from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import (
+    MASK,
+    TOKEN_TYPES,
     FeedShape,
     has_past,
     index_bounds,
     is_mask,
+    names_are_exchanged,
     past_shapes,
     random_feeds,
     verification_shapes,
@@ -48,13 +51,16 @@ def input_cases(model: ModelFile, *, longest: int | None = None) -> list[Case]:
     length = model.metadata_number(MAX_LENGTH_KEY) or _LONGEST
     length = min(length, longest or length)
     samples = any(_holds_samples(info) for info in inputs)
-    masked = any(is_mask(info) for info in inputs)
+    exchanged = names_are_exchanged(model)
+    masked = any(is_mask(info) for info in inputs) and not exchanged
     past = past_shapes(length) if has_past(inputs) else ()
     cases = []
     for seed, shape in enumerate((*verification_shapes(length), *past)):
         if samples:
             shape = _in_samples(shape)
         feeds = random_feeds(inputs, shape, bounds, seed=seed, kinds=kinds)
+        if exchanged:  # a row of which all is masked has no meaning
+            feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
         cases.append(Case(shape.description, feeds, shape.mask if masked else None))
     return cases
 

@@ -15,7 +15,7 @@ from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.feeds import has_past
+from onnxtool.runtime.feeds import MASK, TOKEN_TYPES, has_past, names_are_exchanged
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 _PAST = "past_key_values"
@@ -53,6 +53,20 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
         else:
             raise _unknown(info, arrays)
     return feeds
+
+
+def require_named_inputs(model: ModelFile) -> None:
+    """Refuse a graph to which texts would be fed wrongly by name; see `names_are_exchanged`.
+
+    Raises:
+        InputError: its mask and its token types have each other's names.
+    """
+    if names_are_exchanged(model):
+        raise InputError(
+            f"{model.path} takes its mask as {TOKEN_TYPES} and its token types as {MASK}: the two were exported under "
+            "each other's names",
+            "export the checkpoint again with onnxtool export",
+        )
 
 
 def _tokens(name: str, arrays: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:

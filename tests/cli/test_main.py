@@ -104,6 +104,27 @@ def test_wrong_usage_exits_with_2_and_no_traceback(arguments: list[str]) -> None
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("infer --stats", "--stats is an option of onnxtool export, optimize; see onnxtool infer --help"),
+        ("infer --no-verify", "--no_verify is an option of onnxtool export, optimize, "),
+        ("encode merge --opset 14", "--opset is an option of onnxtool export; see onnxtool encode merge --help"),
+        ("stats --path m.onnx", "write onnxtool stats [OPTIONS] MODEL [BASE]; see onnxtool stats --help"),
+        (
+            "stats m.onnx --stats",
+            "write onnxtool stats [OPTIONS] MODEL [BASE]; --stats is an option of onnxtool export",
+        ),
+        ("export --crown", "see onnxtool export --help"),
+    ],
+)
+def test_an_option_that_a_command_lacks_says_where_it_belongs(arguments: str, hint: str) -> None:
+    """To other commands, to none, or to a command that takes a file without an option."""
+    done = run_onnxtool(Path(), *arguments.split())
+    assert done.returncode == 2
+    assert f"\nhint: {hint}" in done.stderr
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     """`onnxtool --help | head -1` must end quietly."""
     shell = f"{sys.executable} -m onnxtool export --help | head -n 1"

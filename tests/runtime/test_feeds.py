@@ -21,10 +21,12 @@ from onnxtool.runtime.feeds import (
     has_past,
     index_bounds,
     is_mask,
+    names_are_exchanged,
     past_shapes,
     random_feeds,
     verification_shapes,
 )
+from onnxtool.runtime.input_cases import input_cases
 from tests.infer.tiny_models import save_graph
 from tests.optimize.passes.builders import apply, build, normal, operators
 from tests.optimize.quantization.test_int4_embeddings import TIED
@@ -143,6 +145,10 @@ def test_a_mask_is_known_by_its_name_and_rank() -> None:
 
 def _bounds(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequence[str]) -> dict[str, int]:
     """Return the bounds of a graph of `nodes` whose tables have so many rows of 4."""
+    return index_bounds(_with_tables(path, nodes, tables, inputs))
+
+
+def _with_tables(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequence[str]) -> ModelFile:
     save_graph(
         path,
         nodes,
@@ -150,7 +156,7 @@ def _bounds(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequen
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(np.zeros((rows, 4), np.float32), name) for name, rows in tables.items()],
     )
-    return index_bounds(ModelFile.open(path))
+    return ModelFile.open(path)
 
 
 def test_bounds_are_the_rows_of_the_table_that_an_input_indexes(tmp_path: Path) -> None:
@@ -206,6 +212,51 @@ def test_bounds_are_found_where_a_head_shares_a_table_in_blocks(tmp_path: Path) 
     path = tmp_path / "m.onnx"
     write_inline(model, path)
     assert index_bounds(ModelFile.open(path)) == {"i": 2000}
+
+
+def _lookup_by(name: str, table: str = "segments") -> list[Any]:
+    cast = helper.make_node("Cast", [name], [f"cast {name}"], to=TensorProto.INT32)
+    return [cast, helper.make_node("Gather", [table, f"cast {name}"], [f"of {name}"])]
+
+
+_MASKED_IDS = [  # padding has one id, whatever stands there
+    helper.make_node("Cast", ["attention_mask"], ["is_real"], to=TensorProto.BOOL),
+    helper.make_node("Where", ["is_real", "input_ids", "input_ids"], ["ids"]),
+    helper.make_node("Gather", ["words", "ids"], ["a"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "inputs", "exchanged"),
+    [
+        (_lookup_by("attention_mask"), ("input_ids", "attention_mask", "token_type_ids"), True),
+        (_lookup_by("token_type_ids"), ("input_ids", "attention_mask", "token_type_ids"), False),
+        (
+            _lookup_by("token_type_ids") + _lookup_by("attention_mask", "words"),
+            ("input_ids", "attention_mask", "token_type_ids"),
+            False,
+        ),
+        (_lookup_by("attention_mask"), ("input_ids", "attention_mask"), False),
+        (_MASKED_IDS, ("input_ids", "attention_mask", "token_type_ids"), False),
+    ],
+)
+def test_names_are_exchanged_where_the_mask_looks_up_the_types_of_tokens(
+    nodes: list[Any], inputs: Sequence[str], exchanged: bool, tmp_path: Path
+) -> None:
+    """The mask alone, by its own values, and where there are token types that could."""
+    model = _with_tables(tmp_path / "m.onnx", nodes, {"words": 11, "segments": 2}, inputs)
+    assert names_are_exchanged(model) == exchanged
+
+
+def test_exchanged_names_are_fed_what_they_are(tmp_path: Path) -> None:
+    """Rows keep what they attend to, which random token types would take from them; all of an output is compared."""
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    model = _with_tables(tmp_path / "m.onnx", _lookup_by("attention_mask"), {"segments": 2}, inputs)
+    cases = input_cases(model)
+    for case, shape in zip(cases, verification_shapes(64), strict=True):
+        np.testing.assert_array_equal(case.feeds["token_type_ids"], shape.mask)
+        assert case.valid is None
+    assert any((case.feeds["attention_mask"] != case.feeds["token_type_ids"]).any() for case in cases)
 
 
 CACHED = (

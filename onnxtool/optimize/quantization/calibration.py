@@ -23,7 +23,7 @@ from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
 from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.text_feeds import text_feeds
+from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 _BATCH_SIZE = 8
 _MOST_TEXTS = 256  # beyond, figures hardly move
@@ -88,6 +88,7 @@ def _require_text_inputs(model: ModelFile) -> None:
     if others or not any(info.name == "input_ids" for info in model.structure.inputs):
         inputs = ", ".join(info.name for info in model.structure.inputs)
         raise InputError(f"{model.path} takes {inputs}, which texts alone do not give", "leave the texts out")
+    require_named_inputs(model)
 
 
 def _random_calibration(model: ModelFile, reason: str) -> Calibration:
