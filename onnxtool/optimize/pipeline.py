@@ -18,7 +18,7 @@ from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_ROUNDS = 4
+MOST_ROUNDS = 4
 Match = TypeVar("Match")
 
 
@@ -83,7 +83,7 @@ def run_passes(
     passes: Sequence[Pass],
     context: Context,
     *,
-    most_rounds: int = _MOST_ROUNDS,
+    most_rounds: int = MOST_ROUNDS,
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
     """Run `passes` in their order, repeat until none of them changes anything, and return what each of them did.
 

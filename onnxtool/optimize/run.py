@@ -28,7 +28,7 @@ from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.options import ANY_CPU, MIXED, OptimizeOptions
-from onnxtool.optimize.pipeline import Context, FailedPassError, Pass, run_passes
+from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
@@ -229,7 +229,7 @@ class _Run:
         model, results = run_passes(model, passes, context)
         self.stopwatch.lap("passes")
         converted, candidates = _convert(model, options, conversion, self.judge)
-        steps, results = (*passes, *converted.steps), (*results, *converted.results)
+        steps, results = (*MOST_ROUNDS * tuple(passes), *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
         tell(f"writing {self.staging.output}")

@@ -41,7 +41,7 @@ class Verifier:
 
     Attributes:
         source: the input file.
-        passes: the passes that ran on it.
+        passes: the passes that ran on it, one after another, those of later rounds again.
         provider: where both files run: the provider of the result, or the CPU where that one is not available.
         tolerance: the allowed differences.
         reference: the file that is run for the outputs to compare with: the source, or, where that stores its vectors,
@@ -67,7 +67,7 @@ class Verifier:
 
         Raises:
             FaultyPassError: an output differs by more than the tolerance, because of one pass.
-            VerificationError: an output differs, because of all of them together.
+            VerificationError: an output differs, and no pass is the cause.
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.reference, provider=self.provider, frugal=True)
@@ -92,7 +92,7 @@ class Verifier:
         case = replace(reference, cases=(reference.cases[worst],), outputs=(reference.outputs[worst],))
         place = bisect_left(range(len(self.passes)), True, key=lambda place: self._is_wrong_after(place, case, folder))
         if place == len(self.passes):
-            hint = "no single pass is faulty, only all of them in several rounds; please report this model"
+            hint = "no pass is the cause, but how the file was written; please report this model"
             raise failure(verification, f"no file was written; {hint}")
         name, description = self.passes[place].name, reference.cases[worst].description
         hint = f"no file was written; the pass {name} is the first after which {description} differs"

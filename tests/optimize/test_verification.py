@@ -12,7 +12,7 @@ import pytest
 
 import onnxtool.optimize.run
 from onnxtool.errors import PassError, VerificationError
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
@@ -83,18 +83,30 @@ def test_a_faulty_pass_is_an_error(asked: str, exported: Path, monkeypatch: pyte
 
 
 def _mark(model: ir.Model, _context: Context) -> Outcome:
-    """Spoil in the second round alone, as no single pass does."""
+    """Spoil in the second round alone."""
     rounds = model.metadata_props.get("rounds", "")
     model.metadata_props["rounds"] = f"{rounds}."
     return spoil(model, _context) if len(rounds) == 1 else Outcome(model, int(not rounds))
 
 
-def test_what_no_single_pass_does_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is nothing to leave out, and nobody to blame."""
-    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: (Pass("mark", _mark),))
+def test_a_pass_that_is_faulty_in_a_later_round_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = (PRESETS["cpu"][0], Pass("mark", _mark))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    report = optimize_model(OptimizeOptions(exported))
+    assert [result.name for result in report.passes if result.left_out] == ["mark"]
+
+
+def test_a_file_that_differs_by_no_pass_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that was written wrongly: there is nothing to leave out, and nobody to blame."""
+
+    def save(model: ir.Model, staging: Staging) -> Path:
+        return save_model(spoil(model, Context()).model, staging)
+
+    monkeypatch.setattr(onnxtool.optimize.run, "save_model", save)
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: PRESETS["cpu"][:1])
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))
-    assert "no single pass is faulty" in failure.value.hint
+    assert "no pass is the cause" in failure.value.hint
     assert sorted(path.name for path in exported.parent.iterdir()) == ["tiny.onnx"]
 
 
