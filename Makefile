@@ -18,7 +18,9 @@ setup: $(READY) ## Make .venv and install onnxtool into it, with pinned versions
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo,dev,docs]'
+	# pip compiles on one core, and takes as long for it as for the rest.
+	$(BIN)/python -m compileall -qq --workers 0 -x '/tests?/' $(VENV) || true
 	touch $@
 
 demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.

@@ -116,6 +116,8 @@ def _sections(page: str) -> dict[str, str]:
 
 def _plain(text: str) -> str:
     """Return a line without fonts and with its characters."""
+    if "\\" not in text:  # all escapes begin with it
+        return text
     for pattern, replacement in _ESCAPES:
         text = pattern.sub(replacement, text)
     return text
@@ -154,4 +156,5 @@ def _documented(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:
             if node is not tree:
                 name = f"{name}.{getattr(node, 'name', '')}"
             yield name, ast.get_docstring(node) or ""
-        waiting += [(child, name) for child in ast.iter_child_nodes(node)]
+        # No definition is inside of an expression, and most nodes are.
+        waiting += [(child, name) for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
