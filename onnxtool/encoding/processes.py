@@ -10,7 +10,6 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from onnxtool import errors
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import check_interrupted
+from onnxtool.runtime.child_process import module_command, module_environment
 
 _POLL_S = 0.2
 
@@ -58,7 +58,8 @@ class WorkerProcess:
 
     def _begin(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", self.module],
+            module_command(self.module),
+            env=module_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
