@@ -7,7 +7,7 @@ import sys
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module; by `-m` alone, a `json.py` of the working directory would be run as well."""
+    """Return the command that runs a module; without `-P`, a `json.py` of the working directory would run as well."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
