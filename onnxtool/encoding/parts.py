@@ -176,10 +176,11 @@ class ShardEncoder:
         windows = _windows(self.plan, self.job, numbers, rejects)
         if left_out:
             windows = _without(windows, left_out)
-        for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
-            record = PartRecord(shard, tuple(rejects.pop(number)))
-            self.records.write(number, record)
-            yield number, record
+        with self.plan.folder.writing():
+            for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
+                record = PartRecord(shard, tuple(rejects.pop(number)))
+                self.records.write(number, record)
+                yield number, record
 
     def documents(self, number: int) -> list[Document]:
         """Read the texts of a shard."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +31,7 @@ from onnxtool.encoding import (
     merge_parts,
     windows,
 )
+from onnxtool.encoding.files import write
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.parts import ShardEncoder, parse_part, parse_shards, shard_ranges
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -281,6 +284,60 @@ def test_a_record_that_is_none_is_a_shard_to_do(tmp_path: Path, value: Any) -> N
     for one in (*wrong, *({**record, "shard": one} for one in shards)):
         file.write_text(json.dumps(one))
         assert merge_parts(plan).to_do == "0", one
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"files": []}, "has a record of 1 texts and 0 files"),
+        (
+            {"rejects": [{"file": "c", "line": "1", "reason": "", "id": None}]},
+            "has a record that cannot be read: its line",
+        ),
+        (
+            {"rejects": [{"file": "c", "line": 1, "reason": 5, "id": None}]},
+            "has a record that cannot be read: its reason",
+        ),
+        ({"rejects": [{"file": "c", "line": 1, "reason": "", "id": []}]}, "has a record that cannot be read: its id"),
+    ],
+)
+def test_a_record_of_vectors_without_files_or_of_no_lines_is_a_shard_to_do(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    """A manifest would promise texts that nobody finds."""
+    plan = planned(tmp_path, dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"]))
+    encode_part(plan)
+    file = record_of(tmp_path, 0)
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "shard": {**record["shard"], **change}}))
+    report = merge_parts(plan)
+    assert [*report.problems.values()] == ["0"]
+    assert next(iter(report.problems)).startswith(problem)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of files")
+def test_a_full_disk_is_the_error_of_a_part(tmp_path: Path, corpus: Path) -> None:
+    """And not one of a text, nor of the process; nothing half is left, and the way out is said."""
+    plan = planned(tmp_path, dense_model(tmp_path), corpus)
+    part = [sys.executable, "-m", "onnxtool", "encode", "part", "--quiet", "--plan", str(plan)]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "-", *part], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert re.fullmatch(r"error: cannot write .*vectors: File too large\nhint: .*make room.*\n", ended.stderr)
+    assert list((tmp_path / "vectors").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_as_a_whole_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its name has a part that nobody finds again."""
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnxtool.encoding.files.force_to_disk", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "record.json", b"{}", "12345678")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:

@@ -166,6 +166,26 @@ def test_a_plan_with_a_wrong_value_is_one_error(plan: Path, value: Any) -> None:
         assert not list((plan.parent / "vectors").iterdir()), one
 
 
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"input": "\ud800"}, "its input is '"),
+        ({"model": "a\0b"}, "its model is 'a"),
+        ({"format": "9" * 5000}, r"its format is 9{40}, and"),
+        ({"options": {"prompt": "\ud800"}}, "its option prompt is '"),
+        ({"options": {"threads": 1 << 20}}, "its option threads is 1048576, of at most 1024"),
+        ({"options": {"x" * 5000: 1}}, "'x{40}' is none of its options"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_plan_is_refused_before_anything_is_done_by_it(plan: Path, change: dict[str, Any], error: str) -> None:
+    """A million threads would be started, and a name that no file can have ends a worker; what is said is short."""
+    whole = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**whole, **change, "options": {**whole["options"], **change.get("options", {})}}))
+    with pytest.raises(InputError, match=f"is not a plan of a corpus: {error}"):
+        read_plan(plan)
+
+
 def test_places_of_a_plan_that_lead_elsewhere_are_an_error(plan: Path) -> None:
     """Into the middle of a line, behind the end, or to the texts of another shard."""
     whole = json.loads(plan.read_text())
