@@ -57,15 +57,20 @@ class WorkerProcess:
         yield from self._answers(order)
 
     def _begin(self) -> None:
-        self._process = subprocess.Popen(
-            module_command(self.module),
-            env=module_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
-        )
+        try:
+            self._process = subprocess.Popen(
+                module_command(self.module),
+                env=module_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
+            )
+        except OSError as error:
+            raise OnnxtoolError(
+                f"cannot start a process: {error.strerror}", "pass fewer --workers, or end other processes"
+            ) from error
         if self._is_closed:  # meanwhile, by another thread
             self._process.kill()
 
@@ -76,6 +81,8 @@ class WorkerProcess:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
         for line in process.stdout:
+            if not line.endswith("\n"):  # it died as it wrote
+                break
             answer = json.loads(line)
             if "done" in answer:
                 return

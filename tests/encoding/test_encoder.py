@@ -113,6 +113,9 @@ def test_cores_of_an_actor_are_those_that_its_pipeline_says(tmp_path: Path, monk
     monkeypatch.delenv("OMP_NUM_THREADS")
     Encoder(model, CPU)
     assert seen == [3, 2, 1, 0]
+    monkeypatch.setenv("OMP_NUM_THREADS", "all")
+    with pytest.raises(InputError, match="OMP_NUM_THREADS is 'all', and no number"):
+        Encoder(model, CPU)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,10 @@ from click.testing import CliRunner
 from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
 from onnxtool.encoding.plan import read_plan
+from onnxtool.encoding.processes import Died, WorkerProcess
+from onnxtool.encoding.ray import run_on_ray
 from onnxtool.encoding.workers import Worker, runs_of
-from onnxtool.errors import InputError, ModelFileError, SessionError
+from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, SessionError
 from tests.encoding.corpora import contents_of, dense_model, lines_of, make_texts, write_corpus
 from tests.encoding.test_parts import OPTIONS, collection, outcome, planned, whole
 
@@ -208,6 +210,91 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
     model.write_bytes(b"none")
     with pytest.raises(ModelFileError, match="is not a complete ONNX model"):
         encode_plan(plan, RunOptions(workers=1))
+
+
+def test_a_text_is_not_convicted_by_a_single_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it follows one that ends its process twice: this death may be somebody else's fault."""
+    plan = planned(tmp_path, dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(6)))
+    worker = Worker(RunOptions().worker(read_plan(plan), 1))
+    deaths = [3, 3, 4]
+
+    def run(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for place in range(order["begin"], 6):
+            yield {"text": place}
+            if deaths and deaths[0] == place:
+                deaths.pop(0)
+                raise Died("SIGKILL")
+
+    monkeypatch.setattr(worker, "_ask", run)
+    assert worker._find(0) == {3: "cannot be encoded: it ends the process (SIGKILL)"}
+    assert not deaths
+
+
+def test_a_process_that_dies_as_it_answers_has_died(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half of an answer is none, and no failure of who reads it; one that cannot be started is an error."""
+    (tmp_path / "half.py").write_text("print('{\"shard\": 1}\\n{\"sha', end='')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = WorkerProcess("half")
+    answers = process.ask({})
+    assert next(answers) == {"shard": 1}
+    with pytest.raises(Died, match="exit code 0"):
+        next(answers)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(OnnxtoolError, match="cannot start a process: No such file"):
+        next(process.ask({}))
+
+
+class Cluster:
+    """Stands in for Ray: the nodes of a cluster, and what is asked of them."""
+
+    def __init__(self, *resources: dict[str, float]) -> None:
+        self._nodes = [{"Alive": True, "Resources": one} for one in resources]
+        self.asked: dict[str, Any] = {}
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self._nodes
+
+    def remote(self, _class: type) -> Cluster:
+        return self
+
+    def options(self, **asked: Any) -> Any:
+        self.asked = asked
+        raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    ("provider", "nodes", "workers", "asked"),
+    [
+        ("cpu", [{"CPU": 8.0}, {"CPU": 4.0}, {}], 2, (4, 0)),
+        ("cpu", [{"CPU": 8.0, "GPU": 2.0}], 4, (2, 0)),
+        ("cuda", [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 8.0}], 3, (8 / 3, 1)),
+        ("cuda", [{"CPU": 8.0, "GPU": 1.0}], 2, (4, 0.5)),
+    ],
+)
+def test_an_actor_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    provider: str,
+    nodes: list[dict[str, float]],
+    workers: int,
+    asked: tuple[float, float],
+) -> None:
+    """And one GPU at most: Ray refuses shares above 1 that are no whole number, and a session runs on one."""
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    path = planned(tmp_path, dense_model(tmp_path), corpus, replace(OPTIONS, shard_size=2))
+    plan = read_plan(path)
+    plan = replace(plan, options=replace(plan.options, provider=provider))
+    cluster = Cluster(*nodes)
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    with pytest.raises(InterruptedError):
+        run_on_ray(plan, RunOptions(engine="ray", workers=workers), range(5), lambda _event: None)
+    assert (cluster.asked["num_cpus"], cluster.asked["num_gpus"]) == pytest.approx(asked)
+    monkeypatch.setitem(sys.modules, "ray", Cluster({"memory": 1.0}))
+    with pytest.raises(InputError, match="no node of the cluster has a CPU"):
+        run_on_ray(plan, RunOptions(engine="ray"), [0], lambda _event: None)
 
 
 def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
