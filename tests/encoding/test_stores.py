@@ -45,7 +45,17 @@ from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
-from tests.encoding.store_server import BUCKET, KINDS, SECRET, STORES, Azure, Store, StoreKind, store_server
+from tests.encoding.store_server import (
+    BUCKET,
+    KINDS,
+    SECRET,
+    STORES,
+    Azure,
+    FolderContents,
+    Store,
+    StoreKind,
+    store_server,
+)
 from tests.encoding.test_parts import collection, outcome, planned, whole
 
 fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec").conf
@@ -163,6 +173,21 @@ def test_a_container_of_azure_has_two_addresses(store: Store, tmp_path: Path) ->
     assert merge_parts(plan).manifest
     assert corpus_status(f"{Azure.data_lake_uri}/vectors.plan.json").merged
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
+
+
+def test_names_in_a_store_may_have_what_addresses_may_not(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question mark, a fragment or an escape: by one process and by several. What no key may have is an error."""
+    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 50)
+    for place, name in enumerate(("what?.jsonl", "a#1.jsonl", "100%20.jsonl")):
+        store.write(f"in/{name}", json.dumps({"id": f"{place}", "contents": "a cat"}).encode())
+    model = store.model(dense_model(tmp_path))
+    for workers in (1, 2):
+        report = make_plan(model, f"{store.uri}/in", f"{store.uri}/vectors", OPTIONS, workers=workers, force=True)
+        assert (report.num_texts, report.rejects) == (3, {})
+    with pytest.raises(StoreError, match="llegal"):
+        find_sources(parse_location(f"{store.uri}/in/\x01.jsonl"))
 
 
 def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
@@ -572,6 +597,28 @@ def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> 
     shown = "".join(traceback.format_exception(refused.value))
     assert secret not in shown
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS[-1:], ids=["sftp"], indirect=True)
+def test_links_of_a_server_are_followed(store: Store, tmp_path: Path) -> None:
+    """Its listings do not say what they lead to; one to nothing is an error, and not left out in silence."""
+    store.write("elsewhere/x.jsonl", b'{"id": "0", "contents": "a cat"}')
+    store.write("in/a.jsonl", b'{"id": "1", "contents": "a dog"}')
+    assert isinstance(store.contents, FolderContents)
+    (store.contents.folder / "in" / "b.jsonl").symlink_to("../elsewhere/x.jsonl")
+    sources, _ = find_sources(parse_location(f"{store.uri}/in"))
+    assert [(source.name, source.size_bytes) for source in sources] == [("a.jsonl", 32), ("b.jsonl", 32)]
+    assert [line.id for line in SourceReader(sources)] == ["1", "0"]
+    store.contents.delete("elsewhere/x.jsonl")
+    with pytest.raises(InputError, match=r"b\.jsonl is a link to nothing"):
+        find_sources(parse_location(f"{store.uri}/in"))
+    (store.contents.folder / "in" / "b.jsonl").unlink()
+
+
+def test_what_a_filesystem_is_opened_with_is_not_shown_by_its_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssh://` is opened with what is configured for `sftp://`."""
+    monkeypatch.setitem(fsspec_configuration, "sftp", {"password": SECRET})
+    assert SECRET not in filesystems._reason(ValueError(f"no such option: {SECRET}"))
 
 
 def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
