@@ -23,62 +23,23 @@ from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
 from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.processes import Died, WorkerProcess
-from onnxtool.encoding.ray import run_on_ray
 from onnxtool.encoding.workers import Worker, runs_of
 from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, SessionError
-from tests.encoding.corpora import contents_of, dense_model, lines_of, make_texts, write_corpus
-from tests.encoding.test_parts import OPTIONS, collection, outcome, planned, whole
+from tests.encoding.corpora import (
+    OPTIONS,
+    collection,
+    contents_of,
+    dense_model,
+    lines_of,
+    make_texts,
+    outcome,
+    planned,
+    whole,
+    write_corpus,
+)
+from tests.encoding.poison import code_of, poisoned
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
-
-
-def _poisoned(folder: Path, code: str) -> dict[str, str]:
-    """Return variables by which workers run `code` first."""
-    (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
-def _code(act: str) -> str:
-    """Return code that does something with a batch that has the text `poison`, once the worker loads the pipeline."""
-    return f"""
-import importlib.abc, importlib.machinery, os, signal, sys, time
-
-def after(module):
-    tokenize = module._tokenize
-    run = module._encode
-    bad = set()
-
-    def watched(model, documents, plan):
-        found, rejects = tokenize(model, documents, plan)
-        for document, texts in found:
-            if document.id.startswith("poison"):
-                bad.update(map(id, texts))
-                kept.extend(texts)
-        return found, rejects
-
-    kept = []
-
-    def encode(model, texts, plan):
-        if any(id(text) in bad for text in texts):
-            {act}
-        return run(model, texts, plan)
-
-    module._tokenize, module._encode = watched, encode
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "onnxtool.encoding.pipeline":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            after(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("folder", 1), ("jsonl.gz", 2), ("parquet", 3)])
@@ -96,12 +57,11 @@ def test_workers_are_one_run(tmp_path: Path, kind: str, workers: int) -> None:
     assert (again.workers, again.num_encoded, again.num_texts) == (0, 0, report.num_texts)
 
 
-@pytest.mark.parametrize("by", ["run", "part"])
 @pytest.mark.parametrize(
-    ("act", "reason"),
+    ("act", "reason", "by"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process (SIGSEGV)"),
-        ("raise MemoryError('no room')", "cannot be encoded: no room"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process (SIGSEGV)", "part"),
+        ("raise MemoryError('no room')", "cannot be encoded: no room", "run"),
     ],
 )
 def test_a_text_that_ends_its_process_is_rejected_with_its_id(
@@ -116,7 +76,7 @@ def test_a_text_that_ends_its_process_is_rejected_with_its_id(
         lines[place] = lines[place].replace(f'"d{place}"', f'"poison{place}"')
     corpus.write_text("\n".join(lines) + "\n")
     plan = planned(tmp_path, model, corpus, replace(OPTIONS, contents=True))
-    for name, value in _poisoned(tmp_path, _code(act)).items():
+    for name, value in poisoned(tmp_path, code_of(act)).items():
         monkeypatch.setenv(name, value)
     if by == "part":
         assert encode_part(plan, PartOptions(workers=1)).num_left_out == 3
@@ -244,59 +204,6 @@ def test_a_process_that_dies_as_it_answers_has_died(monkeypatch: pytest.MonkeyPa
         next(process.ask({}))
 
 
-class Cluster:
-    """Stands in for Ray: the nodes of a cluster, and what is asked of them."""
-
-    def __init__(self, *resources: dict[str, float]) -> None:
-        self._nodes = [{"Alive": True, "Resources": one} for one in resources]
-        self.asked: dict[str, Any] = {}
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return self._nodes
-
-    def remote(self, _class: type) -> Cluster:
-        return self
-
-    def options(self, **asked: Any) -> Any:
-        self.asked = asked
-        raise InterruptedError
-
-
-@pytest.mark.parametrize(
-    ("provider", "nodes", "workers", "asked"),
-    [
-        ("cpu", [{"CPU": 8.0}, {"CPU": 4.0}, {}], 2, (4, 0)),
-        ("cpu", [{"CPU": 8.0, "GPU": 2.0}], 4, (2, 0)),
-        ("cuda", [{"CPU": 64.0}, {"CPU": 8.0, "GPU": 8.0}], 3, (8 / 3, 1)),
-        ("cuda", [{"CPU": 8.0, "GPU": 1.0}], 2, (4, 0.5)),
-    ],
-)
-def test_an_actor_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    provider: str,
-    nodes: list[dict[str, float]],
-    workers: int,
-    asked: tuple[float, float],
-) -> None:
-    """And one GPU at most: Ray refuses shares above 1 that are no whole number, and a session runs on one."""
-    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
-    path = planned(tmp_path, dense_model(tmp_path), corpus, replace(OPTIONS, shard_size=2))
-    plan = read_plan(path)
-    plan = replace(plan, options=replace(plan.options, provider=provider))
-    cluster = Cluster(*nodes)
-    monkeypatch.setitem(sys.modules, "ray", cluster)
-    with pytest.raises(InterruptedError):
-        run_on_ray(plan, RunOptions(engine="ray", workers=workers), range(5), lambda _event: None)
-    assert (cluster.asked["num_cpus"], cluster.asked["num_gpus"]) == pytest.approx(asked)
-    monkeypatch.setitem(sys.modules, "ray", Cluster({"memory": 1.0}))
-    with pytest.raises(InputError, match="no node of the cluster has a CPU"):
-        run_on_ray(plan, RunOptions(engine="ray"), [0], lambda _event: None)
-
-
 def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only together do they end the process, by memory for one; nothing is rejected then."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -304,7 +211,7 @@ def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkey
     lines[50] = lines[50].replace('"d50"', '"poison50"')
     corpus.write_text("\n".join(lines) + "\n")
     plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("os._exit(3) if len(texts) > 1 else None")).items():
+    for name, value in poisoned(tmp_path, code_of("os._exit(3) if len(texts) > 1 else None")).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SessionError, match="shard 1 ends the process that encodes it, and none of its texts does"):
         encode_plan(plan, RunOptions(workers=1))
@@ -329,61 +236,11 @@ def test_the_command_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(60))
     corpus.write_text(corpus.read_text().replace('"d7"', '"poison7"'))
     plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("os._exit(3)")).items():
+    for name, value in poisoned(tmp_path, code_of("os._exit(3)")).items():
         monkeypatch.setenv(name, value)
     result = CliRunner().invoke(main, ["encode", "run", "--plan", str(plan), "--quiet", "--workers", "1"])
     assert result.exit_code == 0, result.output
     assert "Texts that no worker can run: 1" in result.stdout
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """A cluster of this machine with four cores on paper."""
-    library = pytest.importorskip("ray", reason="needs ray")
-    library.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield library
-    library.shutdown()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_of_ray_are_one_run(tmp_path: Path, ray: Any, workers: int) -> None:
-    """As those of this machine."""
-    del ray
-    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
-    plan = planned(tmp_path, model, corpus)
-    report = encode_plan(plan, RunOptions(engine="ray", workers=workers, threads=1))
-    assert (report.engine, report.workers) == ("ray", min(workers, report.num_shards))
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
-
-
-def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shards go to the nodes that are left, and the driver does not wait for the actor that had them."""
-    pytest.importorskip("ray", reason="needs ray")
-    from ray.cluster_utils import Cluster
-
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(500))
-    corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
-    plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("time.sleep(0.3)")).items():
-        monkeypatch.setenv(name, value)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        node = cluster.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        command = [sys.executable, "-m", "onnxtool", "encode", "run", "--plan", str(plan), "--engine", "ray"]
-        with subprocess.Popen([*command, "--format", "json"], stdout=subprocess.PIPE, text=True) as driver:
-            while driver.poll() is None and len(list(tmp_path.glob("vectors.parts/*"))) < 3:
-                time.sleep(0.05)
-            assert driver.poll() is None
-            cluster.remove_node(node, allow_graceful=False)
-            answer, _ = driver.communicate(timeout=120)
-    finally:
-        cluster.shutdown()
-    assert driver.returncode == 0
-    assert json.loads(answer)["workers"] == 2
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
 def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,10 @@ from onnxtool.encoding import (
 )
 from onnxtool.encoding.plan import read_plan
 from onnxtool.errors import InputError, OnnxtoolError
-from tests.encoding.corpora import dense_model, make_texts, write_corpus
+from tests.encoding.corpora import OPTIONS, dense_model, make_texts, planned, write_corpus
 
-OPTIONS = VectorOptions(provider="cpu", shard_size=40)
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [], {}, [[-1]], [None]]
 
 
@@ -32,7 +33,7 @@ WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [],
 def plan(tmp_path: Path) -> Path:
     """Of a hundred texts in three shards."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
-    return Path(make_plan(dense_model(tmp_path), corpus, tmp_path / "vectors", OPTIONS).plan)
+    return planned(tmp_path, dense_model(tmp_path), corpus)
 
 
 def test_two_plans_are_the_same_bytes_and_name_no_place(tmp_path: Path, plan: Path) -> None:

@@ -44,7 +44,18 @@ from onnxtool.encoding.reading import read_shards
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
-from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import (
+    OPTIONS,
+    SIZE,
+    collection,
+    dense_model,
+    make_texts,
+    outcome,
+    planned,
+    sparse_model,
+    whole,
+    write_corpus,
+)
 from tests.encoding.store_server import (
     BUCKET,
     KINDS,
@@ -56,13 +67,12 @@ from tests.encoding.store_server import (
     StoreKind,
     store_server,
 )
-from tests.encoding.test_parts import collection, outcome, planned, whole
 
 fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec").conf
 set_conf_env = pytest.importorskip("fsspec.config").set_conf_env
 
-SIZE = 40
-OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 RUN = """
 import sys
 from onnxtool.encoding import PartOptions, encode_part
@@ -246,12 +256,12 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
     """At random moments, two of the same shards at once, while the store fails now and then."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(600))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(320))
     expected = whole(tmp_path, model, corpus)
     plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
     chance = random.Random(1)  # noqa: S311  no secret
     store.faults.error = 0.05
-    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-14"]) for _ in range(2)]
+    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-7"]) for _ in range(2)]
     deadline = time.monotonic() + 60
     while not store.objects("vectors.parts/") and both[0].poll() is None:
         assert time.monotonic() < deadline
