@@ -17,6 +17,7 @@ from onnxtool.encoding.files import Entry, create, entries, publish, remove, sta
 from onnxtool.encoding.locations import Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.schemes import STORES
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
@@ -127,6 +128,12 @@ class OutputFolder:
                 "pass an --output folder that is empty or not there yet",
             )
         return found
+
+    def half_written(self) -> tuple[str, ...]:
+        """Return the files that have no name yet: of workers that write, or that were killed. Stores have none."""
+        if isinstance(self.path, Uri) and self.path.scheme in STORES:
+            return ()
+        return tuple(sorted(name for name in entries(self.path) if name.startswith(".") and _OWN_FILE.fullmatch(name)))
 
     def require_whole(self, manifest: Manifest) -> None:
         """Refuse a folder that lacks a file of its manifest.

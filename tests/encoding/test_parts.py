@@ -309,6 +309,20 @@ def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
         encode_part(plan, PartOptions(shards="1"))
 
 
+def test_status_lists_what_killed_workers_have_left_half(tmp_path: Path, corpus: Path) -> None:
+    """Until they are merged; and what one of them leaves behind that, the next merge removes."""
+    plan = planned(tmp_path, dense_model(tmp_path), corpus)
+    name = ".part-00001.ids.jsonl.0123abcd.partial"
+    (tmp_path / "vectors" / name).write_text("{")
+    assert corpus_status(plan).half_written == (name,)
+    encode_part(plan)
+    for _ in range(2):
+        (tmp_path / "vectors" / name).write_text("{")
+        assert corpus_status(plan).half_written == (name,)
+        assert merge_parts(plan).num_removed == 1
+        assert corpus_status(plan).half_written == ()
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, corpus: Path) -> None:
     """A run of infer, or files of somebody; a plan is replaced by --force alone."""
     model = dense_model(tmp_path)

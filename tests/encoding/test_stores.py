@@ -570,6 +570,7 @@ def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) 
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     store.faults.end()
+    assert len(corpus_status(plan).half_written) == 1
     (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/")]
     assert re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial", left)
     encode_part(plan)
