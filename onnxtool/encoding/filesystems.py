@@ -168,7 +168,8 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
 
 def _is_refused(error: Exception) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    return 400 <= status < 500 and status != 429
+    # A hidden file is gone where another run of the same command has published all of it meanwhile.
+    return 400 <= status < 500 and status not in (404, 429)
 
 
 def _hint(uri: Uri) -> str:

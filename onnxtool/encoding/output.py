@@ -265,10 +265,8 @@ class StagedShard:
 
     def commit(self, digest: str) -> ShardRecord:
         """Give the files their names, and return the record of a shard made from texts of this digest."""
-        if self._writer is not None:
-            self._writer.close()
         return ShardRecord(
-            files=() if self._writer is None else self._folder.commit_shard(self._files),
+            files=self._folder.commit_shard(self._files) if self._close() else (),
             digest=digest,
             num_texts=self._num_texts,
             num_tokens=self._num_tokens,
@@ -280,8 +278,14 @@ class StagedShard:
 
     def abandon(self) -> None:
         """Remove what is written, unless it was committed."""
-        if self._writer is not None:
-            with suppress(OSError):  # on a full disk closing fails as writing did
-                self._writer.close()
-            for path in self._files.values():
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk closing fails as writing did
+            self._close()
+        for path in self._files.values():
+            path.unlink(missing_ok=True)
+
+    def _close(self) -> bool:
+        """Close the files, once; return whether there were any."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ from onnxtool.encoding import (
     object_store,
     remote,
 )
-from onnxtool.encoding.files import create, entries, upload, write
+from onnxtool.encoding.files import create, entries, read_bytes, upload, write
 from onnxtool.encoding.locations import Uri, joined, parse_location, relative
 from onnxtool.encoding.output import shard_marks
 from onnxtool.encoding.reading import read_shards
@@ -630,6 +631,39 @@ def test_what_a_filesystem_is_opened_with_is_not_shown_by_its_other_name(monkeyp
     """`ssh://` is opened with what is configured for `sftp://`."""
     monkeypatch.setitem(fsspec_configuration, "sftp", {"password": SECRET})
     assert SECRET not in filesystems._reason(ValueError(f"no such option: {SECRET}"))
+
+
+def test_a_shard_that_no_store_takes_is_the_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not one of its files, which are closed by then, and removed."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError("the store is gone", "check the network")
+
+    monkeypatch.setattr("onnxtool.encoding.output.upload", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    with pytest.raises(StoreError, match="the store is gone"):
+        encode_corpus(model, corpus, "memory://refused/vectors", CorpusOptions(provider="cpu"))
+    assert not list(tmp_path.glob("onnxtool-*"))
+
+
+def test_a_file_that_another_run_removed_as_it_was_written_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same command: it had published all files and removed those without a name. The data node says 404."""
+
+    class NotFoundError(Exception):
+        response = SimpleNamespace(status_code=404)
+
+    failures: list[Exception] = [NotFoundError()]
+    write_there = filesystems._write
+
+    def written(filesystem: Any, path: str, content: bytes | Path) -> int:
+        if failures:
+            raise failures.pop()
+        return write_there(filesystem, path, content)
+
+    monkeypatch.setattr(filesystems, "_write", written)
+    write(parse_location("memory://again/x"), b"content")
+    assert read_bytes(parse_location("memory://again/x")) == b"content"
 
 
 def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
