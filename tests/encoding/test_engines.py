@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,10 @@ from click.testing import CliRunner
 
 from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
+from onnxtool.encoding.pieces import cut_pieces
 from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.processes import Died, WorkerProcess
+from onnxtool.encoding.sources import find_sources
 from onnxtool.encoding.workers import Worker, runs_of
 from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, SessionError
 from tests.encoding.corpora import (
@@ -188,6 +190,15 @@ def test_a_text_is_not_convicted_by_a_single_death(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(worker, "_ask", run)
     assert worker._find(0) == {3: "cannot be encoded: it ends the process (SIGKILL)"}
     assert not deaths
+
+
+def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has put it there may be anybody who shares the plan."""
+    (tmp_path / "json.py").write_text("raise SystemExit('of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    (piece,) = cut_pieces(find_sources(write_corpus(tmp_path / "corpus.jsonl", make_texts(3)))[0])
+    with closing(WorkerProcess("onnxtool.encoding.plan_worker")) as process:
+        assert [*process.ask({"count": replace(piece, end=1 << 20).to_json()})] == [{"lines": 3}]
 
 
 def test_a_process_that_dies_as_it_answers_has_died(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
