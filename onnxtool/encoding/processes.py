@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from onnxtool import errors
+from onnxtool.encoding.answers import GRACE_S
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.child_process import module_command, module_environment
@@ -113,7 +114,12 @@ class WorkerProcess:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process, for whose answers no thread waits."""
+        """End the process, for whose answers no thread waits; it removes its temporary files, such as a model."""
+        self._is_closed = True
+        if (process := self._process) is not None and process.stdin is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                process.stdin.close()
+                process.wait(GRACE_S)
         self.stop()
         self._end()
 

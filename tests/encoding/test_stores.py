@@ -201,6 +201,17 @@ def test_names_in_a_store_may_have_what_addresses_may_not(
         find_sources(parse_location(f"{store.uri}/in/\x01.jsonl"))
 
 
+def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> None:
+    """Where it has done its work; models are large."""
+    model, corpus = store.model(dense_model(tmp_path)), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    plan = make_plan(model, corpus, tmp_path / "vectors", OPTIONS).plan
+    (tmp_path / "temporary").mkdir()
+    variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run([sys.executable, "-c", RUN, plan, "0"], env=variables, check=True)
+    assert corpus_status(plan).num_done == 1
+    assert not list((tmp_path / "temporary").glob("onnxtool-*"))
+
+
 def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
     """They were measured when it was made."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
