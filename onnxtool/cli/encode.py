@@ -290,5 +290,8 @@ def _status_blocks(report: StatusReport) -> list[Block]:
         facts.append(("Rate", f"{report.texts_per_s:.1f} texts/s"))
     if report.seconds_left is not None:
         facts.append(("Time left", format_duration(report.seconds_left * 1e3)))
+    if report.half_written:
+        count = len(report.half_written)
+        facts.append(("Half-written files", f"{count}, of workers that write or that were killed; merge removes them"))
     facts.append(("To do", report.to_do) if report.to_do else ("Merged", "yes" if report.merged else "not yet"))
     return [Facts(facts)]

@@ -10,11 +10,13 @@ import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from onnxtool.errors import OnnxtoolError, SessionError
 
+GRACE_S = 2.0
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -27,12 +29,13 @@ def answer_orders(answer: Callable[[Iterator[dict[str, Any]], Tell], None]) -> i
 
     def orders() -> Iterator[dict[str, Any]]:
         waiting = _orders()
-        while True:
-            yield waiting.get()
+        while (order := waiting.get()) is not None:
+            yield order
             tell({"done": True})
 
     try:
         answer(orders(), tell)
+        return 0
     except OnnxtoolError as error:  # who reads this raises it
         tell({"error": error.message, "hint": error.hint, "kind": type(error).__name__})
     except MemoryError:
@@ -40,13 +43,18 @@ def answer_orders(answer: Callable[[Iterator[dict[str, Any]], Tell], None]) -> i
     return 1
 
 
-def _orders() -> queue.SimpleQueue[dict[str, Any]]:
-    """Read orders in a thread, which ends the process with stdin: whoever gave them is gone, and nobody waits."""
-    orders: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+def _orders() -> queue.SimpleQueue[dict[str, Any] | None]:
+    """Read orders in a thread, and None behind them; then who still works does so for nobody, and is ended.
+
+    Who waits for an order ends as a process does that has time to remove its temporary files.
+    """
+    orders: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
 
     def read() -> None:
         for line in sys.stdin:
             orders.put(json.loads(line))
+        orders.put(None)
+        time.sleep(GRACE_S)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -59,7 +67,10 @@ def _own_stdout() -> Tell:
     os.dup2(2, 1)
 
     def tell(answer: dict[str, Any]) -> None:
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+        except BrokenPipeError:  # who gave the order is gone
+            os._exit(0)
 
     return tell

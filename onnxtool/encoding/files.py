@@ -94,8 +94,12 @@ def write(location: Location, content: bytes, token: str = "") -> None:
     if isinstance(location, Uri):
         remote(location).put(location, content)
         return
-    staged(location, token).write_bytes(content)
-    publish(location, token)
+    try:
+        staged(location, token).write_bytes(content)
+        publish(location, token)
+    except BaseException:
+        staged(location, token).unlink(missing_ok=True)
+        raise
 
 
 def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:

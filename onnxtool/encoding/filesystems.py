@@ -151,7 +151,7 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
         except ImportError as error:
             package = _PACKAGES.get(uri.scheme, "")
             raise InputError(
-                f"{uri} cannot be reached: {_reason(uri, error)}",
+                f"{uri} cannot be reached: {_reason(error)}",
                 f"pip install {package}" if package else "install the package that fsspec reaches it with",
             ) from None
         except (InputError, OutputWriteError, StoreError):
@@ -159,7 +159,7 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
         except Exception as error:  # noqa: BLE001  each library has errors of its own
             is_passing = is_open or isinstance(error, OSError)  # a password that is refused is not tried again
             if wait is None or not is_passing or isinstance(error, _FINAL) or _is_refused(error):
-                raise StoreError(f"{uri}: {_reason(uri, error)}", _hint(uri)) from None
+                raise StoreError(f"{uri}: {_reason(error)}", _hint(uri)) from None
         _client.cache_clear()
         check_interrupted()
         time.sleep(wait)
@@ -168,7 +168,8 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
 
 def _is_refused(error: Exception) -> bool:
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    return 400 <= status < 500 and status != 429
+    # A hidden file is gone where another run of the same command has published all of it meanwhile.
+    return 400 <= status < 500 and status not in (404, 429)
 
 
 def _hint(uri: Uri) -> str:
@@ -178,12 +179,13 @@ def _hint(uri: Uri) -> str:
     )
 
 
-def _reason(uri: Uri, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Say what a library says, without what it was given to sign in with."""
     from fsspec.config import conf
 
     message = _QUERY.sub("", " ".join(str(error).split())) or type(error).__name__
-    for secret in sorted(_texts(conf.get(uri.scheme, {})), key=len, reverse=True):
+    # A filesystem with two names is opened with what is configured for either of them.
+    for secret in sorted(_texts(conf), key=len, reverse=True):
         message = message.replace(secret, "…")
     return message[:_LONGEST_REASON]
 
@@ -217,13 +219,27 @@ def _modified(info: Info) -> float:
     return 0.0
 
 
+def _inside(filesystem: Any, path: str) -> list[Info]:
+    """List a folder; links, which a listing does not follow, as what they lead to."""
+    found = []
+    for info in filesystem.ls(path, detail=True):
+        if info["type"] in ("file", "directory"):
+            found.append(info)
+            continue
+        try:
+            found.append({**filesystem.info(info["name"]), "name": info["name"]})
+        except FileNotFoundError:
+            raise InputError(f"{info['name']} is a link to nothing", "put the file there, or remove it") from None
+    return found
+
+
 def listed(folder: Uri, marks: Sequence[str] = ()) -> Iterator[tuple[str, int, float]]:
     """Yield name, size and time of the files of a folder, by one listing."""
     del marks  # of stores
 
     def request(filesystem: Any, path: str) -> list[Info]:
         filesystem.invalidate_cache()
-        return list(filesystem.ls(path.rstrip("/") or "/", detail=True))
+        return _inside(filesystem, path.rstrip("/") or "/")
 
     with suppress(FileNotFoundError):
         for info in _ask(folder, request):
@@ -239,7 +255,7 @@ def below(folder: Uri) -> Iterator[tuple[str, int]]:
         found, folders = [], [""]
         while folders:
             inside = folders.pop()
-            for info in filesystem.ls(f"{path.rstrip('/')}/{inside}".rstrip("/") or "/", detail=True):
+            for info in _inside(filesystem, f"{path.rstrip('/')}/{inside}".rstrip("/") or "/"):
                 name = f"{inside}{posixpath.basename(info['name'].rstrip('/'))}"
                 if info["type"] == "directory":
                     folders.append(f"{name}/")

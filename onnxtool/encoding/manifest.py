@@ -140,11 +140,20 @@ def parse_shard(entry: dict[str, Any]) -> ShardRecord:
         KeyError: there is none; TypeError likewise.
     """
     files = tuple(_checked(FileRecord(**file)) for file in entry["files"])
-    rejects = tuple(Reject(**reject) for reject in entry["rejects"])
+    rejects = parse_rejects(entry["rejects"])
     return _checked(ShardRecord(**{**entry, "files": files, "rejects": rejects}))
 
 
-_Record = TypeVar("_Record", FileRecord, ShardRecord)
+def parse_rejects(entries: Sequence[dict[str, Any]]) -> tuple[Reject, ...]:
+    """Return the rejected lines that a document holds.
+
+    Raises:
+        ValueError: a value is none that such a line has; TypeError likewise.
+    """
+    return tuple(_checked(Reject(**reject)) for reject in entries)
+
+
+_Record = TypeVar("_Record", FileRecord, ShardRecord, Reject)
 
 
 def _checked(record: _Record) -> _Record:
@@ -152,7 +161,8 @@ def _checked(record: _Record) -> _Record:
     for field in fields(record):
         value = getattr(record, field.name)
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        if (field.type == "int" and not is_count) or (field.type == "str" and not isinstance(value, str)):
+        is_text = isinstance(value, str) or (field.type == "str | None" and value is None)
+        if (field.type == "int" and not is_count) or (field.type in ("str", "str | None") and not is_text):
             raise ValueError(f"its {field.name} is {str(value)[:40]!r}")
     return record
 

@@ -90,7 +90,7 @@ def _ask(uri: Uri, request: Callable[[ObjectStore], Answer]) -> Answer:
             return request(store)
         except FileNotFoundError:
             raise FileNotFoundError(errno.ENOENT, "there is no such object", str(uri)) from None
-        except (BaseError, NotImplementedError) as error:
+        except (BaseError, NotImplementedError, ValueError) as error:  # a key that no store takes is the last
             if wait is None or not _BROKEN_OFF.search(_reason(error)):
                 raise StoreError(f"{uri}: {_reason(error)}", _HINT) from None
         check_interrupted()

@@ -17,6 +17,7 @@ from onnxtool.encoding.files import Entry, create, entries, publish, remove, sta
 from onnxtool.encoding.locations import Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.schemes import STORES
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
@@ -127,6 +128,12 @@ class OutputFolder:
                 "pass an --output folder that is empty or not there yet",
             )
         return found
+
+    def half_written(self) -> tuple[str, ...]:
+        """Return the files that have no name yet: of workers that write, or that were killed. Stores have none."""
+        if isinstance(self.path, Uri) and self.path.scheme in STORES:
+            return ()
+        return tuple(sorted(name for name in entries(self.path) if name.startswith(".") and _OWN_FILE.fullmatch(name)))
 
     def require_whole(self, manifest: Manifest) -> None:
         """Refuse a folder that lacks a file of its manifest.
@@ -258,10 +265,8 @@ class StagedShard:
 
     def commit(self, digest: str) -> ShardRecord:
         """Give the files their names, and return the record of a shard made from texts of this digest."""
-        if self._writer is not None:
-            self._writer.close()
         return ShardRecord(
-            files=() if self._writer is None else self._folder.commit_shard(self._files),
+            files=self._folder.commit_shard(self._files) if self._close() else (),
             digest=digest,
             num_texts=self._num_texts,
             num_tokens=self._num_tokens,
@@ -273,8 +278,14 @@ class StagedShard:
 
     def abandon(self) -> None:
         """Remove what is written, unless it was committed."""
-        if self._writer is not None:
-            with suppress(OSError):  # on a full disk closing fails as writing did
-                self._writer.close()
-            for path in self._files.values():
-                path.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk closing fails as writing did
+            self._close()
+        for path in self._files.values():
+            path.unlink(missing_ok=True)
+
+    def _close(self) -> bool:
+        """Close the files, once; return whether there were any."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None

@@ -176,10 +176,11 @@ class ShardEncoder:
         windows = _windows(self.plan, self.job, numbers, rejects)
         if left_out:
             windows = _without(windows, left_out)
-        for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
-            record = PartRecord(shard, tuple(rejects.pop(number)))
-            self.records.write(number, record)
-            yield number, record
+        with self.plan.folder.writing():
+            for number, shard in self.job.encode(windows, self.plan.folder, on_batch):
+                record = PartRecord(shard, tuple(rejects.pop(number)))
+                self.records.write(number, record)
+                yield number, record
 
     def documents(self, number: int) -> list[Document]:
         """Read the texts of a shard."""
@@ -284,7 +285,7 @@ def merge_parts(
             remove_records(folder)
             manifest = read_manifest(folder.manifest_path)
             assert manifest is not None  # noqa: S101  it is merged
-            return _merged(plan, manifest)
+            return _merged(plan, manifest, folder.remove_others(manifest, files))
         verify = read_back or not isinstance(folder.path, Uri)
         listed = records.listed(len(plan.shards))
         numbers = range(len(plan.shards))
@@ -394,6 +395,7 @@ def corpus_status(plan_path: Location | str) -> StatusReport:
         num_shards=len(plan.shards),
         num_done=len(plan.shards) - len(to_do),
         to_do=shard_ranges(to_do),
+        half_written=plan.folder.half_written(),
         num_texts=num_texts,
         num_encoded=num_texts - num_left,
         share=1 - num_left / num_texts,

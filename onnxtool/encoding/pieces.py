@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from onnxtool.encoding.digests import id_digest, text_digest
-from onnxtool.encoding.locations import parse_location
+from onnxtool.encoding.locations import Uri
 from onnxtool.encoding.parquet import group_ends
 from onnxtool.encoding.repeated_ids import RunWriter
 from onnxtool.encoding.sources import Document, Position, Reject, Source, SourceReader, count_lines
@@ -28,7 +28,7 @@ PIECE_BYTES = 1 << 25  # a large collection has some thousand pieces, and a smal
 BLOCK_TEXTS = 1 << 18  # 16 MB for what is kept of them
 _FILES_AT_ONCE = 16  # whose row groups are asked for, in a store that takes a while to answer
 _TO_THE_END = 1 << 62
-_TOLD_EVERY = 4096  # lines
+_TOLD_EVERY, _TOLD_BYTES = 4096, 1 << 22  # lines, or bytes of lines that are long
 
 # What is kept of a text, but for its id: where it ends, and how many lines of its piece, behind the
 # text before it, give none.
@@ -74,13 +74,18 @@ class Piece:
         return self.end is not None and self.sources[0].suffix == ".txt"
 
     def to_json(self) -> dict[str, Any]:
-        """Write it for another process."""
-        return {**vars(self), "sources": [{**asdict(one), "path": str(one.path)} for one in self.sources]}
+        """Write it for another process; a key of a store may have what an address may not, such as a question mark."""
+        sources = [
+            asdict(one) | ({"path": str(one.path)} if isinstance(one.path, Path) else {}) for one in self.sources
+        ]
+        return {**vars(self), "sources": sources}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Piece:
         """Return what `to_json` has written."""
-        sources = tuple(Source(**{**one, "path": parse_location(one["path"])}) for one in content["sources"])
+        places = [one["path"] for one in content["sources"]]
+        paths = [Path(place) if isinstance(place, str) else Uri(**place) for place in places]
+        sources = tuple(Source(**{**one, "path": path}) for one, path in zip(content["sources"], paths, strict=True))
         return cls(**{**content, "sources": sources})
 
 
@@ -199,6 +204,7 @@ def _scan(piece: Piece, texts: IO[bytes], ids: RunWriter, on_read: OnRead) -> Sc
     block = _Block()
     num_texts = 0
     before: int | None = None
+    due = 0
     reader = SourceReader(piece.sources, Position(0, 0, piece.line, piece.begin), piece.end)
     for number, line in enumerate(reader, start=1):
         position = reader.position
@@ -211,8 +217,9 @@ def _scan(piece: Piece, texts: IO[bytes], ids: RunWriter, on_read: OnRead) -> Sc
             num_texts += 1
             if len(block.lines) == BLOCK_TEXTS:
                 block.write(piece.first, texts, ids)
-        if number % _TOLD_EVERY == 0:
+        if number % _TOLD_EVERY == 0 or position.read_bytes >= due:
             before = position.read_bytes if before is None else before
+            due = position.read_bytes + _TOLD_BYTES
             on_read(num_texts, position.read_bytes - before)
     if block.lines:
         block.write(piece.first, texts, ids)

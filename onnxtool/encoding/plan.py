@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 import re
 import time
 from dataclasses import dataclass, fields, replace
@@ -161,7 +162,7 @@ def read_plan(path: Location | str) -> CorpusPlan:
         content = read_bytes(path)
         data = json.loads(content)
         if data["format"] != _FORMAT:
-            raise ValueError(f"its format is {data['format']}, and this onnxtool reads {_FORMAT}")
+            raise ValueError(f"its format is {str(data['format'])[:40]}, and this onnxtool reads {_FORMAT}")
         folder = path.parent.resolve() if isinstance(path, Path) else path.parent
         options = _options(data["options"], path, folder)
         entries = _require(data["shards"], list, "shards")
@@ -199,15 +200,16 @@ def _options(data: Any, path: Location, folder: Location) -> VectorOptions:
     hints = get_type_hints(VectorOptions, include_extras=True)
     for name, value in given.items():
         if name not in hints or name in ("ranges", "calibration"):
-            raise ValueError(f"{name} is none of its options")
+            raise ValueError(f"{name[:40]!r} is none of its options")
         kind, *described = get_args(hints[name])
-        choices = next((item.choices for item in described if isinstance(item, Option)), ())
-        if type(value) not in (get_args(kind) or (kind,)) or (choices and value not in (None, *choices)):
+        option = next(item for item in described if isinstance(item, Option))
+        is_choice = not option.choices or value in (None, *option.choices)
+        if type(value) not in (get_args(kind) or (kind,)) or not is_choice:
             raise ValueError(f"its option {name} is {str(value)[:40]!r}")
-        if type(value) is int:
-            _count(value, name)
-        elif isinstance(value, str) and "\0" in value:
-            raise ValueError(f"its option {name} has a zero byte")
+        if type(value) is int and _count(value, name) > (option.maximum or _MOST):
+            raise ValueError(f"its option {name} is {value}, of at most {option.maximum:.0f}")
+        if isinstance(value, str):
+            _require_name(value, f"option {name}")
     if missing := [name for name in hints if name not in given and name not in ("ranges", "calibration")]:
         raise ValueError(f"it has no option {missing[0]}")
     name = given["model_name"]
@@ -251,9 +253,20 @@ def _count(value: Any, name: str) -> int:
 
 def _path(value: Any, name: str) -> str:
     text: str = _require(value, str, name)
-    if "\0" in text or not text:
-        raise ValueError(f"its {name} is {text[:40]!r}")
+    _require_name(text, name)
+    if not text:
+        raise ValueError(f"its {name} is empty")
     return text
+
+
+def _require_name(text: str, name: str) -> None:
+    """Refuse what no file can be called; the rest of the texts of a plan are no stranger."""
+    try:
+        is_name = b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise ValueError(f"its {name} is {text[:40]!r}")
 
 
 def _require(value: Any, kind: type, name: str) -> Any:

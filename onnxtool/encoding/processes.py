@@ -10,15 +10,16 @@ import json
 import queue
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from onnxtool import errors
+from onnxtool.encoding.answers import GRACE_S
 from onnxtool.errors import OnnxtoolError
 from onnxtool.interruption import check_interrupted
+from onnxtool.runtime.child_process import module_command, module_environment
 
 _POLL_S = 0.2
 
@@ -57,14 +58,20 @@ class WorkerProcess:
         yield from self._answers(order)
 
     def _begin(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", self.module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
-        )
+        try:
+            self._process = subprocess.Popen(
+                module_command(self.module),
+                env=module_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,  # a terminal's Ctrl-C is for who waits for it
+            )
+        except OSError as error:
+            raise OnnxtoolError(
+                f"cannot start a process: {error.strerror}", "pass fewer --workers, or end other processes"
+            ) from error
         if self._is_closed:  # meanwhile, by another thread
             self._process.kill()
 
@@ -75,6 +82,8 @@ class WorkerProcess:
             process.stdin.write(json.dumps(order) + "\n")
             process.stdin.flush()
         for line in process.stdout:
+            if not line.endswith("\n"):  # it died as it wrote
+                break
             answer = json.loads(line)
             if "done" in answer:
                 return
@@ -105,7 +114,12 @@ class WorkerProcess:
             process.kill()
 
     def close(self) -> None:
-        """Kill the process, for whose answers no thread waits."""
+        """End the process, for whose answers no thread waits; it removes its temporary files, such as a model."""
+        self._is_closed = True
+        if (process := self._process) is not None and process.stdin is not None:
+            with suppress(OSError, subprocess.TimeoutExpired):
+                process.stdin.close()
+                process.wait(GRACE_S)
         self.stop()
         self._end()
 

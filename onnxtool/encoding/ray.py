@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -70,14 +71,22 @@ def run_on_ray(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on
 
 
 def _run(ray: ModuleType, plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_event: OnEvent) -> int:
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    count = min(options.workers or max(1, len(nodes)), len(missing))
+    needed = ("CPU", "GPU") if plan.options.provider == "cuda" else ("CPU",)
+    nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
+    if not nodes:
+        raise InputError(
+            f"no node of the cluster has a {' and a '.join(needed)} now", "start one, or leave out --engine"
+        )
+    count = min(options.workers or len(nodes), len(missing))
     cores = min(node["Resources"]["CPU"] for node in nodes)
-    gpus = min(node["Resources"].get("GPU", 0) for node in nodes) if plan.options.provider == "cuda" else 0
+    gpus = min(node["Resources"].get("GPU", 0) for node in nodes) if "GPU" in needed else 0
     on_a_node = -(-count // len(nodes))
     threads = max(1, int(cores) // on_a_node)
     actor_class = ray.remote(RemoteWorker).options(
-        num_cpus=cores / on_a_node, num_gpus=gpus / on_a_node, max_restarts=-1, max_task_retries=0
+        num_cpus=cores / on_a_node,
+        num_gpus=min(1, gpus / on_a_node),  # a session runs on one
+        max_restarts=-1,
+        max_task_retries=0,
     )
     chosen = options.worker(plan, threads)
     # One that is on its way, at first or to another node, gets nothing to do: no node may be left for it.
@@ -168,7 +177,7 @@ class Encoder:
                 "long is window, and a batch has one row for a text", "use encode_plan, or cut texts first"
             )
         self._column = column
-        threads = options.threads or int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or 0)
+        threads = options.threads or _threads_of_the_pipeline()
         self._model = load(
             model_on_this_machine(parse_location(model_path)),
             model_name=options.model_name,
@@ -220,6 +229,13 @@ class Encoder:
         if isinstance(vectors, TokenVectors):
             return {"vectors": _ragged(map(vectors.row, range(len(vectors))))}
         return {"vector": vectors}
+
+
+def _threads_of_the_pipeline() -> int:
+    value = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if value and not re.fullmatch("[0-9]{1,4}", value):
+        raise InputError(f"the variable OMP_NUM_THREADS is {value[:40]!r}, and no number", "pass threads, or unset it")
+    return int(value or 0)
 
 
 def _ragged(rows: Iterable[NDArray[Any]]) -> NDArray[Any]:

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 
 from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, remove_folder, write
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, difference, file_sha256, json_text, parse_shard
+from onnxtool.encoding.manifest import (
+    Identity,
+    Manifest,
+    ShardRecord,
+    difference,
+    file_sha256,
+    json_text,
+    parse_rejects,
+    parse_shard,
+)
 from onnxtool.encoding.output import OutputFolder, is_name_of, shard_marks
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import OutputExistsError
@@ -80,7 +89,7 @@ class Records:
             content = json.loads(read_bytes(self.file(number)))
             if content["format"] != _FORMAT or content["run"] != self._run:
                 return "has a record of another run"
-            record = PartRecord(parse_shard(content["shard"]), tuple(Reject(**entry) for entry in content["rejects"]))
+            record = PartRecord(parse_shard(content["shard"]), parse_rejects(content["rejects"]))
         except FileNotFoundError:
             return "is missing"
         except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
@@ -89,6 +98,8 @@ class Records:
 
     def checked(self, number: int, record: PartRecord, files: Mapping[str, Entry]) -> PartRecord | str:
         """Return a record whose files are among those of the folder, else what is wrong with them."""
+        if bool(record.shard.files) != bool(record.shard.num_texts):
+            return f"has a record of {record.shard.num_texts} texts and {len(record.shard.files)} files"
         for file in record.shard.files:
             # A name of the record is compared before anything is read: it may lead elsewhere.
             if not is_name_of(file.name, number):

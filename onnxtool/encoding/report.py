@@ -191,6 +191,7 @@ class StatusReport:
         merged: whether the manifest is written.
         num_done: of `num_shards`.
         to_do: numbers and ranges of the others.
+        half_written: files of workers that write now, or that were killed; `merge_parts` removes them.
         num_encoded: of `num_texts`.
         share: of the texts, from 0 to 1.
         texts_per_s: of all machines, by the times at which shards were done; None before two of them are.
@@ -203,6 +204,7 @@ class StatusReport:
     num_shards: int
     num_done: int
     to_do: str
+    half_written: tuple[str, ...]
     num_texts: int
     num_encoded: int
     share: float

@@ -104,6 +104,10 @@ def no_texts(sources: Sequence[Source], reasons: Counter[str], hint: str) -> Inp
     return InputError(f"no line of {sources[0].path} gave a text: {counts}", hint)
 
 
+# A line, or a row; None for a line that is too long, and an error for a row that cannot be read.
+_Line = bytes | dict[str, object] | LineError | None
+
+
 class Position(NamedTuple):
     """How far a corpus is read, and where its next line begins.
 
@@ -123,8 +127,10 @@ class Position(NamedTuple):
 def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
 
+    Links are followed: caches of collections consist of them. Folders in a folder are left out.
+
     Raises:
-        InputError: there is none, or its suffix is unknown.
+        InputError: there is none, its suffix is unknown, or what is called as a file of a corpus is none.
     """
     try:
         alone = entry(corpus)
@@ -142,13 +148,14 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
     except FileNotFoundError:
         raise InputError(f"no such input file: {corpus}", "check --input") from None
     except OSError as error:
-        raise InputError(f"cannot read {corpus}: {error.strerror}", "check --input") from error
+        raise InputError(f"cannot read {error.filename or corpus}: {error.strerror}", "check --input") from error
     if not sources or not all(source.name.lower().endswith(SUFFIXES) for source in sources):
         raise InputError(
             f"{corpus} is not a corpus" if sources else f"{corpus} has no file of a corpus",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
-    return sources, tuple(name for name in found if name not in names)
+    folders = _folders_in(corpus) if not alone and isinstance(corpus, Path) else []
+    return sources, (*(name for name in found if name not in names), *folders)
 
 
 def _in_folder(corpus: Location) -> dict[str, Entry]:
@@ -156,6 +163,16 @@ def _in_folder(corpus: Location) -> dict[str, Entry]:
     if not found and not (isinstance(corpus, Path) and corpus.is_dir()):
         raise FileNotFoundError
     return {name: found[name] for name in sorted(found) if not name.startswith(".")}
+
+
+def _folders_in(corpus: Path) -> list[str]:
+    """Return the folders in a folder; refuse what is called as a file and is neither, and would be lost in silence."""
+    others = sorted(path for path in corpus.iterdir() if not path.name.startswith(".") and not path.is_file())
+    for path in others:
+        if path.name.lower().endswith(SUFFIXES) and not path.is_dir():
+            what = "a link to nothing" if path.is_symlink() else "no regular file"
+            raise InputError(f"{path} is {what}", "put the file there, or remove it")
+    return [f"{path.name}/" for path in others if path.is_dir()]
 
 
 def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
@@ -233,9 +250,9 @@ def _picture(source: Source) -> Document:
     return Document(source.name, str(source.path), source.name, 1, digest)
 
 
-def _document(source: Source, number: int, line: bytes | dict[str, object] | None) -> Document | Reject | None:
+def _document(source: Source, number: int, line: _Line) -> Document | Reject | None:
     try:
-        text = _text(source, number, line)
+        text = _text(line, source.suffix)
     except LineError as error:
         return Reject(source.name, number, error.reason, error.id)
     if text is None:
@@ -245,15 +262,17 @@ def _document(source: Source, number: int, line: bytes | dict[str, object] | Non
     return Reject(source.name, number, reason, name) if reason else Document(name, text.contents, source.name, number)
 
 
-def _text(source: Source, number: int, line: bytes | dict[str, object] | None) -> TextInput | None:
+def _text(line: _Line, suffix: str) -> TextInput | None:
     if line is None:
         raise LineError(f"is longer than {MAX_LINE_BYTES} bytes", "split the text")
+    if isinstance(line, LineError):
+        raise line
     if isinstance(line, dict):
         return named_text(line)  # type: ignore[arg-type]  # other types than text are refused
     decoded = decode_line(line)
     if not decoded.strip():
         return None
-    return _PARSERS[source.suffix](decoded)
+    return _PARSERS[suffix](decoded)
 
 
 _PARSERS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object, ".tsv": parse_tabbed}
@@ -274,13 +293,10 @@ def _fault(name: str, contents: str) -> str:
     return ""
 
 
-def _lines(
-    source: Source, start: Position, end: int | None
-) -> Iterator[tuple[int, bytes | dict[str, object] | None, int, int]]:
+def _lines(source: Source, start: Position, end: int | None) -> Iterator[tuple[int, _Line, int, int]]:
     """Yield the lines of a file from `start` on, or of a piece of it those that begin before `end`.
 
-    Each with its number, its content, None for one that is too long, the bytes of the file that are read, and where it
-    ends.
+    Each with its number, its content, the bytes of the file that are read, and where it ends.
     """
     number, offset = start.line, start.offset
     try:
@@ -293,26 +309,28 @@ def _lines(
             raw = stack.enter_context(open_file(source.path))
             file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if source.is_packed else raw
             if end is not None:
-                offset = _next_line(file, offset)
+                offset = _next_line(file, offset, end)
+                if offset >= end:
+                    return
             file.seek(offset)
             for line, size in _bounded_lines(file):
-                if end is not None and offset >= end:
-                    break
                 number += 1
                 offset += size
                 yield number, line, raw.tell(), offset
+                if end is not None and offset >= end:
+                    return
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
     except OSError as error:
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
 
 
-def _next_line(file: IO[bytes] | gzip.GzipFile, offset: int) -> int:
-    """Return where the first line begins at `offset` or behind it."""
+def _next_line(file: IO[bytes] | gzip.GzipFile, offset: int, end: int) -> int:
+    """Return where the first line begins at `offset` or behind it; some place behind `end` where none begins before."""
     if offset:
         offset -= 1
         file.seek(offset)
-        while part := file.readline(_READ_BYTES):
+        while offset < end and (part := file.readline(_READ_BYTES)):
             offset += len(part)
             if part.endswith(b"\n"):
                 break

@@ -24,7 +24,9 @@ def main() -> int:
 
 
 def _answer(orders: Iterator[dict[str, Any]], tell: Tell) -> None:
-    start = next(orders)
+    start = next(orders, None)
+    if start is None:
+        return
     if start["memory_bytes"]:
         _limit_memory(start["memory_bytes"])
     encoder = _open(start)

@@ -164,15 +164,16 @@ class Worker:
                 return found
             except Died as died:
                 check_interrupted()
+                is_second = last == suspected
                 if last < 0:
                     raise SessionError(
                         f"the process that encodes shard {number} ends before it runs a text: {died}",
                         "run onnxtool infer with the model and a text",
                     ) from None
-                if last == suspected:
-                    found[last] = f"cannot be encoded: it ends the process ({died})"
-                    last += 1
                 begin, suspected = last, last
+                if is_second:
+                    found[last] = f"cannot be encoded: it ends the process ({died})"
+                    begin, suspected = last + 1, -1
 
     def _ask(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the answers to an order; see `WorkerProcess.ask`."""

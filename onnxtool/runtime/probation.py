@@ -7,7 +7,6 @@ what exporters and `onnxtool.optimize` write has none that grows.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Any
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
+from onnxtool.runtime.child_process import module_command, module_environment
 
 MAX_SECONDS = 5  # of the child's processor time, and as much again for every 500 MB of the model
 MAX_GROWTH_BYTES = 640 << 20  # of memory beside four times the model
@@ -143,10 +143,8 @@ def _growth(node: Node, constants: Mapping[str, Constant]) -> int:
 def _try(model: ModelFile) -> None:
     turns = 1 + model.size_bytes // _BYTES_A_TURN
     seconds, num_bytes = MAX_SECONDS * turns, MAX_GROWTH_BYTES + 4 * model.size_bytes
-    command = [sys.executable, "-m", __name__, str(model.path.resolve()), str(seconds), str(num_bytes)]
-    # Where this package was found, the child finds it as well.
-    places = os.pathsep.join(place for place in sys.path if place)
-    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    command = module_command(__name__, str(model.path.resolve()), str(seconds), str(num_bytes))
+    environment = module_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         # Four times as long as it may compute: a busy machine is not the model's fault.
         ended = subprocess.run(

@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.encoding import CorpusOptions, VectorOptions, encode_corpus, make_plan
 from tests.infer.tiny_models import VOCABULARY, WORDS, ids_of, model_for, splade_terms, table, write_model
 
 V = len(VOCABULARY)
+SIZE = 40
+OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
 
 
 def make_texts(count: int, seed: int = 0) -> list[str]:
@@ -63,3 +66,66 @@ def contents_of(folder: Path) -> dict[str, bytes]:
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of all shards, in order."""
     return [json.loads(line) for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().splitlines()]
+
+
+def lines_with_faults(count: int, seed: int) -> list[str]:
+    """Return lines of JSON, among them repeated ids and faults, also before the first text and after the last."""
+    chance = random.Random(seed)  # noqa: S311  no secret
+    lines = ["{", "", '{"id": "none"}']
+    for place, text in enumerate(make_texts(count, seed)):
+        lines.append(json.dumps({"id": f"{seed}-{place}", "contents": text}))
+        if chance.random() < 0.1:
+            lines.append(json.dumps({"id": f"{seed}-{chance.randint(0, place)}", "contents": "again"}))
+        if chance.random() < 0.05:
+            lines.append(chance.choice(["[]", "", "\xff", '{"id": "x", "contents": " "}']))
+    return [*lines, json.dumps({"id": f"{seed}-0", "contents": "again"}), "}"]
+
+
+def write_parquet(path: Path, lines: list[str]) -> None:
+    """Write the lines that are objects as rows, in row groups of 7."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [json.loads(line) for line in lines if line.startswith('{"')]
+    pq.write_table(pa.Table.from_pylist([{"id": "", "contents": None, **row} for row in rows]), path, 7)
+
+
+def collection(folder: Path, kind: str) -> Path:
+    """Write a collection of a kind, or a folder of all of them in which ids occur in several files."""
+    lines = lines_with_faults(150, 1)
+    path = folder / f"corpus.{kind}"
+    if kind == "folder":
+        path = folder / "corpus"
+        path.mkdir()
+        for name in ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.txt", "e.tsv", "z.jsonl"):
+            written = collection(folder, name.partition(".")[2])
+            written.rename(path / name)
+        return path
+    if kind == "parquet":
+        write_parquet(path, lines)
+    elif kind == "txt":
+        path.write_text("\n".join(["", *make_texts(150, 2), ""]))
+    elif kind == "tsv":
+        path.write_text(
+            "".join(f"t{place % 140}\t{text}\n" for place, text in enumerate(make_texts(150, 3))) + "none\n"
+        )
+    else:
+        content = "\n".join(lines).encode("latin-1")
+        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+    return path
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """Return all files of an output but its plan, as `contents_of`."""
+    return {name: content for name, content in contents_of(folder).items() if name != ".plan.json"}
+
+
+def planned(folder: Path, model: Path, corpus: Path, options: VectorOptions = OPTIONS) -> Path:
+    """Plan into the folder `vectors`, and return the plan."""
+    return Path(make_plan(model, corpus, folder / "vectors", options).plan)
+
+
+def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, bytes]:
+    """Encode in one run, and return what that wrote."""
+    encode_corpus(model, corpus, folder / "whole", CorpusOptions(provider="cpu", shard_size=SIZE, **options))
+    return contents_of(folder / "whole")

@@ -317,22 +317,22 @@ class FolderContents(Contents):
     """A folder of this machine, which a server shows to others."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def names(self) -> list[str]:
-        return [path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file()]
+        return [path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()]
 
     def read(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+        return (self.folder / name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (self._folder / name).write_bytes(content)
+        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.folder / name).write_bytes(content)
 
     def delete(self, name: str) -> None:
-        path = self._folder / name
+        path = self.folder / name
         path.unlink()
-        while path.parent != self._folder and not any(path.parent.iterdir()):
+        while path.parent != self.folder and not any(path.parent.iterdir()):
             path = path.parent
             path.rmdir()
 

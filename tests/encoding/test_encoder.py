@@ -1,4 +1,4 @@
-"""Batches of a pipeline get vectors: those of `encode`, in Ray Data and in Spark as well."""
+"""Batches of a pipeline get vectors: those of `encode`, in Spark as well; of Ray Data see test_ray."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import runpy
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +112,9 @@ def test_cores_of_an_actor_are_those_that_its_pipeline_says(tmp_path: Path, monk
     monkeypatch.delenv("OMP_NUM_THREADS")
     Encoder(model, CPU)
     assert seen == [3, 2, 1, 0]
-
-
-@pytest.fixture(scope="module")
-def data() -> Iterator[Any]:
-    """Ray Data, on a cluster of this machine."""
-    pytest.importorskip("pandas", reason="Ray Data needs pandas")
-    ray = pytest.importorskip("ray", reason="needs ray")
-    data = pytest.importorskip("ray.data", reason="needs ray[data]")
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield data
-    ray.shutdown()
+    monkeypatch.setenv("OMP_NUM_THREADS", "all")
+    with pytest.raises(InputError, match="OMP_NUM_THREADS is 'all', and no number"):
+        Encoder(model, CPU)
 
 
 def write_texts(folder: Path) -> Path:
@@ -140,15 +131,6 @@ def require_means(folder: Path) -> None:
     np.testing.assert_allclose(
         [found[place] for place in range(len(TEXTS))], [expected_mean(text) for text in TEXTS], atol=1e-5
     )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by itself
-def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, data: Any) -> None:
-    """By the script of the recipe."""
-    del data
-    script = runpy.run_path(str(EXAMPLES / "ray_encode.py"))
-    script["encode"](str(dense_model(tmp_path)), str(write_texts(tmp_path)), str(tmp_path / "vectors"))
-    require_means(tmp_path / "vectors")
 
 
 @pytest.mark.filterwarnings("ignore:PySpark does not yet:FutureWarning")

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,62 +21,27 @@ from click.testing import CliRunner
 
 from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
+from onnxtool.encoding.pieces import cut_pieces
 from onnxtool.encoding.plan import read_plan
+from onnxtool.encoding.processes import Died, WorkerProcess
+from onnxtool.encoding.sources import find_sources
 from onnxtool.encoding.workers import Worker, runs_of
-from onnxtool.errors import InputError, ModelFileError, SessionError
-from tests.encoding.corpora import contents_of, dense_model, lines_of, make_texts, write_corpus
-from tests.encoding.test_parts import OPTIONS, collection, outcome, planned, whole
+from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, SessionError
+from tests.encoding.corpora import (
+    OPTIONS,
+    collection,
+    contents_of,
+    dense_model,
+    lines_of,
+    make_texts,
+    outcome,
+    planned,
+    whole,
+    write_corpus,
+)
+from tests.encoding.poison import code_of, poisoned
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
-
-
-def _poisoned(folder: Path, code: str) -> dict[str, str]:
-    """Return variables by which workers run `code` first."""
-    (folder / "sitecustomize.py").write_text(code)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
-def _code(act: str) -> str:
-    """Return code that does something with a batch that has the text `poison`, once the worker loads the pipeline."""
-    return f"""
-import importlib.abc, importlib.machinery, os, signal, sys, time
-
-def after(module):
-    tokenize = module._tokenize
-    run = module._encode
-    bad = set()
-
-    def watched(model, documents, plan):
-        found, rejects = tokenize(model, documents, plan)
-        for document, texts in found:
-            if document.id.startswith("poison"):
-                bad.update(map(id, texts))
-                kept.extend(texts)
-        return found, rejects
-
-    kept = []
-
-    def encode(model, texts, plan):
-        if any(id(text) in bad for text in texts):
-            {act}
-        return run(model, texts, plan)
-
-    module._tokenize, module._encode = watched, encode
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "onnxtool.encoding.pipeline":
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        load = spec.loader.exec_module
-        def exec_module(module):
-            load(module)
-            after(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, Finder())
-"""
 
 
 @pytest.mark.parametrize(("kind", "workers"), [("folder", 1), ("jsonl.gz", 2), ("parquet", 3)])
@@ -94,12 +59,11 @@ def test_workers_are_one_run(tmp_path: Path, kind: str, workers: int) -> None:
     assert (again.workers, again.num_encoded, again.num_texts) == (0, 0, report.num_texts)
 
 
-@pytest.mark.parametrize("by", ["run", "part"])
 @pytest.mark.parametrize(
-    ("act", "reason"),
+    ("act", "reason", "by"),
     [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process (SIGSEGV)"),
-        ("raise MemoryError('no room')", "cannot be encoded: no room"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process (SIGSEGV)", "part"),
+        ("raise MemoryError('no room')", "cannot be encoded: no room", "run"),
     ],
 )
 def test_a_text_that_ends_its_process_is_rejected_with_its_id(
@@ -114,7 +78,7 @@ def test_a_text_that_ends_its_process_is_rejected_with_its_id(
         lines[place] = lines[place].replace(f'"d{place}"', f'"poison{place}"')
     corpus.write_text("\n".join(lines) + "\n")
     plan = planned(tmp_path, model, corpus, replace(OPTIONS, contents=True))
-    for name, value in _poisoned(tmp_path, _code(act)).items():
+    for name, value in poisoned(tmp_path, code_of(act)).items():
         monkeypatch.setenv(name, value)
     if by == "part":
         assert encode_part(plan, PartOptions(workers=1)).num_left_out == 3
@@ -210,6 +174,47 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
         encode_plan(plan, RunOptions(workers=1))
 
 
+def test_a_text_is_not_convicted_by_a_single_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it follows one that ends its process twice: this death may be somebody else's fault."""
+    plan = planned(tmp_path, dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(6)))
+    worker = Worker(RunOptions().worker(read_plan(plan), 1))
+    deaths = [3, 3, 4]
+
+    def run(order: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for place in range(order["begin"], 6):
+            yield {"text": place}
+            if deaths and deaths[0] == place:
+                deaths.pop(0)
+                raise Died("SIGKILL")
+
+    monkeypatch.setattr(worker, "_ask", run)
+    assert worker._find(0) == {3: "cannot be encoded: it ends the process (SIGKILL)"}
+    assert not deaths
+
+
+def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has put it there may be anybody who shares the plan."""
+    (tmp_path / "json.py").write_text("raise SystemExit('of the working directory')")
+    monkeypatch.chdir(tmp_path)
+    (piece,) = cut_pieces(find_sources(write_corpus(tmp_path / "corpus.jsonl", make_texts(3)))[0])
+    with closing(WorkerProcess("onnxtool.encoding.plan_worker")) as process:
+        assert [*process.ask({"count": replace(piece, end=1 << 20).to_json()})] == [{"lines": 3}]
+
+
+def test_a_process_that_dies_as_it_answers_has_died(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Half of an answer is none, and no failure of who reads it; one that cannot be started is an error."""
+    (tmp_path / "half.py").write_text("print('{\"shard\": 1}\\n{\"sha', end='')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = WorkerProcess("half")
+    answers = process.ask({})
+    assert next(answers) == {"shard": 1}
+    with pytest.raises(Died, match="exit code 0"):
+        next(answers)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    with pytest.raises(OnnxtoolError, match="cannot start a process: No such file"):
+        next(process.ask({}))
+
+
 def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only together do they end the process, by memory for one; nothing is rejected then."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -217,7 +222,7 @@ def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkey
     lines[50] = lines[50].replace('"d50"', '"poison50"')
     corpus.write_text("\n".join(lines) + "\n")
     plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("os._exit(3) if len(texts) > 1 else None")).items():
+    for name, value in poisoned(tmp_path, code_of("os._exit(3) if len(texts) > 1 else None")).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(SessionError, match="shard 1 ends the process that encodes it, and none of its texts does"):
         encode_plan(plan, RunOptions(workers=1))
@@ -242,61 +247,11 @@ def test_the_command_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(60))
     corpus.write_text(corpus.read_text().replace('"d7"', '"poison7"'))
     plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("os._exit(3)")).items():
+    for name, value in poisoned(tmp_path, code_of("os._exit(3)")).items():
         monkeypatch.setenv(name, value)
     result = CliRunner().invoke(main, ["encode", "run", "--plan", str(plan), "--quiet", "--workers", "1"])
     assert result.exit_code == 0, result.output
     assert "Texts that no worker can run: 1" in result.stdout
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """A cluster of this machine with four cores on paper."""
-    library = pytest.importorskip("ray", reason="needs ray")
-    library.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield library
-    library.shutdown()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_workers_of_ray_are_one_run(tmp_path: Path, ray: Any, workers: int) -> None:
-    """As those of this machine."""
-    del ray
-    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
-    plan = planned(tmp_path, model, corpus)
-    report = encode_plan(plan, RunOptions(engine="ray", workers=workers, threads=1))
-    assert (report.engine, report.workers) == ("ray", min(workers, report.num_shards))
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
-
-
-def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its shards go to the nodes that are left, and the driver does not wait for the actor that had them."""
-    pytest.importorskip("ray", reason="needs ray")
-    from ray.cluster_utils import Cluster
-
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(500))
-    corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
-    plan = planned(tmp_path, model, corpus)
-    for name, value in _poisoned(tmp_path, _code("time.sleep(0.3)")).items():
-        monkeypatch.setenv(name, value)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        node = cluster.add_node(num_cpus=1)
-        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        command = [sys.executable, "-m", "onnxtool", "encode", "run", "--plan", str(plan), "--engine", "ray"]
-        with subprocess.Popen([*command, "--format", "json"], stdout=subprocess.PIPE, text=True) as driver:
-            while driver.poll() is None and len(list(tmp_path.glob("vectors.parts/*"))) < 3:
-                time.sleep(0.05)
-            assert driver.poll() is None
-            cluster.remove_node(node, allow_graceful=False)
-            answer, _ = driver.communicate(timeout=120)
-    finally:
-        cluster.shutdown()
-    assert driver.returncode == 0
-    assert json.loads(answer)["workers"] == 2
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
 def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import gzip
+import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,6 @@ import pytest
 from onnxtool.encoding import (
     CorpusOptions,
     PartOptions,
-    VectorOptions,
     corpus_status,
     encode_corpus,
     encode_part,
@@ -29,6 +29,7 @@ from onnxtool.encoding import (
     merge_parts,
     windows,
 )
+from onnxtool.encoding.files import write
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.parts import ShardEncoder, parse_part, parse_shards, shard_ranges
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -37,76 +38,26 @@ from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
 from onnxtool.encoding.windows import Window
 from onnxtool.errors import InputError, OutputExistsError
-from tests.encoding.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import (
+    OPTIONS,
+    SIZE,
+    collection,
+    dense_model,
+    make_texts,
+    outcome,
+    planned,
+    sparse_model,
+    whole,
+    write_corpus,
+)
 
-SIZE = 40
-OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 RUN = """
 import sys
 from onnxtool.encoding import PartOptions, encode_part
 encode_part(sys.argv[1], PartOptions(part=sys.argv[2]))
 """
-
-
-def lines_with_faults(count: int, seed: int) -> list[str]:
-    """Return lines of JSON, among them repeated ids and faults, also before the first text and after the last."""
-    chance = random.Random(seed)  # noqa: S311  no secret
-    lines = ["{", "", '{"id": "none"}']
-    for place, text in enumerate(make_texts(count, seed)):
-        lines.append(json.dumps({"id": f"{seed}-{place}", "contents": text}))
-        if chance.random() < 0.1:
-            lines.append(json.dumps({"id": f"{seed}-{chance.randint(0, place)}", "contents": "again"}))
-        if chance.random() < 0.05:
-            lines.append(chance.choice(["[]", "", "\xff", '{"id": "x", "contents": " "}']))
-    return [*lines, json.dumps({"id": f"{seed}-0", "contents": "again"}), "}"]
-
-
-def write_parquet(path: Path, lines: list[str]) -> None:
-    """Write the lines that are objects as rows, in row groups of 7."""
-    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    rows = [json.loads(line) for line in lines if line.startswith('{"')]
-    parquet.write_table(arrow.Table.from_pylist([{"id": "", "contents": None, **row} for row in rows]), path, 7)
-
-
-def collection(folder: Path, kind: str) -> Path:
-    """Write a collection of a kind, or a folder of all of them in which ids occur in several files."""
-    lines = lines_with_faults(150, 1)
-    path = folder / f"corpus.{kind}"
-    if kind == "folder":
-        path = folder / "corpus"
-        path.mkdir()
-        for name in ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.txt", "e.tsv", "z.jsonl"):
-            written = collection(folder, name.partition(".")[2])
-            written.rename(path / name)
-        return path
-    if kind == "parquet":
-        write_parquet(path, lines)
-    elif kind == "txt":
-        path.write_text("\n".join(["", *make_texts(150, 2), ""]))
-    elif kind == "tsv":
-        path.write_text(
-            "".join(f"t{place % 140}\t{text}\n" for place, text in enumerate(make_texts(150, 3))) + "none\n"
-        )
-    else:
-        content = "\n".join(lines).encode("latin-1")
-        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
-    return path
-
-
-def outcome(folder: Path) -> dict[str, bytes]:
-    """Return all files of an output but its plan, as `contents_of`."""
-    return {name: content for name, content in contents_of(folder).items() if name != ".plan.json"}
-
-
-def planned(folder: Path, model: Path, corpus: Path, options: VectorOptions = OPTIONS) -> Path:
-    """Plan into the folder `vectors`, and return the plan."""
-    return Path(make_plan(model, corpus, folder / "vectors", options).plan)
-
-
-def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, bytes]:
-    """Encode in one run, and return what that wrote."""
-    encode_corpus(model, corpus, folder / "whole", CorpusOptions(provider="cpu", shard_size=SIZE, **options))
-    return contents_of(folder / "whole")
 
 
 @pytest.fixture
@@ -283,6 +234,60 @@ def test_a_record_that_is_none_is_a_shard_to_do(tmp_path: Path, value: Any) -> N
         assert merge_parts(plan).to_do == "0", one
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"files": []}, "has a record of 1 texts and 0 files"),
+        (
+            {"rejects": [{"file": "c", "line": "1", "reason": "", "id": None}]},
+            "has a record that cannot be read: its line",
+        ),
+        (
+            {"rejects": [{"file": "c", "line": 1, "reason": 5, "id": None}]},
+            "has a record that cannot be read: its reason",
+        ),
+        ({"rejects": [{"file": "c", "line": 1, "reason": "", "id": []}]}, "has a record that cannot be read: its id"),
+    ],
+)
+def test_a_record_of_vectors_without_files_or_of_no_lines_is_a_shard_to_do(
+    tmp_path: Path, change: dict[str, Any], problem: str
+) -> None:
+    """A manifest would promise texts that nobody finds."""
+    plan = planned(tmp_path, dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"]))
+    encode_part(plan)
+    file = record_of(tmp_path, 0)
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps({**record, "shard": {**record["shard"], **change}}))
+    report = merge_parts(plan)
+    assert [*report.problems.values()] == ["0"]
+    assert next(iter(report.problems)).startswith(problem)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no limits of files")
+def test_a_full_disk_is_the_error_of_a_part(tmp_path: Path, corpus: Path) -> None:
+    """And not one of a text, nor of the process; nothing half is left, and the way out is said."""
+    plan = planned(tmp_path, dense_model(tmp_path), corpus)
+    part = [sys.executable, "-m", "onnxtool", "encode", "part", "--quiet", "--plan", str(plan)]
+    ended = subprocess.run(
+        ["/bin/sh", "-c", 'ulimit -f 1; exec "$@"', "-", *part], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 1
+    assert re.fullmatch(r"error: cannot write .*vectors: File too large\nhint: .*make room.*\n", ended.stderr)
+    assert list((tmp_path / "vectors").iterdir()) == []
+
+
+def test_a_file_that_cannot_be_written_as_a_whole_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its name has a part that nobody finds again."""
+
+    def full(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("onnxtool.encoding.files.force_to_disk", full)
+    with pytest.raises(OSError, match="No space"):
+        write(tmp_path / "record.json", b"{}", "12345678")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
     """The rate is that of all machines, by the times of the records."""
     plan = planned(tmp_path, dense_model(tmp_path), corpus)
@@ -302,6 +307,20 @@ def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
         make_plan(tmp_path / "model.onnx", corpus, tmp_path / "vectors", OPTIONS, force=True)
         assert corpus_status(plan).num_done == 0
         encode_part(plan, PartOptions(shards="1"))
+
+
+def test_status_lists_what_killed_workers_have_left_half(tmp_path: Path, corpus: Path) -> None:
+    """Until they are merged; and what one of them leaves behind that, the next merge removes."""
+    plan = planned(tmp_path, dense_model(tmp_path), corpus)
+    name = ".part-00001.ids.jsonl.0123abcd.partial"
+    (tmp_path / "vectors" / name).write_text("{")
+    assert corpus_status(plan).half_written == (name,)
+    encode_part(plan)
+    for _ in range(2):
+        (tmp_path / "vectors" / name).write_text("{")
+        assert corpus_status(plan).half_written == (name,)
+        assert merge_parts(plan).num_removed == 1
+        assert corpus_status(plan).half_written == ()
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, corpus: Path) -> None:

@@ -22,9 +22,10 @@ from onnxtool.encoding import (
 )
 from onnxtool.encoding.plan import read_plan
 from onnxtool.errors import InputError, OnnxtoolError
-from tests.encoding.corpora import dense_model, make_texts, write_corpus
+from tests.encoding.corpora import OPTIONS, dense_model, make_texts, planned, write_corpus
 
-OPTIONS = VectorOptions(provider="cpu", shard_size=40)
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [], {}, [[-1]], [None]]
 
 
@@ -32,7 +33,7 @@ WRONG: list[Any] = [None, True, -1, 1.5, 1 << 80, "", "x" * 99, "../../x\0", [],
 def plan(tmp_path: Path) -> Path:
     """Of a hundred texts in three shards."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
-    return Path(make_plan(dense_model(tmp_path), corpus, tmp_path / "vectors", OPTIONS).plan)
+    return planned(tmp_path, dense_model(tmp_path), corpus)
 
 
 def test_two_plans_are_the_same_bytes_and_name_no_place(tmp_path: Path, plan: Path) -> None:
@@ -164,6 +165,26 @@ def test_a_plan_with_a_wrong_value_is_one_error(plan: Path, value: Any) -> None:
         with pytest.raises(OnnxtoolError):
             encode_part(plan, PartOptions(shards="0-1"))
         assert not list((plan.parent / "vectors").iterdir()), one
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"input": "\ud800"}, "its input is '"),
+        ({"model": "a\0b"}, "its model is 'a"),
+        ({"format": "9" * 5000}, r"its format is 9{40}, and"),
+        ({"options": {"prompt": "\ud800"}}, "its option prompt is '"),
+        ({"options": {"threads": 1 << 20}}, "its option threads is 1048576, of at most 1024"),
+        ({"options": {"x" * 5000: 1}}, "'x{40}' is none of its options"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_plan_is_refused_before_anything_is_done_by_it(plan: Path, change: dict[str, Any], error: str) -> None:
+    """A million threads would be started, and a name that no file can have ends a worker; what is said is short."""
+    whole = json.loads(plan.read_text())
+    plan.write_text(json.dumps({**whole, **change, "options": {**whole["options"], **change.get("options", {})}}))
+    with pytest.raises(InputError, match=f"is not a plan of a corpus: {error}"):
+        read_plan(plan)
 
 
 def test_places_of_a_plan_that_lead_elsewhere_are_an_error(plan: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,56 @@ def test_rows_of_parquet_are_read(tmp_path: Path) -> None:
     texts, rejects = _read(tmp_path / "corpus.parquet")
     assert texts == [("a", "one"), ("c", "three")]
     assert [number for number, _ in rejects] == [2]
+
+
+def test_a_row_that_python_cannot_hold_is_rejected_by_its_number(tmp_path: Path) -> None:
+    """Text that is not UTF-8, which Parquet does not check, and a time before the first year; the others are read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = pa.Array.from_buffers(
+        pa.string(), 3, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0\3\0\0\0"), pa.py_buffer(b"a\xffc")]
+    )
+    pq.write_table(pa.table({"id": ["1", "2", "3"], "contents": texts}), tmp_path / "a.parquet")
+    texts_read, rejects = _read(tmp_path / "a.parquet")
+    assert texts_read == [("1", "a"), ("3", "c")]
+    assert rejects == [(2, "is not UTF-8: invalid start byte at byte 0 of contents")]
+    times = pa.array([1 << 62, 1], pa.timestamp("us"))
+    pq.write_table(pa.table({"id": times, "contents": ["one", "two"]}), tmp_path / "b.parquet")
+    assert _read(tmp_path / "b.parquet") == ([], [(n, "has no id that is a string or an integer") for n in (1, 2)])
+
+
+def test_a_damaged_page_of_parquet_is_an_error_that_says_what_it_is(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "corpus.parquet"
+    rows = [f"text {place}" for place in range(2000)]
+    pq.write_table(pa.table({"id": rows, "contents": rows}), path, compression="snappy")
+    content = path.read_bytes()
+    path.write_bytes(content[:200] + bytes(byte ^ 0x5A for byte in content[200:1200]) + content[1200:])
+    with pytest.raises(InputError, match=r"corpus\.parquet cannot be read after row 0: Corrupt"):
+        _read(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes, nor links")
+def test_what_is_called_as_a_file_and_is_none_is_an_error(tmp_path: Path) -> None:
+    """A link to nothing or to itself, or a pipe: it would be left out in silence. Of folders that is said."""
+    write_corpus(tmp_path / "a.jsonl", ["a cat"])
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "b.jsonl").symlink_to(write_corpus(tmp_path / "elsewhere" / "x.jsonl", ["a dog"]))
+    sources, left_out = find_sources(tmp_path)
+    assert [source.name for source in sources] == ["a.jsonl", "b.jsonl"]
+    assert left_out == ("elsewhere/",)
+    for make, reason in (
+        (lambda path: path.symlink_to("nowhere"), r"z\.jsonl is a link to nothing"),
+        (lambda path: path.symlink_to(path.name), r"cannot read .*z\.jsonl: Too many levels of symbolic links"),
+        (os.mkfifo, r"z\.jsonl is no regular file"),
+    ):
+        make(tmp_path / "z.jsonl")
+        with pytest.raises(InputError, match=reason):
+            find_sources(tmp_path)
+        (tmp_path / "z.jsonl").unlink()
 
 
 def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import random
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onnxtool.encoding import CorpusProgress, pieces, repeated_ids, scanning
+from onnxtool.encoding import CorpusProgress, pieces, repeated_ids, scanning, sources
 from onnxtool.encoding.pieces import cut_pieces
 from onnxtool.encoding.planned_shards import PlannedShard
 from onnxtool.encoding.scanning import scan_corpus
@@ -182,6 +183,26 @@ def test_a_large_file_is_read_in_parts(tmp_path: Path, suffix: str, monkeypatch:
     assert sum(piece.size_bytes for piece in found) == pytest.approx(
         sum(path.stat().st_size for path in folder.iterdir()), abs=len(found)
     )
+
+
+def test_a_line_that_is_longer_than_a_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not by each of the pieces that it goes through: a file without line feeds would be read a thousand times."""
+    read: list[int] = []
+
+    class Counted(io.BufferedReader):
+        def readline(self, size: int | None = -1, /) -> bytes:
+            line = super().readline(size)
+            read.append(len(line))
+            return line
+
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(sources, "_READ_BYTES", 100)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(sources, "open_file", lambda path: Counted(io.FileIO(path)))
+    (tmp_path / "a.tsv").write_bytes(b"1\tone\n" + b"x" * 40_000 + b"\n2\ttwo\n")
+    shards, reasons = _scan(tmp_path, 10)
+    assert (shards[0].texts, reasons) == (2, {"is longer than 100 bytes": 1})
+    assert sum(read) < 3 * 40_000
 
 
 def test_processes_find_what_one_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,6 +369,15 @@ def test_more_shards_than_a_plan_may_have_are_refused(tmp_path: Path, monkeypatc
         _scan(tmp_path, 2)
     assert caught.value.hint == "pass --shard_size 3 or more"
     assert len(_scan(tmp_path, 3)[0]) == 7
+
+
+def test_progress_is_told_of_large_files_as_well(tmp_path: Path) -> None:
+    """Of few lines, and so that an interruption is not waited for while thousands of them are read."""
+    lines = [json.dumps({"id": str(place), "contents": "x" * (3 << 20)}) for place in range(12)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    told: list[CorpusProgress] = []
+    scan_corpus(find_sources(tmp_path)[0], 10, 1, told.append)
+    assert len({one.num_texts for one in told}) > 4
 
 
 def test_progress_ends_with_all_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,22 +38,42 @@ from onnxtool.encoding import (
     object_store,
     remote,
 )
-from onnxtool.encoding.files import create, entries, upload, write
+from onnxtool.encoding.files import create, entries, read_bytes, upload, write
 from onnxtool.encoding.locations import Uri, joined, parse_location, relative
 from onnxtool.encoding.output import shard_marks
 from onnxtool.encoding.reading import read_shards
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
-from tests.encoding.corpora import dense_model, make_texts, sparse_model, write_corpus
-from tests.encoding.store_server import BUCKET, KINDS, SECRET, STORES, Azure, Store, StoreKind, store_server
-from tests.encoding.test_parts import collection, outcome, planned, whole
+from tests.encoding.corpora import (
+    OPTIONS,
+    SIZE,
+    collection,
+    dense_model,
+    make_texts,
+    outcome,
+    planned,
+    sparse_model,
+    whole,
+    write_corpus,
+)
+from tests.encoding.store_server import (
+    BUCKET,
+    KINDS,
+    SECRET,
+    STORES,
+    Azure,
+    FolderContents,
+    Store,
+    StoreKind,
+    store_server,
+)
 
 fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec").conf
 set_conf_env = pytest.importorskip("fsspec.config").set_conf_env
 
-SIZE = 40
-OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+pytestmark = pytest.mark.usefixtures("workers_here")
+
 RUN = """
 import sys
 from onnxtool.encoding import PartOptions, encode_part
@@ -165,6 +186,32 @@ def test_a_container_of_azure_has_two_addresses(store: Store, tmp_path: Path) ->
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
 
 
+def test_names_in_a_store_may_have_what_addresses_may_not(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question mark, a fragment or an escape: by one process and by several. What no key may have is an error."""
+    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 50)
+    for place, name in enumerate(("what?.jsonl", "a#1.jsonl", "100%20.jsonl")):
+        store.write(f"in/{name}", json.dumps({"id": f"{place}", "contents": "a cat"}).encode())
+    model = store.model(dense_model(tmp_path))
+    for workers in (1, 2):
+        report = make_plan(model, f"{store.uri}/in", f"{store.uri}/vectors", OPTIONS, workers=workers, force=True)
+        assert (report.num_texts, report.rejects) == (3, {})
+    with pytest.raises(StoreError, match="llegal"):
+        find_sources(parse_location(f"{store.uri}/in/\x01.jsonl"))
+
+
+def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> None:
+    """Where it has done its work; models are large."""
+    model, corpus = store.model(dense_model(tmp_path)), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    plan = make_plan(model, corpus, tmp_path / "vectors", OPTIONS).plan
+    (tmp_path / "temporary").mkdir()
+    variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    subprocess.run([sys.executable, "-c", RUN, plan, "0"], env=variables, check=True)
+    assert corpus_status(plan).num_done == 1
+    assert not list((tmp_path / "temporary").glob("onnxtool-*"))
+
+
 def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
     """They were measured when it was made."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -221,12 +268,12 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
     """At random moments, two of the same shards at once, while the store fails now and then."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(600))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(320))
     expected = whole(tmp_path, model, corpus)
     plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
     chance = random.Random(1)  # noqa: S311  no secret
     store.faults.error = 0.05
-    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-14"]) for _ in range(2)]
+    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-7"]) for _ in range(2)]
     deadline = time.monotonic() + 60
     while not store.objects("vectors.parts/") and both[0].poll() is None:
         assert time.monotonic() < deadline
@@ -535,6 +582,7 @@ def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) 
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     store.faults.end()
+    assert len(corpus_status(plan).half_written) == 1
     (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/")]
     assert re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial", left)
     encode_part(plan)
@@ -572,6 +620,61 @@ def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> 
     shown = "".join(traceback.format_exception(refused.value))
     assert secret not in shown
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS[-1:], ids=["sftp"], indirect=True)
+def test_links_of_a_server_are_followed(store: Store, tmp_path: Path) -> None:
+    """Its listings do not say what they lead to; one to nothing is an error, and not left out in silence."""
+    store.write("elsewhere/x.jsonl", b'{"id": "0", "contents": "a cat"}')
+    store.write("in/a.jsonl", b'{"id": "1", "contents": "a dog"}')
+    assert isinstance(store.contents, FolderContents)
+    (store.contents.folder / "in" / "b.jsonl").symlink_to("../elsewhere/x.jsonl")
+    sources, _ = find_sources(parse_location(f"{store.uri}/in"))
+    assert [(source.name, source.size_bytes) for source in sources] == [("a.jsonl", 32), ("b.jsonl", 32)]
+    assert [line.id for line in SourceReader(sources)] == ["1", "0"]
+    store.contents.delete("elsewhere/x.jsonl")
+    with pytest.raises(InputError, match=r"b\.jsonl is a link to nothing"):
+        find_sources(parse_location(f"{store.uri}/in"))
+    (store.contents.folder / "in" / "b.jsonl").unlink()
+
+
+def test_what_a_filesystem_is_opened_with_is_not_shown_by_its_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ssh://` is opened with what is configured for `sftp://`."""
+    monkeypatch.setitem(fsspec_configuration, "sftp", {"password": SECRET})
+    assert SECRET not in filesystems._reason(ValueError(f"no such option: {SECRET}"))
+
+
+def test_a_shard_that_no_store_takes_is_the_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not one of its files, which are closed by then, and removed."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise StoreError("the store is gone", "check the network")
+
+    monkeypatch.setattr("onnxtool.encoding.output.upload", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
+    with pytest.raises(StoreError, match="the store is gone"):
+        encode_corpus(model, corpus, "memory://refused/vectors", CorpusOptions(provider="cpu"))
+    assert not list(tmp_path.glob("onnxtool-*"))
+
+
+def test_a_file_that_another_run_removed_as_it_was_written_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same command: it had published all files and removed those without a name. The data node says 404."""
+
+    class NotFoundError(Exception):
+        response = SimpleNamespace(status_code=404)
+
+    failures: list[Exception] = [NotFoundError()]
+    write_there = filesystems._write
+
+    def written(filesystem: Any, path: str, content: bytes | Path) -> int:
+        if failures:
+            raise failures.pop()
+        return write_there(filesystem, path, content)
+
+    monkeypatch.setattr(filesystems, "_write", written)
+    write(parse_location("memory://again/x"), b"content")
+    assert read_bytes(parse_location("memory://again/x")) == b"content"
 
 
 def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
