@@ -88,8 +88,10 @@ def in_chains(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Tr
             yield from level
             continue
         for component in _components(level):
-            chain = _compiled(owner, component, translator) if _is_worth_compiling(component) else None
-            yield from (chain,) if chain else component
+            nodes, views = _without_last_views(component)
+            chain = _compiled(owner, nodes, translator) if _is_worth_compiling(nodes) else None
+            yield from (chain,) if chain else nodes
+            yield from views
 
 
 def _levels(nodes: Sequence[Node]) -> Iterator[tuple[list[Node], bool]]:
@@ -144,6 +146,16 @@ def _components(nodes: Sequence[Node]) -> list[list[Node]]:
     return list(found.values())
 
 
+def _without_last_views(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
+    """Return the nodes and, apart from them, the views that only others read: a kernel would copy them."""
+    inside, views = set(nodes), []
+    for node in reversed(nodes):
+        if is_view(node) and inside.isdisjoint(node.users):
+            inside.remove(node)
+            views.append(node)
+    return [node for node in nodes if node in inside], views[::-1]
+
+
 def _is_worth_compiling(nodes: Sequence[Node]) -> bool:
     """Whether there are several kernels to fuse, and one of them has much to do."""
     computing = [node for node in nodes if not is_view(node) and node.target is not operator.getitem]
@@ -162,8 +174,7 @@ def _compiled(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Tr
 
     def kernel() -> Compiled:
         if key not in _kernels:
-            _kernels[key] = _compile(extract(owner, nodes).module, arguments)
-            _require_same(partition.module, _kernels[key], arguments)
+            _kernels[key] = _checked(_compile(extract(owner, nodes).module, arguments), partition.module, arguments)
         return _kernels[key]
 
     def prepare() -> list[Callable[[], Any]]:
@@ -187,11 +198,7 @@ def _compile(module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) ->
             f"inductor cannot compile {_operators(module)}: {error}", 'leave elementwise at "pytorch"'
         ) from error
 
-    def call(*inputs: torch.Tensor) -> Any:
-        return compiled(*inputs)
-
-    call.__name__ = call.__qualname__ = "inductor_kernel"
-    return call
+    return compiled  # type: ignore[no-any-return]
 
 
 def _operators(module: torch.fx.GraphModule) -> str:
@@ -200,18 +207,30 @@ def _operators(module: torch.fx.GraphModule) -> str:
     )
 
 
-def _require_same(module: torch.fx.GraphModule, kernel: Compiled, arguments: Sequence[torch.Tensor]) -> None:
-    """Compare a kernel with the operators that it stands for.
+def _checked(kernel: Compiled, module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) -> Compiled:
+    """Compare a kernel with the operators that it stands for, and give its results their layouts in memory.
 
     Raises:
         CompilationError: a result differs.
     """
     with unset_fake_temporarily(), torch.no_grad():
-        for expected, given in zip(module(*arguments), kernel(*arguments), strict=True):
-            if expected.stride() != given.stride() or not _is_close(given, expected):
-                raise CompilationError(
-                    f"inductor's kernel for {_operators(module)} gives other numbers", 'leave elementwise at "pytorch"'
-                )
+        expected, given = module(*arguments), kernel(*arguments)
+        is_same = all(map(_is_close, given, expected))
+    if not is_same:
+        raise CompilationError(
+            f"inductor's kernel for {_operators(module)} gives other numbers", 'leave elementwise at "pytorch"'
+        )
+    strides = [None if a.stride() == b.stride() else b.stride() for a, b in zip(given, expected, strict=True)]
+
+    def call(*inputs: torch.Tensor) -> list[torch.Tensor]:
+        results = kernel(*inputs)
+        return [
+            result if stride is None else torch.empty_strided(result.shape, stride, dtype=result.dtype).copy_(result)
+            for result, stride in zip(results, strides, strict=True)
+        ]
+
+    call.__name__ = call.__qualname__ = "inductor_kernel"
+    return call
 
 
 def _is_close(given: torch.Tensor, expected: torch.Tensor) -> bool:

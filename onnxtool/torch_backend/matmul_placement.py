@@ -42,7 +42,7 @@ class Times:
         return f"measured: {self.pytorch_ms:.2f} ms there, {self.onnxruntime_ms:.2f} ms in onnxruntime"
 
     def pytorch_gains(self, least_ms: float) -> bool:
-        """Whether PyTorch is faster by at least so much, and by more than measurements differ."""
+        """Whether PyTorch is faster by at least so much, which may be less than nothing."""
         return gains(self.onnxruntime_ms, self.pytorch_ms, least_ms)
 
 
@@ -58,10 +58,18 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
         if node in stay or not _is_worth_measuring(node):
             continue
         times = _times(owner, node, translator)
-        borders = _reads_onnxruntime(node, stay) + _is_read_by_onnxruntime(node, stay)
-        if times and times.pytorch_gains(_LEAST_GAIN_MS + borders * _BORDER_MS):
-            found[node.name] = str(times)
+        least_ms = _least_gain_ms(node, stay)
+        if times and times.pytorch_gains(least_ms):
+            found[node.name] = f"{times}, without the borders of a session for it alone" if least_ms < 0 else str(times)
     return found
+
+
+def _least_gain_ms(node: Node, stay: Mapping[Node, str]) -> float:
+    """Return what PyTorch has to gain, less than nothing where onnxruntime would have a session for the node alone."""
+    borders = _reads_onnxruntime(node, stay) + _is_read_by_onnxruntime(node, stay)
+    if not borders and any(other in stay for other in (*node.all_input_nodes, *node.users)):
+        return -_BORDER_MS
+    return _LEAST_GAIN_MS + borders * _BORDER_MS
 
 
 def _is_worth_measuring(node: Node) -> bool:

@@ -43,8 +43,11 @@ def measured_ms(
 
 
 def gains(slower_ms: float, faster_ms: float, least_ms: float) -> bool:
-    """Whether the second time is shorter by at least so much, and by more than measurements differ."""
-    return slower_ms - faster_ms >= max(least_ms, _LEAST_GAIN * slower_ms)
+    """Whether the second time is shorter by at least so much, and by more than measurements differ.
+
+    It may be longer where the least gain is less than nothing.
+    """
+    return slower_ms - faster_ms >= (max(least_ms, _LEAST_GAIN * slower_ms) if least_ms > 0 else least_ms)
 
 
 def arguments_of(module: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -130,6 +130,20 @@ def test_views_and_reductions_belong_to_the_chain(compiler: Compiler) -> None:
     assert compiler.compiled == [["sin", "view_1", "sum_1", "neg"]]  # the last view is made at the end
 
 
+def test_a_view_that_others_read_is_made_by_pytorch(compiler: Compiler) -> None:
+    """A kernel would copy it."""
+    function = lambda x, w: x.sin().cos().transpose(0, 1)[:128] @ w  # noqa: E731
+    require_same(function, large(), large(1) * 0.1, options=options(), atol=BFLOAT16)
+    assert compiler.compiled == [["sin", "cos"]]
+
+
+def test_results_have_the_layouts_that_others_expect(compiler: Compiler) -> None:
+    """Whatever layout the kernel gives them."""
+    compiler.change = lambda result: result.t().clone(memory_format=torch.contiguous_format).t()
+    backend = require_same(lambda x: x.sin().cos(), large(), options=options(), atol=BFLOAT16)
+    assert in_kernels(backend) == ["sin", "cos"]
+
+
 def test_booleans_are_compared_too(compiler: Compiler) -> None:
     require_same(lambda x: (x.sin() > 0.5).logical_not(), large(), options=options(), atol=BFLOAT16)
     assert len(compiler.compiled) == 1

@@ -20,6 +20,8 @@ SIZE = 288
 PYTORCH, ONNXRUNTIME = (9.0, 1.0), (1.0, 9.0)
 TOLERANCE = 1e-4
 """Sums of hundreds of products, of which the gradients are sums of hundreds again."""
+GRADIENTS = 1e-2
+"""Of weights before a batch normalization: small differences of sums over all pixels."""
 
 
 class Clock:
@@ -66,6 +68,17 @@ def test_a_matmul_and_its_gradients_run_where_they_are_faster(
     assert in_pytorch(backend) == ["mm"] * alone
     backend = require_same(lambda x, w: (x @ w).exp(), square(), (square(1) * 0.01).detach(), atol=TOLERANCE)
     assert len(in_pytorch(backend)) == beside * 2 // 3
+
+
+@pytest.mark.parametrize(("times", "count"), [((1.0, 1.1), 2), ((1.0, 1.3), 0)])
+def test_a_convolution_between_operators_of_pytorch_stays_with_them(
+    clock: Clock, times: Sequence[float], count: int
+) -> None:
+    """A session for it alone costs more than it gains, unless it gains much."""
+    clock.times = times
+    net = nn.Sequential(nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.Conv2d(32, 32, 3), nn.BatchNorm2d(32))
+    backend = require_same(net, torch.rand(2, 16, 56, 56), atol=GRADIENTS)
+    assert in_pytorch(backend) == ["convolution"] * count
 
 
 def test_what_runs_where_is_reported_with_its_times(clock: Clock) -> None:
@@ -164,6 +177,7 @@ def test_a_gain_is_more_than_measurements_differ() -> None:
     assert Times(10.0, 9.0).pytorch_gains(0.3)
     assert not Times(10.0, 9.6).pytorch_gains(0.3)
     assert not Times(1.0, 0.8).pytorch_gains(0.3)
+    assert Times(1.0, 1.1).pytorch_gains(-0.2)
 
 
 def test_a_placement_of_another_name_is_refused() -> None:
