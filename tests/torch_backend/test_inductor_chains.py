@@ -78,9 +78,8 @@ def in_kernels(backend: OrtBackend) -> list[str]:
 def test_inductor_computes_what_follows_a_convolution(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Forward, gradients and running statistics; without anything that stands for inductor but its clock."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(
-        torch._inductor.config, "cpp_cache_precompile_headers", False
-    )  # for two kernels they take longer
+    monkeypatch.setattr(torch._inductor.config, "cpp_cache_precompile_headers", False)  # too few kernels for them
+    monkeypatch.setattr(torch._inductor.config.cpp, "vec_isa_ok", True)  # no program that tries it
     monkeypatch.setattr(measurement, "_shortest_ms", lambda _calls: INDUCTOR)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2))
     pictures = torch.rand(2, 3, 48, 48, generator=torch.Generator().manual_seed(0))
