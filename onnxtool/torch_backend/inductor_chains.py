@@ -29,14 +29,8 @@ Compiled = Callable[..., Any]
 _FUSIBLE = frozenset(
     {
         *(aten._to_copy.default, aten.clone.default, torch.ops.prims.convert_element_type.default),
-        *(
-            aten.sum.default,
-            aten.sum.dim_IntList,
-            aten.mean.default,
-            aten.mean.dim,
-            aten.amax.default,
-            aten.amin.default,
-        ),
+        *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
+        *(aten.amax.default, aten.amin.default),
         *(aten.var.correction, aten.var_mean.correction, aten.native_layer_norm.default),
         *(aten._softmax.default, aten._softmax_backward_data.default),
         *(aten._log_softmax.default, aten._log_softmax_backward_data.default),
@@ -80,7 +74,7 @@ def in_chains(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Tr
     Raises:
         CompilationError: inductor cannot compile a chain, or its results are others.
     """
-    if translator.options.elementwise != "inductor":
+    if translator.options.elementwise != "inductor" or any(map(_is_mutable, nodes)):  # those keep their order
         yield from nodes
         return
     for level, together in _levels(nodes):
@@ -88,9 +82,9 @@ def in_chains(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Tr
             yield from level
             continue
         for component in _components(level):
-            nodes, views = _without_last_views(component)
-            chain = _compiled(owner, nodes, translator) if _is_worth_compiling(nodes) else None
-            yield from (chain,) if chain else nodes
+            computing, views = _without_last_views(component)
+            chain = _compiled(owner, computing, translator) if _is_worth_compiling(computing) else None
+            yield from (chain,) if chain else computing
             yield from views
 
 
@@ -109,11 +103,15 @@ def _levels(nodes: Sequence[Node]) -> Iterator[tuple[list[Node], bool]]:
         yield [node for node in nodes if levels[node] == index], index % 2 == 1
 
 
+def _is_mutable(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def _is_fusible(node: Node) -> bool:
     """Whether inductor may compute a node with others in one loop."""
     if node.target is operator.getitem:
         return _is_fusible(node.all_input_nodes[0])
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable or is_random(node):
+    if not isinstance(node.target, torch._ops.OpOverload) or _is_mutable(node) or is_random(node):
         return False
     known = torch.Tag.pointwise in node.target.tags or node.target in _FUSIBLE or is_view(node)
     if not known and decision(node.target).fused_kernel is None:
@@ -192,13 +190,13 @@ def _compile(module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) ->
 
     try:
         with unset_fake_temporarily(), tracing(None), torch.no_grad():
-            compiled = compile_by_inductor(module, list(arguments), options=_SETTINGS)
+            compiled: Compiled = compile_by_inductor(module, list(arguments), options=_SETTINGS)
     except Exception as error:  # whatever its passes and the C++ compiler raise
         raise CompilationError(
             f"inductor cannot compile {_operators(module)}: {error}", 'leave elementwise at "pytorch"'
         ) from error
 
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 def _operators(module: torch.fx.GraphModule) -> str:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from onnxtool.errors import CompilationError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, inductor_chains, measurement
+from onnxtool.torch_backend.compiler import compile_graph
 from tests.torch_backend.oracle import require_same
 
 HAS_COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -107,9 +109,28 @@ def test_a_chain_ends_at_what_inductor_does_not_fuse(compiler: Compiler) -> None
 
 def test_a_chain_that_reads_both_sides_of_a_matmul_waits_for_it(compiler: Compiler) -> None:
     """A chain whose end needs its own beginning by way of a matmul is two."""
-    function = lambda x, w: ((x.sin().cos() @ w) + x.sin().cos()).exp().sigmoid()  # noqa: E731
-    require_same(function, large(), large(1) * 0.1, options=options(), atol=BFLOAT16)
+    require_same(
+        lambda x, w: ((x.sin().cos() @ w) + x.sin().cos()).exp().sigmoid(),
+        large(),
+        large(1) * 0.1,
+        options=options(),
+        atol=BFLOAT16,
+    )
     assert compiler.compiled == [["sin", "cos"], ["add", "exp", "sigmoid"]]
+
+
+def test_what_is_changed_in_place_keeps_its_order(compiler: Compiler) -> None:
+    """In a graph that is not functional: the chain reads the tensor before the change."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        before = x.sin().cos()
+        return before, x.mul_(2.0)
+
+    graph = make_fx(function, tracing_mode="fake")(large())
+    call, _ = compile_graph(graph, "inference", options(use_aot_autograd=False))
+    (before, after), (expected, changed) = call(large()), function(large())
+    torch.testing.assert_close(before, expected)
+    torch.testing.assert_close(after, changed)
 
 
 def test_random_numbers_are_drawn_in_their_order(compiler: Compiler) -> None:
@@ -124,15 +145,20 @@ def test_random_numbers_are_drawn_in_their_order(compiler: Compiler) -> None:
 
 
 def test_views_and_reductions_belong_to_the_chain(compiler: Compiler) -> None:
-    function = lambda x: x.sin().view(128, 2, 256).sum(2, keepdim=True).neg().squeeze(2)  # noqa: E731
-    require_same(function, large(), options=options(), atol=BFLOAT16)
+    require_same(
+        lambda x: x.sin().view(128, 2, 256).sum(2, keepdim=True).neg().squeeze(2),
+        large(),
+        options=options(),
+        atol=BFLOAT16,
+    )
     assert compiler.compiled == [["sin", "view_1", "sum_1", "neg"]]  # the last view is made at the end
 
 
 def test_a_view_that_others_read_is_made_by_pytorch(compiler: Compiler) -> None:
     """A kernel would copy it."""
-    function = lambda x, w: x.sin().cos().transpose(0, 1)[:128] @ w  # noqa: E731
-    require_same(function, large(), large(1) * 0.1, options=options(), atol=BFLOAT16)
+    require_same(
+        lambda x, w: x.sin().cos().transpose(0, 1)[:128] @ w, large(), large(1) * 0.1, options=options(), atol=BFLOAT16
+    )
     assert compiler.compiled == [["sin", "cos"]]
 
 
@@ -161,8 +187,9 @@ def test_what_runs_where_is_reported_with_its_times(compiler: Compiler) -> None:
 
 
 def test_equal_chains_are_compiled_once(compiler: Compiler) -> None:
-    function = lambda x, w: (x.sin().cos() @ w).sin().cos()  # noqa: E731
-    backend = require_same(function, large(), large(1) * 0.1, options=options(), atol=BFLOAT16)
+    backend = require_same(
+        lambda x, w: (x.sin().cos() @ w).sin().cos(), large(), large(1) * 0.1, options=options(), atol=BFLOAT16
+    )
     assert (len(compiler.compiled), len(in_kernels(backend))) == (1, 4)
 
 
