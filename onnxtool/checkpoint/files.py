@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtool.errors import OnnxtoolError
@@ -18,14 +19,22 @@ if TYPE_CHECKING:
 
 _Array = TypeVar("_Array")
 
+# What makes a folder an adapter of PEFT, beside a model or alone.
+ADAPTER_NAME = "adapter_config.json"
 MODULE_WEIGHTS = "model.safetensors"
 # The layers of an M3 embedder beside its transformer: weights of tokens, and vectors of tokens.
 M3_FILES = ("sparse_linear.pt", "colbert_linear.pt")
-_MODULE_PICKLE = "pytorch_model.bin"
+MODULE_PICKLE = "pytorch_model.bin"
 
 
 class CheckpointFiles(ABC):
-    """A checkpoint as the files that it has. Subclasses say where these are, and which error a bad one is."""
+    """A checkpoint as the files that it has. Subclasses say where these are, and which error a bad one is.
+
+    Attributes:
+        allow_pickle: whether weights may come from a pickle where there are no others.
+    """
+
+    allow_pickle: bool = False
 
     @property
     @abstractmethod
@@ -88,7 +97,7 @@ class CheckpointFiles(ABC):
         return content
 
     def read_tensors(self, folder: str, names: Collection[str] | None = None) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the module in `folder` as float32, from safetensors only: a pickle can run code.
+        """Return the weights of the module in `folder` as float32; from a pickle only where that is allowed.
 
         Tensors of integers and truths are left out: they count steps of a training.
 
@@ -121,12 +130,15 @@ class CheckpointFiles(ABC):
         inside = f"{folder}/" if folder else ""
         path = self.locate(f"{inside}{MODULE_WEIGHTS}")
         folder = folder or "the folder"
-        if path is None:
-            if self.locate(f"{inside}{_MODULE_PICKLE}") is not None:
+        if path is None and (pickle := self.locate(f"{inside}{MODULE_PICKLE}")) is not None:
+            if not self.allow_pickle:
                 raise self.refuse(
-                    f"{folder} of {self.label} has its weights in a pickle only ({_MODULE_PICKLE}), which can run code",
-                    "load it where you trust it; save_pretrained(...) of sentence-transformers writes safetensors",
+                    f"{folder} of {self.label} has its weights in a pickle only ({MODULE_PICKLE}), which can run code",
+                    "if you trust it, export it with --allow_pickle; or convert it: save_pretrained(...) of "
+                    "sentence-transformers writes safetensors",
                 )
+            path = pickle
+        if path is None:
             raise self.refuse(
                 f"{folder} of {self.label} has no weights ({MODULE_WEIGHTS}); without them vectors are others than the "
                 "checkpoint's",
@@ -134,15 +146,27 @@ class CheckpointFiles(ABC):
             )
         entries: list[tuple[str, Any]]
         try:
-            entries = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]  # a Rust extension without types
+            content = path.read_bytes() if path.suffix != ".bin" else _as_safetensors(path)
+            entries = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust extension without types
             converted = ((name, convert(name, entry)) for name, entry in entries)
             return {name: array for name, array in converted if array is not None}
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, KeyError, ValueError, UnpicklingError, RuntimeError) as error:
             raise self.refuse(f"cannot read {path}: {error}", "fetch the checkpoint again") from error
 
     @cached_property
     def _parsed(self) -> dict[str, Json]:
         return {}
+
+
+def _as_safetensors(pickle: Path) -> bytes:
+    """Return the tensors of a pickle as a file of safetensors; nothing but tensors is unpickled."""
+    import torch
+    from safetensors.torch import save
+
+    loaded = torch.load(pickle, map_location="cpu", weights_only=True)
+    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        raise ValueError("it holds more than tensors")
+    return save({str(name): value.contiguous().clone() for name, value in loaded.items()})
 
 
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}

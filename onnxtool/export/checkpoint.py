@@ -6,19 +6,20 @@ Weights are safetensors unless a user allows a pickle, which can run code.
 from __future__ import annotations
 
 import hashlib
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.files import M3_FILES, MODULE_WEIGHTS
+from onnxtool.checkpoint.files import M3_FILES, MODULE_PICKLE, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
 from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions, require_character_maps
 from onnxtool.errors import CheckpointError, ProviderError
+from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
+from onnxtool.export.adapters import Adapter
 from onnxtool.export.configuration import (
     architecture_for,
     base_architecture,
@@ -27,8 +28,22 @@ from onnxtool.export.configuration import (
     load_config,
     task_of_architecture,
 )
-from onnxtool.export.source import Source, plain_name, refused_object
+from onnxtool.export.quantizers import is_quantized, require_known_quantizer
+from onnxtool.export.source import Source, plain_name, reason
 from onnxtool.export.vocabularies import has_vocabulary, missing_packages
+from onnxtool.export.weights import (
+    FLOAT_CHECKPOINT,
+    Accounts,
+    StoredTensor,
+    account,
+    foreign_prefix,
+    key_mapping,
+    misplaced,
+    read_headers,
+    require_scaled,
+    some,
+    surplus_layers,
+)
 from onnxtool.runtime.quiet import quiet
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -38,8 +53,27 @@ _AUTO_CLASSES = {
     "processor": ("AutoProcessor", "pictures and texts"),
 }
 _WEIGHTS = "model.safetensors"
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
 _PICKLE = "pytorch_model.bin"
+_CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
+# What else a folder may hold its weights as.
+_OTHER_WEIGHTS = (
+    ("tf_model*.h5", "a model of TensorFlow", _CONVERT.format("transformers before 5, from_tf=True")),
+    ("flax_model*.msgpack", "a model of Flax", _CONVERT.format("transformers before 5, from_flax=True")),
+    ("*.ckpt.index", "a checkpoint of TensorFlow 1", _CONVERT.format("the conversion script of its architecture")),
+    ("*.gguf", "GGUF", _CONVERT.format("from_pretrained(..., gguf_file=...)")),
+    ("onnx/*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
+    ("*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
+    ("openvino_model.bin", "OpenVINO's own format", "take the checkpoint that it was converted from"),
+    ("rust_model.ot", "a model of rust-bert", "take the checkpoint that it was converted from"),
+    ("*.ckpt", "a trainer's checkpoint", "save the model with save_pretrained(...) where it was trained"),
+    ("model.*.safetensors", "a variant", "rename the file to model.safetensors where it is the one to export"),
+    ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors where it is the model's"),
+    ("consolidated*.pth", "the format of its authors", "take the checkpoint that was converted for transformers"),
+    ("*.bin", "a pickle of another name", "save the model with save_pretrained(...) where it was trained"),
+    ("*.pt", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
+    ("*.pth", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
+)
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
 @dataclass(frozen=True)
@@ -50,21 +84,21 @@ class Checkpoint:
         config: the PretrainedConfig.
         architecture: the class whose weights it holds.
         task: one of TASK_NAMES, or `other`.
-        allow_pickle: whether weights may come from a pickle where there are no others.
+        adapter: PEFT's, which is merged into the weights; None where there is none.
         initialized: names of weights that the checkpoint does not have and that loading made up; known once loaded.
-        unused: names of weights that the architecture does not have; known once loaded.
+        notes: what became of the stored tensors, where a user should know it; known once loaded.
     """
 
     source: Source
     config: Any
     architecture: str
     task: str
-    allow_pickle: bool = False
+    adapter: Adapter | None = None
     initialized: list[str] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def open(cls, source: Source, *, task: str = "auto", allow_pickle: bool = False) -> Checkpoint:
+    def open(cls, source: Source, *, task: str = "auto") -> Checkpoint:
         """Read the configuration and decide on architecture and task.
 
         The architecture is the one that config.json names, not a base model: a SPLADE checkpoint keeps its MLM head.
@@ -75,9 +109,10 @@ class Checkpoint:
                 has.
         """
         source.require_transformer()
-        if source.is_local:  # known from names in a moment; of the hub, weights are fetched once all else is right
-            _weight_files(source, allow_pickle=allow_pickle)
-        config = load_config(source)
+        if source.weights.is_local:  # known from names in a moment; of the hub, weights are fetched once all is right
+            _weight_files(source.weights)
+        config, adapter = load_config(source.weights), Adapter.find(source)
+        require_known_quantizer(config, source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise CheckpointError(
@@ -86,15 +121,17 @@ class Checkpoint:
             )
         if task != "auto":
             architecture = architecture_for(config, task)
-            return cls(source, config, architecture, task, allow_pickle)
+            return cls(source, config, architecture, task, adapter)
         if not named:
             raise CheckpointError(
                 f"config.json of {source.model_name} names no architecture",
                 f'add one to it ("architectures": ["…"]), or pass --task: {candidates(config)}',
             )
         if source.sentence_modules.is_late_interaction:
-            return cls(source, config, base_architecture(config), LATE_INTERACTION, allow_pickle)
+            return cls(source, config, base_architecture(config), LATE_INTERACTION, adapter)
         kinds, architecture = source.sentence_modules.kinds, named[0]
+        if source.base is not None and (trained := ADAPTER_TASKS.get(source.adapter.get("task_type"))) and not kinds:
+            architecture = architecture_for(config, trained)  # which the base was not saved as
         general = task_of_architecture(config.model_type, architecture)
         if general != "feature-extraction" and Pooling.__name__ in kinds:
             # sentence-transformers pools the states of the base model, whatever head the checkpoint was saved with.
@@ -104,7 +141,7 @@ class Checkpoint:
         task = recognize_task(general, kinds=kinds, tags=source.card_tags)
         if task == "feature-extraction" and not kinds and all(source.locate(name) for name in M3_FILES):
             task = "sentence-similarity"
-        return cls(source, config, architecture, task, allow_pickle)
+        return cls(source, config, architecture, task, adapter)
 
     @property
     def revision(self) -> str:
@@ -116,9 +153,9 @@ class Checkpoint:
         """The safetensors files, in the order of their names; pickles where there are no others and they are allowed.
 
         Raises:
-            CheckpointError: there are none.
+            CheckpointError: there are none, or not all of them.
         """
-        return _weight_files(self.source, allow_pickle=self.allow_pickle)
+        return _weight_files(self.source.weights)
 
     @property
     def is_pickle(self) -> bool:
@@ -127,20 +164,34 @@ class Checkpoint:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """One hash over all weight files, which tells two checkpoints of one name apart."""
-        return _sha256(self.weight_files)
+        """One hash over all files of weights that were read: the transformer's, the adapter's and those of modules.
 
-    @cached_property
-    def module_weights_sha256(self) -> str:
-        """One hash over the weights of the modules of sentence-transformers (Dense); empty where there are none.
+        It tells two checkpoints of one name apart.
 
         Raises:
             CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
         """
-        modules = [module for module in self.source.sentence_modules.modules if module.folder]
-        found = [self.source.locate(module.file(MODULE_WEIGHTS)) for module in modules]
-        files = [path for path in (*found, *map(self.source.locate, M3_FILES)) if path is not None]
-        return _sha256(files) if files else ""
+        modules = self.source.sentence_modules
+        stored = [module for module in (*modules.modules, modules.query) if module is not None and module.folder]
+        names = [module.file(name) for module in stored for name in (MODULE_WEIGHTS, MODULE_PICKLE)]
+        found = dict.fromkeys(path for path in map(self.source.locate, (*names, *M3_FILES)) if path is not None)
+        adapter = () if self.adapter is None else (self.adapter.file,)
+        return _sha256(dict.fromkeys((*self.weight_files, *adapter, *found)))
+
+    @property
+    def checkpoint_sha256(self) -> str:
+        """One hash over the names and contents of all files that were read: configuration, tokenizer and weights."""
+        digest = hashlib.sha256(self.weights_sha256.encode())
+        for name, path in sorted(self.source.files_read.items()):
+            if path.suffix not in WEIGHT_SUFFIXES:
+                digest.update(f"\n{name} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+        return digest.hexdigest()
+
+    @property
+    def quantizer(self) -> str:
+        """The method by which its weights are quantized, and which transformers computes with; empty for floats."""
+        stated = getattr(self.config, "quantization_config", None)
+        return "" if stated is None else str(stated.get("quant_method", "bitsandbytes"))
 
     def load_tokenizer(self) -> Any:
         """Load the tokenizer.
@@ -209,7 +260,15 @@ class Checkpoint:
         except Exception as error:  # each class checks its settings in its own way, or not at all
             raise self.source.unreadable(error) from error
 
-    def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
+    def load_model(
+        self,
+        *,
+        dtype: str,
+        device: str,
+        attention: str | None,
+        allow_missing_weights: bool = False,
+        allow_unused_weights: bool = False,
+    ) -> Any:
         """Load the weights into the architecture, in evaluation mode and without caches.
 
         Args:
@@ -217,42 +276,50 @@ class Checkpoint:
             device: where torch runs it, e.g. `cpu`.
             attention: transformers' attention implementation; None leaves the choice to it.
             allow_missing_weights: initialize what the checkpoint does not have instead of raising.
+            allow_unused_weights: leave out what fits nowhere in the architecture instead of raising.
 
         Raises:
-            CheckpointError: weights are missing or of another shape.
+            CheckpointError: weights are missing, fit nowhere, or are of another shape or kind than the architecture's.
             ProviderError: torch cannot use the device.
         """
-        import torch
-
-        is_pickle = self.is_pickle  # raises with a better message than transformers does
-        model_class = find_class(self.architecture, self.config, self.source)
-        torch_dtype = getattr(torch, dtype)
-        try:
-            with quiet(), torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
-                model, info = model_class.from_pretrained(
-                    self.source.model_name,
-                    config=self.config,
-                    dtype=torch_dtype,
-                    use_safetensors=not is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
-                    ignore_mismatched_sizes=True,  # told apart below, by name and shape
-                    output_loading_info=True,
-                    **({"attn_implementation": attention} if attention else {}),
-                    **self.source.arguments,
-                )
-        except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
-            if is_pickle and (refused := refused_object(error)):
-                raise CheckpointError(
-                    f"{self.weight_files[0].name} of {self.source.model_name} holds more than tensors ({refused}), "
-                    "and loading that runs code",
-                    "take a checkpoint with safetensors, or save the tensors alone where you trust the file",
-                ) from error
-            raise self.source.unreadable(error) from error
-        self.initialized[:] = sorted(info["missing_keys"])
-        self.unused[:] = sorted(info["unexpected_keys"])
-        self._check_loading(info, model, allow_missing_weights=allow_missing_weights)
+        stored = read_headers(self.weight_files, self.source.model_name)
+        self.notes.clear()
+        model, info = self._load(dtype, attention)
+        prefix = foreign_prefix(model, stored) if info["missing_keys"] and not self.quantizer else ""
+        if prefix:
+            self.notes.append(f"the names of all weights begin with {prefix!r}, which was stripped")
+            model, info = self._load(dtype, attention, prefix)
+        labels = None if self.adapter is None else self.adapter.num_labels(model)
+        if labels is not None:  # a head of the adapter's own, which the configuration of the base does not count
+            self.config.num_labels = labels
+            model, info = self._load(dtype, attention, prefix)
+        self._require_shapes(info, model)
+        unknown = self._account(info, model, stored, prefix)
+        label, start = self.source.weights.model_name, misplaced(model, unknown)
+        if self.initialized and not allow_missing_weights:
+            unmatched = f", and weights that fit nowhere: {some(unknown)}" if unknown else ""
+            raise CheckpointError(
+                f"{label} has no weights for {some(self.initialized)} of {self.architecture}; they would be random "
+                f"numbers{unmatched}",
+                f"some names fit once {start!r} is stripped: save the weights under the names of the architecture"
+                if start
+                else "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
+            )
+        if unknown and not allow_unused_weights:
+            raise CheckpointError(
+                f"{len(unknown)} tensors of {label} fit nowhere in {self.architecture}, and would be ignored: "
+                f"{some(unknown)}",
+                "pass --allow_unused_weights where the model is right without them",
+            )
+        if unknown:
+            self.notes.append(f"left out, because {self.architecture} has no place for them: {some(unknown)}")
+        if self.adapter is not None:
+            model = self.adapter.merge(model)
+            self.notes.append(self.adapter.note)
         if hasattr(model.config, "use_cache"):
             model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
+        if is_quantized(model) and device == "cpu":  # where it is already, and some quantizers refuse to be moved
+            return model.eval()
         try:
             return model.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
@@ -260,12 +327,50 @@ class Checkpoint:
                 f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
             ) from error
 
-    def _check_loading(self, info: dict[str, Any], model: Any, *, allow_missing_weights: bool) -> None:
+    def _load(self, dtype: str, attention: str | None, prefix: str = "") -> tuple[Any, dict[str, Any]]:
+        """Return the model as transformers loads it, and what it says of its weights."""
+        import torch
+
+        source = self.source.weights
+        model_class = find_class(self.architecture, self.config, source)
+        try:
+            with quiet(), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
+                model, info = model_class.from_pretrained(
+                    source.model_name,
+                    config=self.config,
+                    dtype=getattr(torch, dtype),
+                    use_safetensors=not self.is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
+                    ignore_mismatched_sizes=True,  # told apart by name and shape
+                    output_loading_info=True,
+                    key_mapping=key_mapping(prefix) or None,
+                    # transformers would put the adapter into the model, and report its weights instead of the model's.
+                    **({"adapter_kwargs": {"subfolder": "none"}} if self.adapter else {}),
+                    **({"attn_implementation": attention} if attention else {}),
+                    **source.arguments,
+                )
+        except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
+            if self.quantizer and isinstance(error, ImportError | NotImplementedError | RuntimeError):
+                raise CheckpointError(
+                    f"{source.model_name} is quantized by {self.quantizer}, which transformers cannot compute with "
+                    f"here: {reason(error)}",
+                    FLOAT_CHECKPOINT,
+                ) from error
+            raise source.unreadable(error) from error
+        return model, info
+
+    def _require_shapes(self, info: Mapping[str, Any], model: Any) -> None:
+        """Refuse weights of more layers, or of other shapes, than the configuration says.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        label = self.source.weights.model_name
         # A head that another task used may be left over; a layer like those of the model may not.
-        surplus = _surplus_layers(model, self.unused)
+        surplus = surplus_layers(model, info["unexpected_keys"])
         if surplus:
             raise CheckpointError(
-                f"{self.source.model_name} has weights of more layers than config.json counts: {some(surplus)}",
+                f"{label} has weights of more layers than config.json counts: {some(surplus)}",
                 "the folder mixes two models, or its config was edited; take both from one",
             )
         mismatched = sorted(
@@ -273,86 +378,92 @@ class Checkpoint:
         )
         if mismatched:
             raise CheckpointError(
-                f"config.json and weights of {self.source.model_name} disagree on the shape of {some(mismatched)}",
+                f"config.json and weights of {label} disagree on the shape of {some(mismatched)}",
                 "the folder mixes two models; take both from one",
             )
-        if self.initialized and not allow_missing_weights:
-            raise CheckpointError(
-                f"{self.source.model_name} has no weights for {some(self.initialized)} of {self.architecture}; "
-                "they would be random numbers",
-                "export the architecture that it was saved as (--task auto), or pass --allow_missing_weights",
+
+    def _account(
+        self, info: Mapping[str, Any], model: Any, stored: Mapping[str, StoredTensor], prefix: str
+    ) -> list[str]:
+        """Note what became of the stored tensors, and which weights were made up; return those that fit nowhere.
+
+        Raises:
+            CheckpointError: as `account` and `require_scaled`.
+        """
+        label = self.source.weights.model_name
+        if self.quantizer:
+            require_scaled(model, stored, label)
+            self.notes.append(f"the weights are quantized by {self.quantizer}, and are exported as floats")
+            accounts = Accounts(unknown=tuple(sorted(info["unexpected_keys"])))
+        else:
+            accounts = account(model, stored, label, prefix)
+        elsewhere = set[str]() if self.adapter is None else set(self.adapter.stored)
+        self.initialized[:] = sorted(set(info["missing_keys"]) - elsewhere)
+        if accounts.left_out:
+            self.notes.append(f"left out, because {self.architecture} does not use them: {some(accounts.left_out)}")
+        if accounts.defaults:
+            self.notes.append(
+                f"as transformers initializes them, because the checkpoint lacks them: {some(accounts.defaults)}"
             )
+        if self.source.sentence_modules.is_late_interaction:  # Stanford's projection, which a module reads
+            elsewhere.add("linear.weight")
+        return [name for name in accounts.unknown if name not in elsewhere]
 
 
-def _surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
-    """Return the weights among `unused` that belong to layers of which the model has others, or an empty list.
-
-    A weight is of such a layer where the model has one of the same name but for its numbers
-    (`stages.0.blocks.1.weight` beside `stages.0.blocks.0.weight`), or where a list of layers that its name goes
-    through has none. Both are layers that the checkpoint was trained with; what remains of another head is neither.
-
-    Args:
-        model: a transformers model, loaded.
-        unused: the weights of its checkpoint that it has no place for.
-    """
-    import torch
-
-    known = {_without_numbers(name) for name in model.state_dict()}
-    empty = {
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) and not len(module)
-    }
-    base = f"{getattr(model, 'base_model_prefix', '')}."
-    return sorted(
-        weight
-        for weight in unused
-        # A checkpoint of the base model alone has no prefix, and a model that is the base has none.
-        if any(
-            (_NUMBER.search(name) and _without_numbers(name) in known) or not empty.isdisjoint(_numbered_lists(name))
-            for name in (weight, base + weight, weight.removeprefix(base))
-        )
-    )
-
-
-def _without_numbers(name: str) -> str:
-    return _NUMBER.sub("#", name)
-
-
-def _numbered_lists(name: str) -> Iterator[str]:
-    """Yield what the numbers in a name count the members of: `decoder.block` of `decoder.block.3.weight`."""
-    for match in _NUMBER.finditer(name):
-        yield name[: match.start() - 1]
-
-
-def _weight_files(source: Source, *, allow_pickle: bool) -> tuple[Path, ...]:
+def _weight_files(source: Source) -> tuple[Path, ...]:
     files = _files(source, _WEIGHTS)
     if files:
         return files
     pickles = _files(source, _PICKLE)
-    if pickles and allow_pickle:
+    if pickles and source.allow_pickle:
         return pickles
     if pickles:
         raise CheckpointError(
             f"{source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
             "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
         )
-    raise CheckpointError(
+    raise _without_weights(source)
+
+
+def _without_weights(source: Source) -> CheckpointError:
+    """Make the error for a checkpoint without weights that are read, and say which others it has."""
+    folder = Path(source.model_name) / source.transformer_folder
+    for pattern, kind, hint in _OTHER_WEIGHTS:
+        local = sorted(folder.glob(pattern)) if source.is_local else []
+        found = local[0].name if local else pattern if "*" not in pattern and source.locate(pattern) else ""
+        if found:
+            return CheckpointError(
+                f"{source.model_name} has its weights as {kind} ({found}) only, and onnxtool reads {_WEIGHTS}", hint
+            )
+    return CheckpointError(
         f"{source.model_name} has no weights ({_WEIGHTS})",
         "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
     )
 
 
 def _files(source: Source, name: str) -> tuple[Path, ...]:
-    """Return the file called `name`, or the shards that its index names; nothing where neither is complete."""
+    """Return the file called `name`, or the shards that its index names; nothing where there is neither.
+
+    Raises:
+        CheckpointError: the index is malformed, or a shard is missing.
+    """
     single = source.locate(name)
     if single is not None:
         return (single,)
-    names = source.read(f"{name}.index.json").get("weight_map")
-    if not isinstance(names, dict):
+    index = f"{name}.index.json"
+    names = source.read(index).get("weight_map")
+    if names is None and source.locate(index) is None:
         return ()
-    shards = [source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))]
-    return tuple(shard for shard in shards if shard is not None) if all(shards) else ()
+    if not isinstance(names, dict) or not names:
+        raise source.malformed(index, "it has no weight_map, which says what shard holds which weight")
+    shards = {str(shard): source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))}
+    missing = [shard for shard, path in shards.items() if path is None]
+    if missing:
+        raise CheckpointError(
+            f"{source.model_name} lacks {len(missing)} of {len(shards)} shards of its weights: {some(missing)}",
+            f"fetch the whole checkpoint; {index} lists all of them",
+        )
+    return tuple(path for path in shards.values() if path is not None)
 
 
 def _sha256(files: Iterable[Path]) -> str:
@@ -362,9 +473,3 @@ def _sha256(files: Iterable[Path]) -> str:
         with path.open("rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
-
-
-def some(names: Sequence[str]) -> str:
-    """List the first names, and how many more there are."""
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"

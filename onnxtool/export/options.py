@@ -28,7 +28,7 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 # Options that no other entry of the metadata tells.
 _STAMPED = (
     *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
-    *("atol", "rtol", "min_cosine"),
+    *("allow_unused_weights", "atol", "rtol", "min_cosine"),
 )
 
 
@@ -44,6 +44,7 @@ Task = Annotated[
 Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.")]
 TrustRemoteCode = Annotated[bool, Option("Let code in the checkpoint run.")]
 AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint does not have.")]
+AllowUnusedWeights = Annotated[bool, Option("Leave out weights that fit nowhere in the model.")]
 AllowPickle = Annotated[bool, Option("Load weights from a pickle where there are no safetensors.")]
 
 
@@ -100,6 +101,7 @@ class ExportOptions:
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
     allow_missing_weights: AllowMissingWeights = False
+    allow_unused_weights: AllowUnusedWeights = False
     allow_pickle: AllowPickle = False
     require_dynamic: Annotated[bool, Option("Fail where the file would fix an axis that is dynamic in the model.")] = (
         False

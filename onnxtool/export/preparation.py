@@ -29,6 +29,7 @@ from onnxtool.export.pipelines import (
     SingleCallPipeline,
     encoder_path,
 )
+from onnxtool.export.quantizers import as_floats, is_quantized
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.source import Source
 from onnxtool.export.static import StaticCheckpoint, is_static
@@ -69,8 +70,8 @@ class Models:
         if first is not None and attention is not None and hasattr(first, "set_attn_implementation"):
             first.set_attn_implementation(attention)
         elif first is None or attention is not None:
-            return self.load(attention)
-        return first
+            first = self.load(attention)
+        return as_floats(first) if is_quantized(first) else first
 
     def load(self, attention: str | None) -> Any:
         """Load the weights again."""
@@ -79,6 +80,7 @@ class Models:
             device=self._options.device,
             attention=attention,
             allow_missing_weights=self._options.allow_missing_weights,
+            allow_unused_weights=self._options.allow_unused_weights,
         )
         model = restrict_to_pages(restrict(model, self._checkpoint.task), self._checkpoint)
         if self._states is not None:
@@ -184,6 +186,7 @@ def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
         revision=options.revision,
         trust_remote_code=options.trust_remote_code,
         route=options.route,
+        allow_pickle=options.allow_pickle,
     )
     target = find_target(options.target)
     check_ranges_options(options.vectors_as, options.ranges, options.calibration)
@@ -202,7 +205,7 @@ def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
 def open_checkpoint(options: ExportOptions, source: Source, target: Target) -> Checkpoint:
     """Open the checkpoint: a model, or a table of vectors."""
     if not is_static(source):
-        return Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+        return Checkpoint.open(source, task=options.task)
     if not target.takes_any_graph:
         raise TargetError(f"the target {target.name} takes no table of vectors", "leave --target out")
     return StaticCheckpoint.open_static(source, task=options.task)

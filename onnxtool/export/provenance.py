@@ -24,8 +24,6 @@ _FIGURES = {
     "num_layers": "num_hidden_layers",
 }
 
-_WITH_WEIGHTS = ("embedding", "late-interaction", "m3")  # heads whose modules may have weights
-
 
 def describe(
     checkpoint: Checkpoint,
@@ -60,7 +58,8 @@ def describe(
         "onnxtool.source": source.name if source.is_local else source.model_name,
         "onnxtool.revision": checkpoint.revision,
         WEIGHTS_KEY: checkpoint.weights_sha256,
-        "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head in _WITH_WEIGHTS else "",
+        "onnxtool.checkpoint_sha256": checkpoint.checkpoint_sha256,
+        "onnxtool.adapter_base": "" if source.base is None else source.base.name,
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         **source.license.stamps,

@@ -13,17 +13,19 @@ from typing import Any
 
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
-from onnxtool.export.checkpoint import Checkpoint, some
+from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
 from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
 from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
+from onnxtool.export.quantizers import is_quantized
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import SIDECAR_FILES, module_files, obsolete_sidecar_files, write_sidecar_files
 from onnxtool.export.static import is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.vocabularies import all_files
+from onnxtool.export.weights import FLOAT_CHECKPOINT, some
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     ModelFile,
@@ -94,7 +96,10 @@ def _export(options: ExportOptions) -> ExportReport:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
         )
-    raise _sum_up(failures)
+    failed = _sum_up(failures)
+    if job.checkpoint.quantizer:
+        failed.hint = f"{job.checkpoint.quantizer} computes otherwise than with its weights; {FLOAT_CHECKPOINT}"
+    raise failed
 
 
 def plan_export(options: ExportOptions) -> WritePlan:
@@ -208,7 +213,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         verification=verifications[0],
         notes=(
             *job.reasons,
-            *_loading_notes(architecture, checkpoint),
+            *_loading_notes(checkpoint),
             *job.pipeline.notes(architecture, strategy),
             *(() if specification is None else specification.notes),
         ),
@@ -254,8 +259,9 @@ def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
     """Compare the file with a model that was loaded again: running and tracing may change a model."""
     fixed = _fixed(strategy)
     if fixed not in job.references:
+        model = job.models.load(None)
         # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
-        model = job.models.load(None).float()
+        model = model if is_quantized(model) else model.float()
         job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
         del model
         gc.collect()  # its weights make room for onnxruntime's
@@ -281,13 +287,11 @@ def _fixed(strategy: ExportStrategy) -> tuple[tuple[str, int], ...]:
     return tuple(sorted(strategy.fixed.items()))
 
 
-def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]:
+def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Say what of the checkpoint the file does not hold, and what it holds that the checkpoint does not."""
-    notes = []
+    notes = list(checkpoint.notes)
     if checkpoint.initialized:
         notes.append(f"random, because the checkpoint does not have them: {some(checkpoint.initialized)}")
-    if checkpoint.unused:
-        notes.append(f"left out, because {architecture} does not use them: {some(checkpoint.unused)}")
     if checkpoint.is_pickle:
         notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
     return tuple(notes)

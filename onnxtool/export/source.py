@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.files import ADAPTER_NAME, CheckpointFiles
 from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.module_settings import require_no_routes
@@ -31,6 +31,7 @@ from onnxtool.checkpoint.sentence_modules import (
 from onnxtool.errors import CheckpointError
 from onnxtool.export.downloads import fetch
 from onnxtool.model_file.licenses import License
+from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
 # What describes the checkpoint as a whole.
@@ -47,6 +48,7 @@ class Source(CheckpointFiles):
         trust_remote_code: whether code in the checkpoint may run.
         local_only: take the hub's files from the cache, because the hub cannot be reached.
         route: the one of a Router that is exported; None for a checkpoint without routes.
+        allow_pickle: whether weights may come from a pickle where there are no others.
     """
 
     model_name: str
@@ -54,6 +56,7 @@ class Source(CheckpointFiles):
     trust_remote_code: bool
     local_only: bool
     route: str | None = None
+    allow_pickle: bool = False
 
     @classmethod
     def find(
@@ -63,6 +66,7 @@ class Source(CheckpointFiles):
         revision: str | None = None,
         trust_remote_code: bool = False,
         route: str | None = None,
+        allow_pickle: bool = False,
     ) -> Source:
         """Find the checkpoint.
 
@@ -78,7 +82,7 @@ class Source(CheckpointFiles):
                     f"--revision {revision} means nothing for the folder {model_name}",
                     "leave it out, or pass the id of a model on the hub",
                 )
-            return cls(model_name, None, trust_remote_code, local_only=True, route=route)
+            return cls(model_name, None, trust_remote_code, local_only=True, route=route, allow_pickle=allow_pickle)
         if path.exists():
             if path.suffix == ".onnx":
                 raise CheckpointError(
@@ -89,7 +93,8 @@ class Source(CheckpointFiles):
         if is_path(model_name):
             raise CheckpointError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
         require_cached_commit(model_name, revision)
-        return cls(model_name, revision, trust_remote_code, local_only=not _hub_resolves(), route=route)
+        offline = not _hub_resolves()
+        return cls(model_name, revision, trust_remote_code, local_only=offline, route=route, allow_pickle=allow_pickle)
 
     def require_transformer(self) -> None:
         """Refuse a checkpoint that is no model of transformers, or has it elsewhere.
@@ -110,6 +115,12 @@ class Source(CheckpointFiles):
             )
         if self.is_local and self.locate("config.json") is None:
             folder = Path(self.model_name) / self.transformer_folder
+            adapters = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_NAME}"))
+            if adapters:
+                raise CheckpointError(
+                    f"the folder {folder} has no config.json, and several adapters of PEFT: {', '.join(adapters)}",
+                    f"pass the one to export, e.g. {folder / adapters[0]}",
+                )
             raise CheckpointError(
                 f"the folder {folder} has no config.json",
                 "pass the folder that save_pretrained wrote: config.json, tokenizer files, model.safetensors",
@@ -141,6 +152,51 @@ class Source(CheckpointFiles):
     def transformer_folder(self) -> str:
         """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
         return transformer_folder(self, self.route)
+
+    @cached_property
+    def adapter(self) -> dict[str, Json]:
+        """The settings of PEFT's adapter beside or in place of the transformer; empty where there is none."""
+        return self._read_own(ADAPTER_NAME)
+
+    @cached_property
+    def base(self) -> Source | None:
+        """The checkpoint that the adapter in this one is for; None where a model lies beside it, or none is needed.
+
+        Raises:
+            CheckpointError: the adapter does not name it, or it cannot be found.
+        """
+        inside = f"{self.transformer_folder}/" if self.transformer_folder else ""
+        if not self.adapter or any(self._find(name) for name in (f"{inside}config.json", "config.json")):
+            return None
+        name, revision = self.adapter.get("base_model_name_or_path"), self.adapter.get("revision")
+        if not isinstance(name, str) or not name:
+            raise CheckpointError(
+                f"{self.model_name} is an adapter of PEFT that does not name the model it is for",
+                f'write "base_model_name_or_path": "org/name" into its {ADAPTER_NAME}',
+            )
+        try:
+            found = Source.find(
+                name,
+                revision=revision if isinstance(revision, str) and revision else None,
+                trust_remote_code=self.trust_remote_code,
+                allow_pickle=self.allow_pickle,
+            )
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{self.model_name} is an adapter of PEFT for {name}, which cannot be found: {error.message}",
+                f"write where the model is into base_model_name_or_path of its {ADAPTER_NAME}",
+            ) from error
+        if found.adapter:
+            raise CheckpointError(
+                f"{self.model_name} is an adapter of PEFT for {name}, which is an adapter itself",
+                "merge that one first: merge_and_unload(), then save_pretrained(...)",
+            )
+        return found
+
+    @property
+    def weights(self) -> Source:
+        """Where config.json and the weights of the transformer are: here, or in the base of an adapter."""
+        return self.base or self
 
     @property
     def label(self) -> str:
@@ -186,8 +242,18 @@ class Source(CheckpointFiles):
     def locate(self, name: str) -> Path | None:
         """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.
 
-        A file of the transformer, such as config.json, is looked for in the transformer's folder first.
+        A file of the transformer, such as config.json, is looked for in the transformer's folder first, and that of an
+        adapter in the folder of its base last.
         """
+        found = self._locate_own(name)
+        if found is not None or "/" in name or name in (*_AT_THE_TOP, ADAPTER_NAME) or self.base is None:
+            return found
+        return self.base.locate(name)
+
+    def _read_own(self, name: str) -> dict[str, Json]:
+        return self.read(name) if self._locate_own(name) is not None else {}
+
+    def _locate_own(self, name: str) -> Path | None:
         if "/" not in name and name not in _AT_THE_TOP and self.transformer_folder:
             found = self._find(f"{self.transformer_folder}/{name}")
             if found is not None:
@@ -215,6 +281,12 @@ class Source(CheckpointFiles):
             raise self.unreadable(error) from error
         self._located[name] = None if found is None else Path(found)
         return self._located[name]
+
+    @property
+    def files_read(self) -> dict[str, Path]:
+        """The files that were looked up and found so far, by their names in the checkpoint; those of a base as well."""
+        base = {} if self.base is None else {f"base/{name}": path for name, path in self.base.files_read.items()}
+        return {**base, **{name: path for name, path in self._located.items() if path is not None}}
 
     @cached_property
     def _located(self) -> dict[str, Path | None]:

@@ -103,7 +103,15 @@ class StaticCheckpoint(Checkpoint):
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
         return tokenizer
 
-    def load_model(self, *, dtype: str, device: str, attention: str | None, allow_missing_weights: bool = False) -> Any:
+    def load_model(
+        self,
+        *,
+        dtype: str,
+        device: str,
+        attention: str | None,
+        allow_missing_weights: bool = False,
+        allow_unused_weights: bool = False,
+    ) -> Any:
         """Make a model of PyTorch that looks tokens up.
 
         Args:
@@ -111,6 +119,7 @@ class StaticCheckpoint(Checkpoint):
             device: where torch runs it.
             attention: nothing here has one.
             allow_missing_weights: none is missing.
+            allow_unused_weights: the module that reads the table accounts for its tensors.
         """
         import torch
 

@@ -7,7 +7,14 @@ from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from onnxtool.export.options import AllowMissingWeights, AllowPickle, Revision, Task, TrustRemoteCode
+from onnxtool.export.options import (
+    AllowMissingWeights,
+    AllowPickle,
+    AllowUnusedWeights,
+    Revision,
+    Task,
+    TrustRemoteCode,
+)
 from onnxtool.options import Force, Option
 
 
@@ -59,6 +66,7 @@ class ForwardOptions:
     revision: Revision = None
     trust_remote_code: TrustRemoteCode = False
     allow_missing_weights: AllowMissingWeights = False
+    allow_unused_weights: AllowUnusedWeights = False
     allow_pickle: AllowPickle = False
 
 

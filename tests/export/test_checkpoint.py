@@ -197,7 +197,7 @@ def test_pickled_weights_load_where_that_is_asked_for(folder: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    checkpoint = Checkpoint.open(Source.find(str(folder)), allow_pickle=True)
+    checkpoint = Checkpoint.open(Source.find(str(folder), allow_pickle=True))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     assert checkpoint.is_pickle
     name = "bert.encoder.layer.1.output.dense.weight"
@@ -219,7 +219,7 @@ def test_a_pickle_that_holds_more_than_tensors_runs_nothing(folder: Path, tmp_pa
     torch.save({"weight": _Planted(tmp_path / "planted")}, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin of .* holds more than tensors \(") as error:
-        Checkpoint.open(Source.find(str(folder)), allow_pickle=True).load_model(
+        Checkpoint.open(Source.find(str(folder), allow_pickle=True)).load_model(
             dtype="float32", device="cpu", attention=None
         )
     assert "weights_only" not in str(error.value) + error.value.hint
@@ -416,7 +416,7 @@ def test_what_another_head_leaves_over_is_no_layer(tmp_path: Path) -> None:
     assert type(encoder).__name__ == "T5EncoderModel"
     bert = saved(transformers.BertForPreTraining(transformers.BertConfig(**BERT_SIZES)), tmp_path / "bert")
     checkpoint, _ = load_saved(bert, task="fill-mask")
-    assert "cls.seq_relationship.weight" in checkpoint.unused
+    assert any("left out" in note and "cls.seq_relationship.weight" in note for note in checkpoint.notes)
 
 
 @pytest.mark.parametrize(
@@ -459,29 +459,24 @@ def test_an_error_whose_text_says_nothing_is_called_by_its_type(folder: Path) ->
     assert source.unreadable(OSError("no such file")).message.endswith(f"{folder}: no such file")
 
 
-def test_the_hash_of_module_weights_follows_them_and_no_others(folder: Path) -> None:
+def test_the_hash_covers_the_weights_of_modules(folder: Path) -> None:
     """A Dense layer decides the vectors as much as the transformer does."""
 
     def digest() -> str:
-        return Checkpoint.open(Source.find(str(folder))).module_weights_sha256
+        return Checkpoint.open(Source.find(str(folder))).weights_sha256
 
-    assert digest() == ""
     modules = [
         {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
         {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
         {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
     ]
     (folder / "modules.json").write_text(json.dumps(modules))
-    assert digest() == ""
+    found = [digest()]
     (folder / "2_Dense").mkdir()
-    before_weights = Checkpoint.open(Source.find(str(folder))).weights_sha256
-    found = []
     for value in (1.0, 2.0):
         save_file({"linear.weight": torch.full((2, 2), value)}, folder / "2_Dense" / "model.safetensors")
         found.append(digest())
-    content = (folder / "2_Dense" / "model.safetensors").read_bytes()
-    assert found[1] == hashlib.sha256(hashlib.sha256(content).digest()).hexdigest() != found[0]
-    assert Checkpoint.open(Source.find(str(folder))).weights_sha256 == before_weights
+    assert len(set(found)) == 3
 
 
 def test_loading_leaves_the_random_numbers_of_its_caller_alone(folder: Path) -> None:

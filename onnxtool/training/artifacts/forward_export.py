@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from onnxtool.autodiff.rules.tensor import PADDING_INDEX
-from onnxtool.errors import ExportError
+from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.configuration import task_of_architecture
 from onnxtool.export.modalities.finding import find_modality
@@ -46,6 +46,20 @@ class Forward:
     shifts_labels: bool
 
 
+def source_of(options: ForwardOptions) -> Source:
+    """Find the checkpoint.
+
+    Raises:
+        CheckpointError: there is nothing at its path.
+    """
+    return Source.find(
+        options.model_name,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+
+
 def export_forward(
     options: ForwardOptions, folder: Path, on_progress: Callable[[str], None] = lambda _stage: None
 ) -> Forward:
@@ -55,13 +69,22 @@ def export_forward(
         CheckpointError: it cannot be found, understood or loaded.
         ExportError: it cannot be traced.
     """
-    source = Source.find(options.model_name, revision=options.revision, trust_remote_code=options.trust_remote_code)
-    checkpoint = Checkpoint.open(source, task=options.task, allow_pickle=options.allow_pickle)
+    source = source_of(options)
+    checkpoint = Checkpoint.open(source, task=options.task)
     on_progress(f"loading {options.model_name}")
     # Only eager attention consists of operators with gradients, its dropout included.
     model = checkpoint.load_model(
-        dtype="float32", device="cpu", attention="eager", allow_missing_weights=options.allow_missing_weights
+        dtype="float32",
+        device="cpu",
+        attention="eager",
+        allow_missing_weights=options.allow_missing_weights,
+        allow_unused_weights=options.allow_unused_weights,
     )
+    if checkpoint.quantizer:
+        raise CheckpointError(
+            f"{options.model_name} is quantized by {checkpoint.quantizer}, and codes are not trained",
+            "pass the checkpoint that it was quantized from",
+        )
     modality = find_modality(model, checkpoint, text=None)
     signature = detect_signature(model, modality)
     sample = to_tensors(model, modality.sample(signature.sizes))

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from onnxtool.errors import ArtifactError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.source import Source
 from onnxtool.model_file import ModelFile, scratch_folder
 from onnxtool.reports import WritePlan
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.forward_export import Forward, export_forward
+from onnxtool.training.artifacts.forward_export import Forward, export_forward, source_of
 from onnxtool.training.artifacts.generation import (
     LOSSES,
     ArtifactOptions,
@@ -57,8 +56,8 @@ def plan_training(options: PreparationOptions) -> WritePlan:
     if forward is None:
         check_harmless(ModelFile.open(options.model_path or Path()))
     else:
-        source = Source.find(forward.model_name, revision=forward.revision, trust_remote_code=forward.trust_remote_code)
-        _ = Checkpoint.open(source, task=forward.task, allow_pickle=forward.allow_pickle).weight_files
+        source = source_of(forward)
+        _ = Checkpoint.open(source, task=forward.task).weight_files
     return plan_artifacts(_artifact_options(options, setting, options.model_path or Path(), options.loss_inputs))
 
 

@@ -1,0 +1,143 @@
+"""Adapters of PEFT: a checkpoint that is a small difference to another one, merged into its weights by PEFT itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.files import ADAPTER_NAME
+from onnxtool.errors import CheckpointError
+from onnxtool.export.source import Source
+from onnxtool.export.weights import StoredTensor, read_headers, some
+from onnxtool.runtime.quiet import quiet
+
+_WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+# What PEFT puts before the names of the model.
+_PREFIX = "base_model.model."
+# PEFT's names of tasks, and ours.
+TASKS: Mapping[Any, str] = {
+    "SEQ_CLS": "text-classification",
+    "TOKEN_CLS": "token-classification",
+    "QUESTION_ANS": "question-answering",
+    "CAUSAL_LM": "text-generation",
+    "SEQ_2_SEQ_LM": "text2text-generation",
+    "FEATURE_EXTRACTION": "feature-extraction",
+}
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter of a checkpoint.
+
+    Attributes:
+        file: its weights.
+        stored: its tensors, by the names of the model that they are for.
+    """
+
+    source: Source
+    file: Path
+    stored: Mapping[str, StoredTensor]
+
+    @classmethod
+    def find(cls, source: Source) -> Adapter | None:
+        """Return the adapter of a checkpoint; None where it has none.
+
+        Raises:
+            CheckpointError: its weights are missing or in a pickle that was not allowed, or PEFT is not installed.
+        """
+        if not source.adapter:
+            return None
+        file = source.locate(_WEIGHTS)
+        if file is None and (pickle := source.locate(_PICKLE)) is not None:
+            if not source.allow_pickle:
+                raise CheckpointError(
+                    f"{source.model_name} has its adapter in a pickle ({_PICKLE}) only, which can run code",
+                    "if you trust it, pass --allow_pickle; save_pretrained(...) of PEFT writes safetensors",
+                )
+            file = pickle
+        if file is None:
+            raise CheckpointError(
+                f"{source.model_name} has an adapter ({ADAPTER_NAME}) without weights ({_WEIGHTS})",
+                f"fetch the whole checkpoint; or delete {ADAPTER_NAME} where the adapter is merged already",
+            )
+        try:
+            import peft  # noqa: F401  looked for before the model is loaded
+        except ImportError as error:
+            raise CheckpointError(
+                f"{source.model_name} has an adapter ({ADAPTER_NAME}), which PEFT merges, and PEFT cannot be "
+                f"imported: {error}",
+                "pip install 'onnxtool[adapters]'; or merge it elsewhere, by merge_and_unload() and save_pretrained()",
+            ) from error
+        headers = read_headers([file], source.model_name).values()
+        return cls(source, file, {tensor.name.removeprefix(_PREFIX): tensor for tensor in headers})
+
+    @property
+    def note(self) -> str:
+        """What a report says of it."""
+        base = self.source.base
+        return f"an adapter ({self.source.adapter.get('peft_type')}) is merged" + (
+            "" if base is None else f" into the weights of {base.model_name}"
+        )
+
+    def num_labels(self, model: Any) -> int | None:
+        """Return how many labels the adapter's own head has, where the model was made with another number."""
+        state, count = model.state_dict(), getattr(model.config, "num_labels", None)
+        found = {
+            tensor.shape[0]
+            for name, tensor in self.stored.items()
+            if name in state and tensor.shape != tuple(state[name].shape)
+            if tensor.shape[1:] == tuple(state[name].shape[1:]) and state[name].shape[0] == count
+        }
+        return found.pop() if len(found) == 1 else None
+
+    def merge(self, model: Any) -> Any:
+        """Return the model with the adapter in its weights, as PEFT's merge_and_unload computes them.
+
+        Raises:
+            CheckpointError: PEFT cannot load or merge it, or tensors are missing or fit nowhere.
+        """
+        import peft
+        import torch
+
+        folder = self.file.parent
+        try:
+            with quiet(), torch.random.fork_rng(devices=[]):
+                adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
+                expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+                whole = adapted.state_dict()
+        except Exception as error:  # each kind of adapter checks its settings in its own way
+            raise self.source.unreadable(error) from error
+        names = {tensor.name: tensor for tensor in self.stored.values()}
+        missing = sorted(expected.keys() - names.keys())
+        if missing:
+            raise CheckpointError(
+                f"the adapter of {self.source.model_name} has no weights for {some(missing)}",
+                "the file may be damaged, or the adapter was trained on another architecture",
+            )
+        unknown = sorted(
+            name
+            for name in names.keys() - expected.keys()
+            if name not in whole or not torch.equal(whole[name].float(), names[name].load().float())
+        )
+        if unknown:
+            raise CheckpointError(
+                f"{len(unknown)} tensors of the adapter of {self.source.model_name} fit nowhere in "
+                f"{type(model).__name__}: {some(unknown)}",
+                "the adapter was trained on another architecture; merge it with PEFT where it was trained",
+            )
+        if not hasattr(adapted, "merge_and_unload"):
+            raise self._unmergeable("it changes inputs, not weights")
+        try:
+            with quiet():
+                return adapted.merge_and_unload(safe_merge=True)
+        except (AttributeError, NotImplementedError, ValueError, TypeError) as error:
+            raise self._unmergeable(" ".join(str(error).split())) from error
+
+    def _unmergeable(self, reason: str) -> CheckpointError:
+        kind = self.source.adapter.get("peft_type")
+        return CheckpointError(
+            f"the adapter of {self.source.model_name} ({kind}) cannot be merged into the weights: {reason}",
+            "export a model that was trained with LoRA or another kind that PEFT merges",
+        )

@@ -1,0 +1,429 @@
+"""Account for every stored tensor of a checkpoint: what the model uses, what it computes itself, and what is an error.
+
+transformers skips tensors that it has no place for, and casts integers to floats without their scales. Here the headers
+of the weight files are matched with the loaded model, by transformers' own renames.
+
+The one module that reads how transformers renames weights (core_model_loading, conversion_mapping); tested with 5.23.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import CheckpointError
+from onnxtool.export.source import reason, refused_object
+
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
+# By what they store beside the numbers, in this order: two methods share the scales of the last row.
+_TRACES = (
+    (re.compile(r"\.SCB$"), "bitsandbytes in 8 bits"),
+    (re.compile(r"\.(absmax|quant_map|quant_state\.\S+)$"), "bitsandbytes in 4 bits"),
+    (re.compile(r"\.(qweight|qzeros|g_idx)$"), "GPTQ or AWQ"),
+    (re.compile(r"\.weight_(packed|shape)$"), "compressed-tensors"),
+    (re.compile(r"_proj_(blocks|scales)$"), "mxfp4"),
+    (re.compile(r":(qdata|scale|zero_point)$|\._weight_(qdata|scale|zero_point)$"), "torchao"),
+    (re.compile(r"[._](scales?|scale_inv|scale_2|zero_point|amax)$"), "a method that keeps scales beside its weights"),
+)
+# Relative errors that rounding to a stored dtype explains, of buffers that a model computes itself.
+_ROUNDING = {"BF16": 1e-2, "F16": 1e-3}
+FLOAT_CHECKPOINT = "export the checkpoint that it was quantized from, and quantize the file with onnxtool optimize"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as the header of its file describes it.
+
+    Attributes:
+        dtype: as safetensors calls it, e.g. `F32`, `I8`, `F8_E4M3`.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers mean what they are, without a scale."""
+        return self.dtype in _FLOATS
+
+    def load(self) -> Any:
+        """Read its numbers as a torch tensor."""
+        from safetensors import safe_open
+
+        if self.file.suffix == ".bin":
+            return _unpickled(self.file, device=None)[self.name]
+        with safe_open(self.file, "pt") as file:
+            return file.get_tensor(self.name)
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What became of the tensors of a checkpoint, where none is an error.
+
+    Attributes:
+        left_out: names of a head that the checkpoint was saved with and this architecture does not have.
+        unknown: names that no architecture of this kind of model has.
+        defaults: names of parameters that transformers initializes without a word where a checkpoint lacks them.
+    """
+
+    left_out: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    defaults: tuple[str, ...] = ()
+
+
+def read_headers(files: Iterable[Path], label: str) -> dict[str, StoredTensor]:
+    """Describe all tensors of the weight files, by name; reads their headers alone.
+
+    Raises:
+        CheckpointError: two files hold a tensor of one name, a file cannot be read, or a pickle holds other values.
+    """
+    found: dict[str, StoredTensor] = {}
+    for path in files:
+        for tensor in _unpickle_header(path, label) if path.suffix == ".bin" else _header(path, label):
+            if tensor.name in found:
+                raise CheckpointError(
+                    f"{found[tensor.name].file.name} and {path.name} of {label} both hold {tensor.name}, and one would "
+                    "be ignored",
+                    "the folder mixes two sets of shards; take all files from one",
+                )
+            found[tensor.name] = tensor
+    return found
+
+
+def foreign_prefix(model: Any, stored: Mapping[str, StoredTensor]) -> str:
+    """Return what a trainer put before all names, such as `module.`; empty where stripping it makes not all fit."""
+    if not stored:
+        return ""
+    parts = [name.split(".") for name in stored]
+    shared = next((n for n, column in enumerate(zip(*parts, strict=False)) if len(set(column)) > 1), len(min(parts)))
+    for count in range(1, shared + 1):
+        prefix = ".".join(parts[0][:count]) + "."
+        places = place((name.removeprefix(prefix) for name in stored), model)
+        state = model.state_dict()
+        if all(target in state for target, _ in places.values()):
+            return prefix
+    return ""
+
+
+def key_mapping(prefix: str) -> dict[str, str]:
+    """Return the renaming of from_pretrained that strips a prefix; empty for none."""
+    return {f"^{re.escape(prefix)}": ""} if prefix else {}
+
+
+def place(names: Iterable[str], model: Any, prefix: str = "") -> dict[str, tuple[str, bool]]:
+    """Return where transformers puts each stored tensor: the model's name, and whether it is converted on the way.
+
+    A name that the model does not have is one that transformers skips.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    rows = get_model_conversion_mapping(model, key_mapping(prefix) or None)
+    renamings = [row for row in rows if isinstance(row, WeightRenaming)]
+    converters = [row for row in rows if isinstance(row, WeightConverter)]
+    state, base, found = model.state_dict(), model.base_model_prefix, dict[str, tuple[str, bool]]()
+    for name in names:
+        target, pattern = rename_source_key(name, renamings, converters, base, state)
+        if target not in state and name in state:
+            target, pattern = rename_source_key(name, [], [], base, state)
+        found[name] = (target, pattern is not None)
+    return found
+
+
+def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: str = "") -> Accounts:
+    """Match the stored tensors with a loaded model whose weights are no quantizer's.
+
+    Args:
+        model: a transformers model, loaded.
+        stored: the tensors of its weight files.
+        label: what errors call the checkpoint.
+        prefix: what was stripped of the names.
+
+    Raises:
+        CheckpointError: a tensor is of another kind than the parameter that it was loaded into, two tensors are for
+            one parameter, or one holds other numbers than the model computes in its place.
+    """
+    state, places = model.state_dict(), place(stored, model, prefix)
+    by_target: dict[str, list[StoredTensor]] = defaultdict(list)
+    left: dict[str, StoredTensor] = {}
+    for name, (target, is_converted) in places.items():
+        if target not in state:
+            left[target] = stored[name]
+        else:
+            by_target[target].append(stored[name])
+            if not is_converted and len(by_target[target]) > 1:
+                first, second = (tensor.name for tensor in by_target[target][:2])
+                raise CheckpointError(
+                    f"{label} holds both {first} and {second} for {target} of {type(model).__name__}, and one would be "
+                    "ignored",
+                    "delete the one that is no part of the model from the file",
+                )
+    coded = [
+        tensor
+        for target, tensors in by_target.items()
+        for tensor in tensors
+        if state[target].is_floating_point() != tensor.is_float
+    ]
+    if coded:
+        raise _coded(coded, [tensor.name for tensor in left.values()], label)
+    _require_equal_ties(state, by_target, label)
+    computed = {target: tensor for target, tensor in left.items() if _is_computed(model, target, tensor, label)}
+    rest = {target: tensor.name for target, tensor in left.items() if target not in computed}
+    known = _siblings_names(model, rest)
+    unknown = sorted(name for target, name in rest.items() if target not in known)
+    quantized = [name for name in unknown if method_of([name])]
+    if quantized:
+        raise CheckpointError(
+            f"{len(quantized)} tensors of {label} are scales or codes of a quantization ({method_of(quantized)}) that "
+            f"config.json does not declare, and would be ignored: {some(quantized)}",
+            FLOAT_CHECKPOINT,
+        )
+    return Accounts(tuple(sorted(known)), tuple(unknown), tuple(_defaults(model, state, by_target)))
+
+
+def require_scaled(model: Any, stored: Mapping[str, StoredTensor], label: str) -> None:
+    """Refuse a quantized checkpoint of which transformers took some numbers as they are stored, without their scales.
+
+    Raises:
+        CheckpointError: there are such numbers.
+    """
+    import torch
+
+    state = model.state_dict()
+    for name, (target, _) in place(stored, model).items():
+        tensor, value = stored[name], state.get(target)
+        if tensor.is_float or value is None or not value.is_floating_point() or tuple(value.shape) != tensor.shape:
+            continue
+        if torch.equal(value.float(), tensor.load().float()) and value.any():
+            raise _coded([tensor], [], label)
+
+
+def surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
+    """Return the weights among `unused` that belong to layers of which the model has others, or an empty list.
+
+    A weight is of such a layer where the model has one of the same name but for its numbers
+    (`stages.0.blocks.1.weight` beside `stages.0.blocks.0.weight`), or where a list of layers that its name goes
+    through has none. Both are layers that the checkpoint was trained with; what remains of another head is neither.
+
+    Args:
+        model: a transformers model, loaded.
+        unused: the weights of its checkpoint that it has no place for.
+    """
+    import torch
+
+    known = {_without_numbers(name) for name in model.state_dict()}
+    empty = {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential) and not len(module)
+    }
+    return sorted(
+        weight
+        for weight in unused
+        if any(
+            (_NUMBER.search(name) and _without_numbers(name) in known) or not empty.isdisjoint(_numbered_lists(name))
+            for name in _with_and_without_base(model, weight)
+        )
+    )
+
+
+def misplaced(model: Any, unknown: Sequence[str]) -> str:
+    """Return what most of the names that fit nowhere begin with, where the model knows them without it; else empty."""
+    state = model.state_dict()
+    heads = Counter(
+        f"{name[:place]}."
+        for name in unknown
+        for place in (match.start() for match in re.finditer(r"\.", name))
+        if any(tail in state for tail in _with_and_without_base(model, name[place + 1 :]))
+    )
+    return heads.most_common(1)[0][0] if heads else ""
+
+
+def method_of(names: Iterable[str]) -> str:
+    """Return the method of quantization that stores tensors of such names; empty for none that is known."""
+    return next((method for pattern, method in _TRACES for name in names if pattern.search(name)), "")
+
+
+def some(names: Sequence[str]) -> str:
+    """List the first names, and how many more there are."""
+    shown = ", ".join(names[:4])
+    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
+
+
+def _coded(tensors: Sequence[StoredTensor], others: Sequence[str], label: str) -> CheckpointError:
+    names = [f"{tensor.name} ({tensor.dtype})" for tensor in tensors]
+    method = method_of([tensor.name for tensor in tensors]) or method_of(others) or "an unknown method"
+    return CheckpointError(
+        f"{len(names)} tensors of {label} hold numbers of another kind than their parameters, quantized by {method}, "
+        f"and nothing would apply their scales: {some(names)}",
+        FLOAT_CHECKPOINT,
+    )
+
+
+def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[StoredTensor]], label: str) -> None:
+    """Refuse two stored tensors of other numbers for one parameter that the model has under two names."""
+    import torch
+
+    shared: dict[Any, list[StoredTensor]] = defaultdict(list)
+    for target, tensors in by_target.items():
+        if len(tensors) == 1 and state[target].numel():
+            shared[state[target].data_ptr(), state[target].shape].append(tensors[0])
+    for first, *others in shared.values():
+        for other in others:
+            if not torch.equal(first.load(), other.load()):
+                raise CheckpointError(
+                    f"{first.name} and {other.name} of {label} hold other numbers, and the model has one parameter for "
+                    "both",
+                    "set tie_word_embeddings in config.json to what the model was trained with",
+                )
+
+
+def _is_computed(model: Any, name: str, tensor: StoredTensor, label: str) -> bool:
+    """Whether a tensor without a parameter is one that older versions stored, and that the model computes itself.
+
+    Positions, masks and frequencies, and whatever is a buffer of the model that it does not store.
+
+    Raises:
+        CheckpointError: it is, and holds other numbers than the model computes.
+    """
+    import torch
+
+    leaf = name.rpartition(".")[2]
+    buffers = [value for key, value in model.named_buffers() if key == name or key.rpartition(".")[2] == leaf]
+    is_mask = leaf in ("bias", "masked_bias") and "attn" in name and len(tensor.shape) in (0, 4)
+    if leaf != "position_ids" and not is_mask and not buffers:
+        return False
+    stored = tensor.load()
+    if leaf == "position_ids":
+        equal = torch.equal(stored.flatten().long(), torch.arange(stored.numel()))
+    elif is_mask and not buffers:
+        equal = stored.dim() == 0 or torch.equal(stored.float(), torch.ones_like(stored).tril().float())
+    else:
+        tolerance = _ROUNDING.get(tensor.dtype, 1e-5)
+        equal = any(
+            value.shape == stored.shape
+            and torch.allclose(value.detach().cpu().double(), stored.double(), rtol=tolerance, atol=tolerance * 1e-3)
+            for value in buffers
+        )
+    if not equal:
+        raise CheckpointError(
+            f"{tensor.name} of {label} holds other numbers than {type(model).__name__} computes from config.json",
+            "the folder mixes two models, or its config was edited; take both from one",
+        )
+    return True
+
+
+def _siblings_names(model: Any, names: Mapping[str, str]) -> set[str]:
+    """Return the names among these that another architecture of the same configuration has: those of a head.
+
+    Names that transformers itself drops for this architecture, such as layers that predict several tokens, count too.
+    """
+    import torch
+
+    dropped = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]  # noqa: SLF001  as above
+    known = {name for name in names if any(pattern.search(name) for pattern in dropped)}
+    for architecture in _architectures(type(model), type(model.config)) if names.keys() - known else ():
+        try:
+            with torch.device("meta"):
+                state = architecture(model.config).state_dict()
+        except Exception:  # noqa: BLE001, S112  a class that wants more than its configuration cannot have saved this one
+            continue
+        known |= {name for name in names if any(one in state for one in _with_and_without_base(model, name))}
+        if known >= names.keys():
+            break
+    return known
+
+
+def _architectures(model_class: Any, config_class: Any) -> Iterator[Any]:
+    """Yield the classes beside a model's with a forward of their own, for the same configuration."""
+    import sys
+
+    import torch
+    import transformers
+
+    found: Any
+    for found in vars(sys.modules[model_class.__module__]).values():
+        is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
+        if is_model and found.config_class is config_class and found.forward is not torch.nn.Module.forward:
+            yield found
+
+
+def _defaults(model: Any, state: Mapping[str, Any], covered: Mapping[str, Any]) -> Iterator[str]:
+    """Yield parameters that no tensor was loaded into, and that transformers does not call missing."""
+    ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]  # noqa: SLF001  as above
+    pointers = {state[name].data_ptr() for name in covered}
+    for name, _ in model.named_parameters():
+        is_loaded = name in covered or state[name].data_ptr() in pointers
+        if not is_loaded and any(pattern.search(name) for pattern in ignored):
+            yield name
+
+
+def _with_and_without_base(model: Any, name: str) -> tuple[str, str, str]:
+    """Return a name as a model with a head, and as the base model alone, would have it."""
+    base = f"{getattr(model, 'base_model_prefix', '')}."
+    return name, base + name, name.removeprefix(base)
+
+
+def _without_numbers(name: str) -> str:
+    return _NUMBER.sub("#", name)
+
+
+def _numbered_lists(name: str) -> Iterator[str]:
+    """Yield what the numbers in a name count the members of: `decoder.block` of `decoder.block.3.weight`."""
+    for match in _NUMBER.finditer(name):
+        yield name[: match.start() - 1]
+
+
+def _header(path: Path, label: str) -> Iterator[StoredTensor]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118  no mapping
+                header = file.get_slice(name)
+                yield StoredTensor(name, header.get_dtype(), tuple(header.get_shape()), path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"cannot load {label}: {path.name} is no file of safetensors: {error}",
+            "the folder may be incomplete or damaged",
+        ) from error
+
+
+def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
+    import torch
+
+    names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    try:
+        loaded = _unpickled(path, device="meta")
+    except Exception as error:  # a damaged file fails in many ways
+        if refused := refused_object(error):
+            raise CheckpointError(
+                f"{path.name} of {label} holds more than tensors ({refused}), and loading that runs code",
+                "take a checkpoint with safetensors, or save the tensors alone where you trust the file",
+            ) from error
+        raise CheckpointError(
+            f"cannot load {label}: {path.name} is no pickle of PyTorch: {reason(error)}",
+            "the folder may be incomplete or damaged",
+        ) from error
+    for name, value in loaded.items():
+        if not isinstance(value, torch.Tensor):
+            raise CheckpointError(
+                f"{path.name} of {label} holds {type(value).__name__} as {name!r}, and not tensors alone",
+                "it is a trainer's own file; save the model with save_pretrained(...)",
+            )
+        dtype = names.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        yield StoredTensor(str(name), dtype, tuple(value.shape), path)
+
+
+def _unpickled(path: Path, device: str | None) -> Mapping[str, Any]:
+    import torch
+
+    loaded = torch.load(path, map_location=device, weights_only=True)
+    return loaded if isinstance(loaded, dict) else {"": loaded}
