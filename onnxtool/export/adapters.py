@@ -71,6 +71,13 @@ class Adapter:
                 "pip install 'onnxtool[adapters]'; or merge it elsewhere, by merge_and_unload() and save_pretrained()",
             ) from error
         headers = read_headers([file], source.model_name).values()
+        coded = [f"{tensor.name} ({tensor.dtype})" for tensor in headers if not tensor.is_float]
+        if coded:
+            raise CheckpointError(
+                f"{len(coded)} tensors of the adapter of {source.model_name} are quantized, and nothing would apply their "
+                f"scales: {some(coded)}",
+                "take the adapter as it was trained, in floats",
+            )
         return cls(source, file, {tensor.name.removeprefix(_PREFIX): tensor for tensor in headers})
 
     @property
@@ -108,7 +115,11 @@ class Adapter:
                 expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
                 whole = adapted.state_dict()
         except Exception as error:  # each kind of adapter checks its settings in its own way
-            raise self.source.unreadable(error) from error
+            raise CheckpointError(
+                f"PEFT cannot load the adapter of {self.source.model_name}: "
+                f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
+                "the adapter was trained on another model than the one that it is merged into, or is damaged",
+            ) from error
         names = {tensor.name: tensor for tensor in self.stored.values()}
         missing = sorted(expected.keys() - names.keys())
         if missing:

@@ -6,6 +6,7 @@ Weights are safetensors unless a user allows a pickle, which can run code.
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -44,6 +45,7 @@ from onnxtool.export.weights import (
     some,
     surplus_layers,
 )
+from onnxtool.reports import Json
 from onnxtool.runtime.quiet import quiet
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -54,6 +56,7 @@ _AUTO_CLASSES = {
 }
 _WEIGHTS = "model.safetensors"
 _PICKLE = "pytorch_model.bin"
+_WITH_LABELS = ("text-classification", "token-classification", RANKING)
 _CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
 # What else a folder may hold its weights as.
 _OTHER_WEIGHTS = (
@@ -188,6 +191,13 @@ class Checkpoint:
         return digest.hexdigest()
 
     @property
+    def adapted_config(self) -> dict[str, Json]:
+        """The config.json of a base as its adapter changes it: its architecture, and the labels of its head."""
+        labels = {str(label): name for label, name in self.config.id2label.items()}
+        head = {"id2label": labels, "label2id": dict(self.config.label2id)} if self.task in _WITH_LABELS else {}
+        return {**self.source.read("config.json"), "architectures": [self.architecture], **head}
+
+    @property
     def quantizer(self) -> str:
         """The method by which its weights are quantized, and which transformers computes with; empty for floats."""
         stated = getattr(self.config, "quantization_config", None)
@@ -210,7 +220,9 @@ class Checkpoint:
         self.require_sound_tokenizer()
         try:
             with quiet(), panics_as_exceptions():
-                return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
+                return AutoTokenizer.from_pretrained(
+                    self.source.tokenizer.model_name, **self.source.tokenizer.arguments
+                )
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
             missing = missing_packages(self.source, self.config.model_type)
             if missing:
@@ -284,15 +296,20 @@ class Checkpoint:
         """
         stored = read_headers(self.weight_files, self.source.model_name)
         self.notes.clear()
-        model, info = self._load(dtype, attention)
+        model, info = self._load(dtype, attention, {})
         prefix = foreign_prefix(model, stored) if info["missing_keys"] and not self.quantizer else ""
+        more: dict[str, Any] = {"key_mapping": key_mapping(prefix)} if prefix else {}
         if prefix:
             self.notes.append(f"the names of all weights begin with {prefix!r}, which was stripped")
-            model, info = self._load(dtype, attention, prefix)
+            model, info = self._load(dtype, attention, more)
         labels = None if self.adapter is None else self.adapter.num_labels(model)
         if labels is not None:  # a head of the adapter's own, which the configuration of the base does not count
             self.config.num_labels = labels
-            model, info = self._load(dtype, attention, prefix)
+            model, info = self._load(dtype, attention, more)
+        can_do_without = "add_pooling_layer" in inspect.signature(type(model)).parameters and not allow_missing_weights
+        if can_do_without and info["missing_keys"] and all(name.startswith("pooler.") for name in info["missing_keys"]):
+            self.notes.append("without its pooler, which the checkpoint does not have")
+            model, info = self._load(dtype, attention, {**more, "add_pooling_layer": False})
         self._require_shapes(info, model)
         unknown = self._account(info, model, stored, prefix)
         label, start = self.source.weights.model_name, misplaced(model, unknown)
@@ -327,8 +344,8 @@ class Checkpoint:
                 f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
             ) from error
 
-    def _load(self, dtype: str, attention: str | None, prefix: str = "") -> tuple[Any, dict[str, Any]]:
-        """Return the model as transformers loads it, and what it says of its weights."""
+    def _load(self, dtype: str, attention: str | None, more: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the model as transformers loads it, told `more` as well, and what it says of its weights."""
         import torch
 
         source = self.source.weights
@@ -343,7 +360,7 @@ class Checkpoint:
                     use_safetensors=not self.is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
                     ignore_mismatched_sizes=True,  # told apart by name and shape
                     output_loading_info=True,
-                    key_mapping=key_mapping(prefix) or None,
+                    **more,
                     # transformers would put the adapter into the model, and report its weights instead of the model's.
                     **({"adapter_kwargs": {"subfolder": "none"}} if self.adapter else {}),
                     **({"attn_implementation": attention} if attention else {}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import gc
+import json
 import logging
 import re
 from collections.abc import Sequence
@@ -226,6 +227,9 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     checkpoint, specification = job.checkpoint, job.specification
     with_weights = specification is not None and specification.needs_module_weights
     write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
+    if checkpoint.source.base is not None:
+        content = json.dumps(checkpoint.adapted_config, indent=2, ensure_ascii=False) + "\n"
+        (folder / "config.json").write_text(content, encoding="utf-8")
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
 

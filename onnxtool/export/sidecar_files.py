@@ -64,13 +64,16 @@ def write_sidecar_files(
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules, derived = source.sentence_modules, dict[str, Json]()
-    if source.route is not None and modules.query is None:
+    is_part = source.route is not None and modules.query is None
+    is_beside_itself = source.is_local and existing.is_dir() and existing.samefile(source.model_name)
+    if is_beside_itself and (is_part or source.base is not None):
+        raise CheckpointError(
+            f"{MODULES_NAME if is_part else 'config.json'} would be written into the checkpoint itself, {existing}, and "
+            "change what it is",
+            "pass --output with another folder",
+        )
+    if is_part:
         derived[MODULES_NAME] = _modules_of_route(source)
-        if source.is_local and existing.is_dir() and existing.samefile(source.model_name):
-            raise CheckpointError(
-                f"the route {source.route} would replace {MODULES_NAME} of the checkpoint itself, {existing}",
-                "pass --output with another folder",
-            )
     elif modules.query is not None and source.locate(IDF_NAME) is None:
         derived[IDF_NAME] = dict(SparseStaticEmbedding.read(modules.query).named_weights(modules.query))
     if source.label in INSTRUCTORS:  # sentence-transformers knows them by that, and no copy of them

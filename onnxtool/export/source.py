@@ -199,6 +199,11 @@ class Source(CheckpointFiles):
         return self.base or self
 
     @property
+    def tokenizer(self) -> Source:
+        """Where the tokenizer is: here, or in the base of an adapter that was saved without one."""
+        return self if self.base is None or self._locate_own("tokenizer_config.json") is not None else self.base
+
+    @property
     def label(self) -> str:
         """The folder or id as the user wrote it."""
         return self.model_name
