@@ -14,6 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import unescape
 from pathlib import Path
 
@@ -67,6 +68,19 @@ class Collection:
         """How many documents are judged, over all queries."""
         return sum(map(len, self.judgements.values()))
 
+    @cached_property
+    def relevant(self) -> Mapping[str, frozenset[str]]:
+        """Query to the documents that are judged relevant for it: those whose grade is above 0."""
+        return {
+            query: frozenset(document for document, grade in grades.items() if grade > 0)
+            for query, grades in self.judgements.items()
+        }
+
+    @property
+    def num_without_relevant(self) -> int:
+        """How many queries have judgements that are all 0 or less."""
+        return sum(not documents for documents in self.relevant.values())
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What is wrong with it, and does not keep it from being used."""
@@ -74,6 +88,7 @@ class Collection:
             (self.num_unjudged, "queries have no judgement, and are left out"),
             (self.num_unknown, "judged queries are not among the queries, and are left out"),
             (self.num_repeated, "lines repeat an earlier query or judgement"),
+            (self.num_without_relevant, "queries have no relevant document, and count as 0, as BEIR counts them"),
         )
         return tuple(f"{count} {what}" for count, what in found if count)
 
