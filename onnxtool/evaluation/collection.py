@@ -18,13 +18,12 @@ from functools import cached_property
 from html import unescape
 from pathlib import Path
 
-from onnxtool.checkpoint.text_files import iterate_texts
+from onnxtool.checkpoint.text_files import CORPORA, iterate_texts
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
 from onnxtool.encoding.windows import accepted
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import DEFAULT_SPLIT
 
-_CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 # Of a topic whose runs of spaces are one space each: no pattern can take more than one way through a text.
@@ -103,7 +102,7 @@ def open_collection(folder: Path, split: str = DEFAULT_SPLIT) -> Collection:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise InputError(f"the collection {folder} {what}", "pass a folder with corpus, queries and qrels to --data")
-    corpus = _find(folder, _CORPORA, "documents")
+    corpus = _find(folder, CORPORA, "documents")
     topics = _find(folder, _QUERIES, "queries")
     qrels = _find_judgements(folder, split)
     queries, repeated = _queries(topics)
