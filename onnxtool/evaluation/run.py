@@ -128,8 +128,7 @@ def check_evaluation(
     collection = open_collection(Path(data), options.split)
     if not any(collection.relevant.values()) and (vain := [gate for gate in gates if gate.figure in measures]):
         raise GateError(
-            f"the gate {vain[0].expression!r} decides nothing: no query of {collection.path} has a relevant document, "
-            "so that every measure is 0",
+            f"the gate {vain[0].expression!r} decides nothing: no query of {collection.path} has a relevant document",
             "check the grades of the judgements, or leave out --fail_if",
         )
     find_sources(collection.corpus)
