@@ -7,6 +7,8 @@ weights, and prints tables as Markdown:
 - the file in fp32 against PyTorch, int8 against fp32, and weights in int8 with one scale for a whole matrix, which is
   the planted mistake, each on the gate `ndcg@10<-0.5%`;
 - an unchanged file against itself, 20 times, each with vectors that were encoded anew;
+- `--beir`, and nothing else: three collections in which queries have ids of documents, beside the `beir` package, which
+  loads, encodes with sentence-transformers, searches and measures by itself (`pip install --no-deps beir`);
 - `--large DIR`: time and memory on a collection that is repeated until it has 100,000 documents.
 
 Exit code 1: a measure differs by more than 1e-6, the mistake passes, or an unchanged model does not.
@@ -20,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +33,15 @@ from make_models import trained_model
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
+from onnxtool.evaluation.collection import open_collection
+from onnxtool.evaluation.systems import Bm25
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 
 GATE = "ndcg@10<-0.5%"
 TREC = {"nDCG@10": "ndcg_cut_10", "Recall@100": "recall_100", "MAP": "map"}
+BEIR = {"nDCG@10": "NDCG@10", "MRR@10": "MRR@10", "Recall@100": "Recall@100", "MAP": "MAP@100"}
+DEPTH = 100  # less than the documents, so that one too few would show
 LARGE = 100_000
 
 
@@ -121,6 +127,96 @@ def measures_table(files: dict[str, Path], data: Path, folder: Path) -> int:
     return wrong
 
 
+def with_own_ids(data: Path, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Write collections whose queries have ids of documents, none of which is judged relevant for its query.
+
+    Judged are the three documents behind the one that a query is, or is about; each tenth query has grades of 0 alone.
+    """
+    documents = [json.loads(line) for line in (data / "corpus.jsonl").open(encoding="utf-8")]
+    texts = {line["_id"]: line["text"] for line in map(json.loads, (data / "queries.jsonl").open(encoding="utf-8"))}
+    places = [place for place, one in enumerate(documents[:-3]) if f"q:{one['_id']}" in texts]
+    ids = [one["_id"] for one in documents]
+    about = {place: texts[f"q:{ids[place]}"] for place in places}
+    numbers = list(map(str, range(len(documents))))
+    # Numbered apart, so that the same number is another thing: a query is never that of the document behind it.
+    by_chance = {str((place + 7) % len(documents)): (place, text) for place, text in about.items()}
+    are_documents = {ids[place]: (place, documents[place]["text"]) for place in places}
+    some = {ids[place] if place % 2 else f"q:{ids[place]}": (place, text) for place, text in about.items()}
+    for name, names, queries in (
+        ("every query is a document", ids, are_documents),
+        ("half of the ids", ids, some),
+        ("numbers, equal by chance", numbers, by_chance),
+    ):
+        output = folder / name.replace(" ", "-").replace(",", "")
+        (output / "qrels").mkdir(parents=True)
+        corpus = ({**one, "_id": key} for one, key in zip(documents, names, strict=True))
+        (output / "corpus.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in corpus), encoding="utf-8")
+        lines = (json.dumps({"_id": key, "text": text}) for key, (_, text) in queries.items())
+        (output / "queries.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        judged = ["query-id\tcorpus-id\tscore"]
+        for number, (key, (place, _)) in enumerate(queries.items()):
+            grades = (4 - behind for behind in (1, 2, 3)) if number % 10 else (0, 0, 0)
+            judged += [f"{key}\t{names[place + behind]}\t{grade}" for behind, grade in enumerate(grades, start=1)]
+        (output / "qrels" / "test.tsv").write_text("\n".join(judged) + "\n", encoding="utf-8")
+        yield name, output
+
+
+def by_beir(data: Path, run: Mapping[str, Mapping[str, float]] | None) -> dict[str, float]:
+    """Return what the beir package measures of a run, or by its own search with MiniLM in PyTorch, unrounded."""
+    from beir.datasets.data_loader import GenericDataLoader
+    from beir.retrieval import custom_metrics, evaluation
+    from beir.retrieval.models import SentenceBERT
+    from beir.retrieval.search.dense import DenseRetrievalExactSearch
+
+    for module in (custom_metrics, evaluation):
+        vars(module)["round"] = lambda value, _digits: value
+    corpus, queries, judged = GenericDataLoader(str(data)).load(split="test")
+    searcher = None
+    if run is None:
+        model = SentenceBERT(str(trained_model()), device="cpu")
+        searcher = DenseRetrievalExactSearch(model, show_progress_bar=False)
+    retriever = evaluation.EvaluateRetrieval(searcher, k_values=[10, DEPTH], score_function="cos_sim")
+    found = retriever.retrieve(corpus, queries) if run is None else {query: dict(ten) for query, ten in run.items()}
+    means: dict[str, float] = {}
+    for part in retriever.evaluate(judged, found, retriever.k_values):
+        means |= part
+    means |= retriever.evaluate_custom(judged, found, retriever.k_values, metric="mrr")
+    return {ours: means[theirs] for ours, theirs in BEIR.items()}
+
+
+def own_ids_table(files: dict[str, Path], data: Path, folder: Path) -> int:
+    """Print how far measures are from those of beir where queries are documents, and return how many are too far."""
+    heads = ("collection", "queries", "with the id of a document", "without a relevant one", "search")
+    print(f"| {' | '.join((*heads, *BEIR))} | nDCG@10 with own ids | largest difference from beir |")
+    print(f"|---|---:|---:|---:|---|{'---:|' * (len(BEIR) + 2)}")
+    wrong = 0
+    for name, place in with_own_ids(data, folder):
+        searches: dict[str, dict[str, Any]] = {"dense": {}, "windows": {"long": "window"}, "BM25": {"against": "bm25"}}
+        for search, options in searches.items():
+            report, _ = evaluate(files["fp32"], place, folder, depth=DEPTH, **options)
+            longer = {**options, "depth": DEPTH + 1, "keep_own_ids": True}
+            with_own, run_path = evaluate(files["fp32"], place, folder, **longer)
+            means = {one: report.measures[one].mean for one in BEIR}
+            kept = with_own.measures["nDCG@10"].mean
+            run: dict[str, dict[str, float]] | None = None
+            if search == "windows":
+                run = {}
+                for query, document, score in read_columns(run_path, 0, 2, 4):
+                    run.setdefault(query, {})[document] = float(score)
+            elif search == "BM25":
+                assert report.against is not None  # noqa: S101  it was asked for
+                assert with_own.against is not None  # noqa: S101
+                means = {one: report.against.measures[one].base for one in BEIR}
+                kept = with_own.against.measures["nDCG@10"].base
+                run = Bm25(EvaluateOptions(depth=DEPTH + 1, keep_own_ids=True)).retrieve(open_collection(place)).run
+            largest = max(abs(means[one] - value) for one, value in by_beir(place, run).items())
+            wrong += largest > 1e-6
+            counts = (report.num_queries, report.num_own_ids_left_out, report.num_without_relevant)
+            figures = (*(f"{value:.4f}" for value in means.values()), f"{kept:.4f}", f"{largest:.1e}")
+            print(f"| {' | '.join((name, *map(str, counts), search, *figures))} |", flush=True)
+    return wrong
+
+
 def gates_table(files: dict[str, Path], data: Path, folder: Path) -> int:
     """Print what differs between files, and return how many gates decided wrongly."""
     cases = (
@@ -187,13 +283,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--times", type=int, default=20, help="runs of the unchanged file")
     parser.add_argument("--large", type=Path, action="append", default=[], metavar="DIR", help="with more Python files")
+    parser.add_argument("--beir", action="store_true", help="compare with the beir package, and do nothing else")
     asked = parser.parse_args()
     print(f"{cpu_class()}\n", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "all"
-        make_collection(data)
+        make_collection(data, num_documents=400 if asked.beir else 0, num_queries=100 if asked.beir else 500)
         files = make_files(folder)
+        if asked.beir:
+            return int(own_ids_table(files, data, folder) > 0)
         wrong = measures_table(files, data, folder) + gates_table(files, data, folder)
         wrong += repeat_unchanged(files, folder, asked.times)
         if asked.large:

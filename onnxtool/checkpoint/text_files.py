@@ -6,7 +6,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,9 @@ from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
 STDIN = Path("-")
+# What BEIR, TREC and MS MARCO call the documents of a test collection, `.gz` behind it or not.
+CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
+_BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,31 @@ class LineError(ValueError):
         self.id = id
 
 
+def is_beside_documents(name: str) -> bool:
+    """Whether a file or folder is called as the queries or the judgements of a test collection."""
+    return name.rstrip("/").partition(".")[0].lower() in _BESIDE_DOCUMENTS
+
+
+def documents_of_collection(folder: object, names: Collection[str]) -> str | None:
+    """Return which one of `names`, of what is in `folder`, has the documents of a test collection.
+
+    None where it is no test collection: nothing is called as documents, or nothing as queries or judgements.
+
+    Raises:
+        InputError: there are judgements, and no documents or several.
+    """
+    beside = [name for name in names if is_beside_documents(name)]
+    found = sorted(name for name in names if name.removesuffix(".gz") in CORPORA)
+    if len(found) > 1 and beside:
+        raise InputError(f"{folder} has its documents twice: {', '.join(found)}", "leave one of them there")
+    if not found and any(name.lower().startswith("qrels") for name in beside):
+        raise InputError(
+            f"{folder} is a test collection, with {', '.join(sorted(beside))}, and has no documents",
+            f"pass one file of it, or call its documents {CORPORA[0]}",
+        )
+    return found[0] if beside and found else None
+
+
 def read_texts(path: Path) -> tuple[TextInput, ...]:
     """Read all texts of the file at `path`; see `iterate_texts`."""
     return tuple(iterate_texts(path))
@@ -56,11 +84,20 @@ def read_texts(path: Path) -> tuple[TextInput, ...]:
 def iterate_texts(path: Path) -> Iterator[TextInput]:
     """Yield the texts of the file at `path`, skipping blank lines; `.gz` behind the suffix is unpacked.
 
-    `-` is stdin: JSON Lines where the first text begins with a brace, else a text a line.
+    `-` is stdin: JSON Lines where the first text begins with a brace, else a text a line. The folder of a test
+    collection means its documents.
 
     Raises:
         InputError: the file cannot be read or has no text, its suffix is unknown, or a line is malformed.
     """
+    if path != STDIN and path.is_dir():
+        try:
+            documents = documents_of_collection(path, [one.name for one in path.iterdir()])
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
+        if documents is None:
+            raise InputError(f"cannot read {path}: it is a folder, and no test collection", "pass one file of it")
+        path /= documents
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     parse = _Undecided() if path == STDIN else _FORMATS.get(suffix)
     if parse is None:

@@ -54,7 +54,11 @@ def command() -> None:
 )
 @click.option("--model_path", type=LocationType(), required=True, help="The ONNX file.")
 @click.option(
-    "--input", "corpus", type=LocationType(), required=True, help="The collection: a file, or a folder of files."
+    "--input",
+    "corpus",
+    type=LocationType(),
+    required=True,
+    help="The collection: a file, or a folder of files; of a test collection, its documents.",
 )
 @derived_options(options=VectorOptions)
 @click.option(

@@ -17,7 +17,7 @@ from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import CorpusModel, OnBatch, Plan, batch_rules, encode_windows
 from onnxtool.encoding.shards import ShardFormat
-from onnxtool.encoding.sources import SUFFIXES, Reject, Source, find_picture_sources, find_sources
+from onnxtool.encoding.sources import Reject, Source, find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.windows import Placed, Window, shard_windows, split_corpus
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
@@ -260,11 +260,7 @@ def _identity(
 
 
 def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
-    if left_out:
-        yield (
-            f"{len(left_out)} files or folders in the collection's folder are not read, such as {left_out[0]}: "
-            f"a collection is of files that end in {', '.join(SUFFIXES)}"
-        )
+    yield from left_out_notes(left_out)
     if isinstance(model, PictureModel):
         return
     if isinstance(model.head, VectorHead) and model.head.note:

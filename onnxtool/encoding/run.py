@@ -19,7 +19,7 @@ from onnxtool.encoding.options import CorpusOptions, OnProgress
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.records import PartRecord, Records, begin_run, remove_records, require_same
 from onnxtool.encoding.report import CorpusReport
-from onnxtool.encoding.sources import Reject, SourceReader, find_picture_sources, find_sources, no_texts
+from onnxtool.encoding.sources import Reject, SourceReader, find_picture_sources, find_sources, left_out_notes, no_texts
 from onnxtool.encoding.windows import Window, accepted
 from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.interruption import check_interrupted
@@ -102,13 +102,13 @@ def plan_corpus(model_path: Location, corpus: Location, output: Location, option
         OnnxtoolError: as `encode_corpus`, as far as it is known without the model.
     """
     resolve_provider(options.provider)
+    notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
     if takes_pictures(ModelFile.open(model_on_this_machine(model_path))):
         find_picture_sources(corpus)
     else:
-        find_sources(corpus)
+        notes += left_out_notes(find_sources(corpus)[1])
     folder = OutputFolder(output)
     is_known = folder.require_own(force=options.force)
-    notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
     if is_known and not options.force:
         notes.append("what an earlier run of the same command has encoded stays; another command needs --force")
     written = PlannedFile(

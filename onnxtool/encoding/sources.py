@@ -10,7 +10,7 @@ import hashlib
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from onnxtool.checkpoint.picture_files import find_pictures
-from onnxtool.checkpoint.text_files import LineError, TextInput, decode_line, named_text, parse_object, parse_tabbed
+from onnxtool.checkpoint.text_files import (
+    LineError,
+    TextInput,
+    decode_line,
+    documents_of_collection,
+    is_beside_documents,
+    named_text,
+    parse_object,
+    parse_tabbed,
+)
 from onnxtool.encoding.files import Entry, entries, entry, open_file
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.parquet import read_rows
@@ -127,10 +136,12 @@ class Position(NamedTuple):
 def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
     """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
 
-    Links are followed: caches of collections consist of them. Folders in a folder are left out.
+    Links are followed: caches of collections consist of them. Folders in a folder are left out. Of a test collection,
+    whose queries and judgements lie beside its documents, the documents alone are the corpus.
 
     Raises:
-        InputError: there is none, its suffix is unknown, or what is called as a file of a corpus is none.
+        InputError: there is none, its suffix is unknown, or what is called as a file of a corpus is none; or a test
+            collection does not say which its documents are.
     """
     try:
         alone = entry(corpus)
@@ -139,6 +150,12 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         elif alone and isinstance(corpus, Path) and not corpus.is_file():
             raise InputError(f"{corpus} is no regular file, and is read more than once", "write it into a file")
         found = {corpus.name: alone} if alone else _in_folder(corpus)
+        folders = [] if alone else _folders_in(corpus, found)
+        inside = [*found, *(name.rstrip("/") for name in folders)]
+        if not alone and (documents := documents_of_collection(corpus, inside)) is not None:
+            sources, left_out = find_sources(corpus / documents)
+            others = (name for name in (*found, *folders) if name.rstrip("/") != documents)
+            return sources, (*others, *(f"{documents}/{name}" for name in left_out))
         names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
         several = len(names) > 1
         sources = tuple(
@@ -154,8 +171,17 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
             f"{corpus} is not a corpus" if sources else f"{corpus} has no file of a corpus",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
-    folders = _folders_in(corpus) if not alone and isinstance(corpus, Path) else []
     return sources, (*(name for name in found if name not in names), *folders)
+
+
+def left_out_notes(left_out: Sequence[str]) -> Iterator[str]:
+    """Say which files and folders of a corpus `find_sources` has left out, and why."""
+    if left_out:
+        reason = f"a collection is of files that end in {', '.join(SUFFIXES)}"
+        if any(map(is_beside_documents, left_out)):
+            reason = "it is a test collection, of which the documents alone are read"
+        num = len(left_out)
+        yield f"{num} files or folders in the collection's folder are not read, such as {left_out[0]}: {reason}"
 
 
 def _in_folder(corpus: Location) -> dict[str, Entry]:
@@ -165,8 +191,13 @@ def _in_folder(corpus: Location) -> dict[str, Entry]:
     return {name: found[name] for name in sorted(found) if not name.startswith(".")}
 
 
-def _folders_in(corpus: Path) -> list[str]:
-    """Return the folders in a folder; refuse what is called as a file and is neither, and would be lost in silence."""
+def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
+    """Return the folders in a folder; refuse what is called as a file and is neither, and would be lost in silence.
+
+    A store lists files alone; beside queries, it is asked whether there is a folder of documents.
+    """
+    if isinstance(corpus, Uri):
+        return ["corpus/"] if any(map(is_beside_documents, files)) and entries(corpus / "corpus") else []
     others = sorted(path for path in corpus.iterdir() if not path.name.startswith(".") and not path.is_file())
     for path in others:
         if path.name.lower().endswith(SUFFIXES) and not path.is_dir():

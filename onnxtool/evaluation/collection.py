@@ -14,16 +14,16 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import unescape
 from pathlib import Path
 
-from onnxtool.checkpoint.text_files import iterate_texts
+from onnxtool.checkpoint.text_files import CORPORA, iterate_texts
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
 from onnxtool.encoding.windows import accepted
 from onnxtool.errors import InputError
 from onnxtool.evaluation.names import DEFAULT_SPLIT
 
-_CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 # Of a topic whose runs of spaces are one space each: no pattern can take more than one way through a text.
@@ -67,6 +67,19 @@ class Collection:
         """How many documents are judged, over all queries."""
         return sum(map(len, self.judgements.values()))
 
+    @cached_property
+    def relevant(self) -> Mapping[str, frozenset[str]]:
+        """Query to the documents that are judged relevant for it: those whose grade is above 0."""
+        return {
+            query: frozenset(document for document, grade in grades.items() if grade > 0)
+            for query, grades in self.judgements.items()
+        }
+
+    @property
+    def num_without_relevant(self) -> int:
+        """How many queries have judgements that are all 0 or less."""
+        return sum(not documents for documents in self.relevant.values())
+
     @property
     def notes(self) -> tuple[str, ...]:
         """What is wrong with it, and does not keep it from being used."""
@@ -74,6 +87,7 @@ class Collection:
             (self.num_unjudged, "queries have no judgement, and are left out"),
             (self.num_unknown, "judged queries are not among the queries, and are left out"),
             (self.num_repeated, "lines repeat an earlier query or judgement"),
+            (self.num_without_relevant, "queries have no relevant document, and count as 0, as BEIR counts them"),
         )
         return tuple(f"{count} {what}" for count, what in found if count)
 
@@ -88,7 +102,7 @@ def open_collection(folder: Path, split: str = DEFAULT_SPLIT) -> Collection:
     if not folder.is_dir():
         what = "is no folder" if folder.exists() else "does not exist"
         raise InputError(f"the collection {folder} {what}", "pass a folder with corpus, queries and qrels to --data")
-    corpus = _find(folder, _CORPORA, "documents")
+    corpus = _find(folder, CORPORA, "documents")
     topics = _find(folder, _QUERIES, "queries")
     qrels = _find_judgements(folder, split)
     queries, repeated = _queries(topics)

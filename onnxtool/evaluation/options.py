@@ -25,6 +25,7 @@ class EvaluateOptions:
         candidates: a run in TREC's format, whose documents a reranker orders; None for those that BM25 finds.
         depth: how many documents are kept for a query.
         num_candidates: how many documents of a query a reranker orders.
+        keep_own_ids: whether a document with the query's own id is ranked even if it is not judged relevant.
         cache: where the vectors of documents are kept; None for a folder of the user.
         long: whether long documents are cut (`truncate`), or read in windows, of which the best one counts (`window`).
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
@@ -60,6 +61,13 @@ class EvaluateOptions:
         int, Option("Documents of a query that a reranker orders.", minimum=1, maximum=100_000)
     ] = 100
     depth: Annotated[int, Option("Documents that are kept for a query.", minimum=1, maximum=1_000_000)] = 1000
+    keep_own_ids: Annotated[
+        bool,
+        Option(
+            "Rank a document that has the query's own id as well. By default it is left out, as BEIR does, unless it "
+            "is judged relevant for the query."
+        ),
+    ] = False
     cache: Annotated[
         Path | None,
         Option(

@@ -105,6 +105,8 @@ class EvaluationReport:
         num_documents: that could be found.
         num_queries: that are judged, over which means are taken.
         num_judgements: of these queries.
+        num_without_relevant: of these queries, those for which no document is judged relevant; they count as 0.
+        num_own_ids_left_out: queries whose rankings leave out the document with the query's own id.
         measures: name to mean, with its interval.
         rejects: lines of the corpus that are no document, by the reason.
         against: the comparison; None where there is none.
@@ -121,6 +123,8 @@ class EvaluationReport:
     num_documents: int
     num_queries: int
     num_judgements: int
+    num_without_relevant: int
+    num_own_ids_left_out: int
     measures: Mapping[str, Measure]
     rejects: Mapping[str, int]
     against: Comparison | None

@@ -93,6 +93,8 @@ def evaluate_model(
         num_documents=found.num_documents,
         num_queries=len(collection.queries),
         num_judgements=collection.num_judgements,
+        num_without_relevant=collection.num_without_relevant,
+        num_own_ids_left_out=len(found.left_out),
         measures={name: mean_of(values[name]) for name in measures},
         rejects=found.rejects,
         against=against,
@@ -124,6 +126,11 @@ def check_evaluation(
     measures = parse_measures(options.measures or DEFAULT_MEASURES)
     gates = _parse_gates(options, measures)
     collection = open_collection(Path(data), options.split)
+    if not any(collection.relevant.values()) and (vain := [gate for gate in gates if gate.figure in measures]):
+        raise GateError(
+            f"the gate {vain[0].expression!r} decides nothing: no query of {collection.path} has a relevant document",
+            "check the grades of the judgements, or leave out --fail_if",
+        )
     find_sources(collection.corpus)
     if model_path is not None:
         ModelFile.open(Path(model_path))
@@ -133,7 +140,7 @@ def check_evaluation(
 def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
     """Open what a model of a kind is compared with: BM25, an ONNX file, or a checkpoint in PyTorch."""
     if name == BM25:
-        return Bm25(options.depth)
+        return Bm25(options)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
         return open_model(path, replace(options, model_name=_own_files(path, options.model_name)))
@@ -254,11 +261,21 @@ def _queries(
 
 def _notes(collection: Collection, found: Found, model: System, options: EvaluateOptions) -> list[str]:
     notes = list(collection.notes)
+    if found.left_out:
+        notes.append(
+            f"{len(found.left_out)} queries have the id of a document, which is left out of their rankings, as BEIR "
+            "does; --keep_own_ids keeps it"
+        )
+    if kept := len(found.own - found.left_out):
+        reason = "by --keep_own_ids" if options.keep_own_ids else "as it is judged relevant"
+        notes.append(f"{kept} queries have the id of a document, which stays {reason}; BEIR leaves it out")
     if found.unknown:
         notes.append(
             f"{len(found.unknown)} judged documents are not among the documents; they count as not found, as trec_eval "
             "counts them"
         )
+    if unreachable := sum(bool(documents) and documents <= found.unknown for documents in collection.relevant.values()):
+        notes.append(f"for {unreachable} queries no relevant document is among the documents; they count as 0")
     notes += [f"{count} lines of the corpus are left out: each {reason}" for reason, count in found.rejects.items()]
     if empty := sum(not found.run.get(query) for query in collection.queries):
         notes.append(f"for {empty} queries nothing was found; they count as 0")

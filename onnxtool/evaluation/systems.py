@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -38,6 +38,8 @@ class Found:
         run: the documents of each query.
         num_documents: that could be found.
         unknown: of the judged documents, those that are not among them.
+        own: queries whose id is also the id of a document.
+        left_out: those of `own` whose rankings do not contain that document.
         rejects: lines of the corpus that are no document, by the reason.
         terms: how sparse the vectors are; None where they are not.
     """
@@ -45,7 +47,9 @@ class Found:
     run: Run
     num_documents: int
     unknown: frozenset[str]
-    rejects: dict[str, int] = field(default_factory=dict)
+    own: frozenset[str]
+    left_out: frozenset[str]
+    rejects: dict[str, int]
     terms: Terms | None = None
 
 
@@ -114,11 +118,11 @@ class VectorSystem(System):
                 num_vectors += len(shard.vectors)
                 yield shard
 
-        run, ids = search(
-            list(collection.queries), queries, counted(), similarity=self.similarity, depth=self._options.depth
-        )
-        terms = _terms(queries, num_weights, num_vectors) if isinstance(queries, SparseVectors) and ids else None
-        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())), terms)
+        depth = self._options.depth + 1  # of which the document with the query's own id may be left out
+        run, ids = search(list(collection.queries), queries, counted(), similarity=self.similarity, depth=depth)
+        found = _found(collection, self._options, run, ids, rejects)
+        is_sparse = isinstance(queries, SparseVectors) and ids
+        return replace(found, terms=_terms(queries, num_weights, num_vectors)) if is_sparse else found
 
 
 class Reranking(System):
@@ -162,8 +166,7 @@ class Reranking(System):
             scores = self.scores([(collection.queries[query], texts[document]) for query, document in part])
             for (query, document), score in zip(part, scores, strict=True):
                 run[query][document] = score
-        ordered = {query: dict(sorted(found.items(), key=_best_first, reverse=True)) for query, found in run.items()}
-        return Found(ordered, found.num_documents, found.unknown, found.rejects)
+        return replace(found, run={query: _ordered(documents) for query, documents in run.items()})
 
 
 class Bm25(System):
@@ -171,8 +174,8 @@ class Bm25(System):
 
     name = kind = BM25
 
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
+    def __init__(self, options: EvaluateOptions) -> None:
+        self._options = options
 
     def retrieve(self, collection: Collection) -> Found:
         """Index the documents and search them.
@@ -203,8 +206,8 @@ class Bm25(System):
         run: Run = {}
         for query, tokens in zip(collection.queries, asked, strict=True):
             scores = index.get_scores(tokens) if any(token in words.vocab for token in tokens) else None
-            run[query] = {} if scores is None else _best(scores, ids, self._depth)
-        return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+            run[query] = {} if scores is None else _best(scores, ids, self._options.depth + 1)
+        return _found(collection, self._options, run, ids, rejects)
 
     def run_query(self, text: str) -> None:
         """Cost nothing: no model reads the query."""
@@ -216,18 +219,40 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
     Raises:
         InputError: the run cannot be read, or has none of the queries.
     """
+    options = replace(options, depth=options.num_candidates)
     if options.candidates is None:
-        return Bm25(options.num_candidates).retrieve(collection)
+        return Bm25(options).retrieve(collection)
     given = read_run(options.candidates)
     if not given.keys() & collection.queries.keys():
         raise InputError(f"{options.candidates} has none of the queries of {collection.path}", "compare their ids")
-    run: Run = {}
-    for query in collection.queries:
-        ranked = sorted(given.get(query, {}).items(), key=_best_first, reverse=True)
-        run[query] = dict(islice(ranked, options.num_candidates))
     rejects: Counter[str] = Counter()
     ids = [document.id for document in read_documents(collection, rejects)]
-    return Found(run, len(ids), _judged(collection).difference(ids), dict(sorted(rejects.items())))
+    run = {query: _ordered(given.get(query, {})) for query in collection.queries}
+    return _found(collection, options, run, ids, rejects)
+
+
+def _found(
+    collection: Collection, options: EvaluateOptions, run: Run, ids: Sequence[str], rejects: Counter[str]
+) -> Found:
+    """Leave out documents that have the query's own id, and keep the best `options.depth` of the others.
+
+    A query that is a document finds itself first, which says nothing about the model. BEIR leaves such documents out of
+    every ranking; here they stay where they are judged relevant, as ideal rankings contain them then.
+
+    Args:
+        collection: what was searched.
+        options: of the evaluation.
+        run: one document more than `options.depth` for each query, or as many as there are, from the best to the worst.
+        ids: of all documents.
+        rejects: lines of the corpus that are no document.
+    """
+    judged = frozenset(document for grades in collection.judgements.values() for document in grades)
+    own = frozenset(collection.queries.keys() & set(ids))
+    left_out = frozenset(query for query in own if not options.keep_own_ids and query not in collection.relevant[query])
+    for query, documents in run.items():
+        kept = (entry for entry in documents.items() if entry[0] != query or query not in left_out)
+        run[query] = dict(islice(kept, options.depth))
+    return Found(run, len(ids), judged.difference(ids), own, left_out, dict(sorted(rejects.items())))
 
 
 def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:
@@ -241,16 +266,17 @@ def _best(scores: NDArray[np.float32], ids: Sequence[str], depth: int) -> dict[s
     least = max(np.partition(scores, -depth)[-depth], 0) if len(scores) > depth else 0
     places: list[int] = np.flatnonzero((scores >= least) & (scores > 0)).tolist()
     kept = [(ids[place], float(scores[place])) for place in places]
-    return dict(sorted(kept, key=_best_first, reverse=True)[:depth])
+    return dict(islice(_ordered(dict(kept)).items(), depth))
+
+
+def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
+    """Order documents from the best to the worst, of equals the one whose id sorts last first."""
+    return dict(sorted(documents.items(), key=_best_first, reverse=True))
 
 
 def _best_first(entry: tuple[str, float]) -> tuple[float, str]:
     document, score = entry
     return score, document
-
-
-def _judged(collection: Collection) -> frozenset[str]:
-    return frozenset(document for grades in collection.judgements.values() for document in grades)
 
 
 def _joined(parts: Sequence[Any]) -> Any:

@@ -74,7 +74,7 @@ class InferOptions:
         images: picture files to run, for a model of pictures.
         query: makes a pair with every text; what pictures are ranked for.
         text_model: the ONNX file of the other side of a dual encoder, which encodes the query for pictures.
-        input_path: a file of further texts, or a folder or list of pictures.
+        input_path: a file of further texts, the folder of a test collection, or a folder or list of pictures.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for that of the task,
             or for the default.
         task: what the texts are for, `query` or `document`; None for neither.
@@ -106,8 +106,8 @@ class InferOptions:
         Path | None,
         Option(
             "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line, also with .gz; - "
-            "is stdin. For a model of pictures, a folder of them, or a file with a path, or id and image, on each "
-            "line.",
+            "is stdin. Of the folder of a test collection, its documents. For a model of pictures, a folder of them, "
+            "or a file with a path, or id and image, on each line.",
             name="input",
             is_location=True,
         ),

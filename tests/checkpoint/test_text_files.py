@@ -27,6 +27,15 @@ def test_a_jsonl_file_holds_id_and_contents_a_line(tmp_path: Path) -> None:
     assert read_texts(path) == (TextInput("one\ntwo", "d1"), TextInput("", "2"))
 
 
+def test_the_folder_of_a_test_collection_means_its_documents(tmp_path: Path) -> None:
+    """Any other folder is an error that says what it is."""
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "title": "A", "text": "cat"}\n')
+    with pytest.raises(InputError, match="it is a folder, and no test collection"):
+        read_texts(tmp_path)
+    (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "dog"}\n')
+    assert read_texts(tmp_path) == (TextInput("A cat", "d1"),)
+
+
 def test_a_packed_file_is_unpacked(tmp_path: Path) -> None:
     """Whatever its format is; one that ends early is refused, and its texts with it."""
     path = tmp_path / "corpus.jsonl.gz"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.encoding import sources, windows
 from onnxtool.encoding.known_ids import KnownIds
-from onnxtool.encoding.sources import Document, Position, Reject, SourceReader, find_sources
+from onnxtool.encoding.sources import Document, Position, Reject, SourceReader, find_sources, left_out_notes
 from onnxtool.encoding.windows import Window, accepted, split_corpus
 from onnxtool.errors import InputError, OutputWriteError
 from tests.encoding.corpora import make_texts, write_corpus
@@ -91,6 +92,67 @@ def test_files_of_a_folder_are_read_in_the_order_of_their_names(tmp_path: Path) 
     (tmp_path / ".hidden.jsonl").write_text("{")
     assert _read(tmp_path) == ([("a.txt:1", "first"), ("a.txt:3", "third"), ("d0", "packed")], [])
     assert find_sources(tmp_path)[1] == ("README.md",)
+
+
+@pytest.mark.parametrize(
+    ("names", "documents", "left_out"),
+    [
+        (("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"), "corpus.jsonl", ("queries.jsonl", "qrels/")),
+        (("corpus.jsonl.gz", "queries.jsonl.gz"), "corpus.jsonl.gz", ("queries.jsonl.gz",)),
+        (("corpus.jsonl", "qrels/test.tsv"), "corpus.jsonl", ("qrels/",)),
+        (("collection.tsv", "topics.xml", "qrels.txt"), "collection.tsv", ("qrels.txt", "topics.xml")),
+        (("corpus/a.txt", "topics.txt", "qrels.txt"), "a.txt", ("qrels.txt", "topics.txt")),
+        (("collection.tsv", "queries.dev.small.tsv", "qrels.dev.small.tsv"), "collection.tsv", ()),
+        (("corpus/corpus-0-of-1.jsonl", "queries/queries-0-of-1.jsonl"), "corpus-0-of-1.jsonl", ("queries/",)),
+    ],
+)  # fmt: skip
+def test_the_folder_of_a_test_collection_means_its_documents(
+    tmp_path: Path, names: tuple[str, ...], documents: str, left_out: tuple[str, ...]
+) -> None:
+    """Queries and judgements beside them are no documents, in the layouts of BEIR, TREC, MS MARCO and of the hub."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_corpus(tmp_path / name, ["a cat"])
+    sources, others = find_sources(tmp_path)
+    assert [(source.name, source.names_ids) for source in sources] == [(documents, False)]
+    if left_out:
+        assert others == left_out
+    (note,) = left_out_notes(others)
+    assert note.endswith("it is a test collection, of which the documents alone are read")
+
+
+def test_folders_that_are_no_test_collection_are_read_whole(tmp_path: Path) -> None:
+    """A file that is called corpus says nothing by itself, nor one that is called queries."""
+    for names in (("corpus.jsonl", "more.jsonl"), ("answers.jsonl", "queries.jsonl"), ("queries.jsonl",)):
+        folder = tmp_path / names[0]
+        folder.mkdir()
+        for name in names:
+            write_corpus(folder / name, ["a cat"])
+        assert [source.name for source in find_sources(folder)[0]] == list(names)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (
+            ("queries.jsonl", "qrels/test.tsv"),
+            r"is a test collection, with qrels, queries\.jsonl, and has no documents",
+        ),
+        (("docs.jsonl", "qrels.tsv"), "is a test collection, with qrels.tsv, and has no documents"),
+        (("corpus.jsonl", "corpus.tsv", "queries.jsonl"), r"has its documents twice: corpus\.jsonl, corpus\.tsv"),
+    ],
+)
+def test_a_test_collection_that_does_not_name_its_documents_is_an_error(
+    tmp_path: Path, names: tuple[str, ...], reason: str
+) -> None:
+    """Its queries or its judgements would be encoded."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_corpus(tmp_path / name, ["a cat"])
+    with pytest.raises(InputError, match=reason):
+        find_sources(tmp_path)
+    with pytest.raises(InputError, match=reason):
+        read_texts(tmp_path)
 
 
 def test_rows_of_parquet_are_read(tmp_path: Path) -> None:

@@ -622,6 +622,18 @@ def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> 
     assert SECRET not in shown
 
 
+def test_a_test_collection_in_a_store_means_its_documents(store: Store) -> None:
+    """A file of them, or a folder, which the listing of the files above it does not have."""
+    store.write("a/queries.jsonl", b'{"_id": "q", "text": "a dog"}')
+    store.write("a/corpus/part.jsonl", b'{"_id": "d", "text": "a cat"}')
+    store.write("b/topics.txt", b"q\ta dog")
+    store.write("b/collection.tsv", b"d\ta cat")
+    for name, left_out in (("a", "queries.jsonl"), ("b", "topics.txt")):
+        sources, others = find_sources(parse_location(f"{store.uri}/{name}"))
+        assert [line.id for line in SourceReader(sources)] == ["d"]
+        assert others == (left_out,)
+
+
 @pytest.mark.parametrize("kind", FILESYSTEMS[-1:], ids=["sftp"], indirect=True)
 def test_links_of_a_server_are_followed(store: Store, tmp_path: Path) -> None:
     """Its listings do not say what they lead to; one to nothing is an error, and not left out in silence."""
