@@ -68,8 +68,8 @@ def write_sidecar_files(
     is_beside_itself = source.is_local and existing.is_dir() and existing.samefile(source.model_name)
     if is_beside_itself and (is_part or source.base is not None):
         raise CheckpointError(
-            f"{MODULES_NAME if is_part else 'config.json'} would be written into the checkpoint itself, {existing}, and "
-            "change what it is",
+            f"{MODULES_NAME if is_part else 'config.json'} would be written into the checkpoint, {existing}, "
+            "and change what it is",
             "pass --output with another folder",
         )
     if is_part:
