@@ -33,6 +33,7 @@ from onnxtool.model_file import (
     save_model,
     staged,
 )
+from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.metadata import (
     DECODER_KEY,
     ENCODER_KEY,
@@ -160,7 +161,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
     if encoder is not None:
         graph.metadata_props.update(_describe_decoder(job))
         encoder.metadata_props.update({**described, DECODER_KEY: paths.graph.name})
-    opset = graph.opset_imports[""]
+    opset = default_opset(graph.opset_imports)
     second = None
     if specification is not None:
         second = specification.second_graph(graph)

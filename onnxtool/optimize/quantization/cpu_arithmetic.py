@@ -22,6 +22,7 @@ from onnxtool.errors import PassError
 from onnxtool.graph.edit import replace_and_erase
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.arithmetic import LARGEST_PAIR, NUM_STEPS, SMALLEST, Codes
 
@@ -49,7 +50,7 @@ def by_arithmetic(model: ir.Model) -> dict[str, ir.Model]:
     for node in list(_dynamic_products(exact)):
         _write_exact(node)
     for node in list(_dynamic_products(per_row)):
-        _write_per_row(node, model.opset_imports.get("", 1))
+        _write_per_row(node, default_opset(model.opset_imports))
     return {EXACT: exact, PER_ROW: per_row}
 
 
