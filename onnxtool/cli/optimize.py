@@ -154,7 +154,10 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
     ]
     if kept:
         columns = ("layer", "is kept in", f"its error in {precision}")
-        rows = [(layer.name, layer.precision, f"{layer.error:.2g}") for layer in kept]
+        rows = [
+            (layer.name, layer.precision, "not tried" if layer.error is None else f"{layer.error:.2g}")
+            for layer in kept
+        ]
         blocks.append(Table(columns, rows, frozenset(columns[2:])))
     return [*blocks, Note(quantization.note)] if quantization.note else blocks
 

@@ -30,7 +30,7 @@ EXACT, SATURATING, PER_ROW = "exact", "saturating", "per_row"
 
 _DYNAMIC = "DynamicQuantizeMatMul"
 # The name of the weight among the inputs of each operator that multiplies uint8 and int8.
-_WEIGHTS = {
+INT8_WEIGHTS = {
     (MICROSOFT, _DYNAMIC): "B",
     (MICROSOFT, "MatMulIntegerToFloat"): "B",
     ("", "MatMulInteger"): "B",
@@ -71,7 +71,7 @@ def require_small_pairs(path: Path) -> None:
     """
     checked: set[ir.Value] = set()
     for node in load_model(path).graph.all_nodes():
-        place = _WEIGHTS.get((node.domain, node.op_type))
+        place = INT8_WEIGHTS.get((node.domain, node.op_type))
         weight = None if place is None else named_inputs(node.domain, node.op_type, node.inputs).get(place)
         if weight is None or weight.const_value is None or weight.dtype != ir.DataType.INT8 or weight in checked:
             continue

@@ -40,6 +40,21 @@ _LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.17
 _PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
 
 
+def require_opset(model: ir.Model) -> None:
+    """Refuse a model of an opset without the operators that quantize activations.
+
+    Raises:
+        PassError: its opset is too low, or it declares none.
+    """
+    opset = default_opset(model.opset_imports)
+    if opset < _FIRST_OPSET:
+        raise PassError(
+            f"int8 needs opset {_FIRST_OPSET} or later, and the model "
+            + (f"is of opset {opset}" if opset else "declares no opset of ONNX's own operators"),
+            "export it again with a later opset, convert it with onnx.version_converter, or pass --precision int4",
+        )
+
+
 def quantize_int8(
     fallbacks: frozenset[str] = frozenset(),
     adjustments: Mapping[str, Adjustment] | None = None,
