@@ -48,6 +48,13 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         blocks.append(
             Note(f"left out, because {verification.reference} itself rejects them: {', '.join(verification.refused)}")
         )
+    if verification.constant_outputs:
+        blocks.append(
+            Note(
+                f"{verification.reference} gives the same for all inputs, which shows little of this file: "
+                f"{', '.join(verification.constant_outputs)}"
+            )
+        )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(
             Note(

@@ -100,15 +100,16 @@ class Ranking:
         num_texts: paragraphs of Python's documentation.
         output: the vectors.
         error: the largest 1 - cosine of a text.
-        overlap: which part of the ten nearest texts of a text is the same, on average, from 0 to 1.
-        kendall_tau: of the order in which a text has all others, on average; 1 for the same order.
+        overlap: which part of the ten nearest texts of a text is the same, on average, from 0 to 1; None where all
+            texts have the same vector, so that none is nearer than another.
+        kendall_tau: of the order in which a text has all others, on average; 1 for the same order; None as `overlap`.
     """
 
     num_texts: int
     output: str
     error: float
-    overlap: float
-    kendall_tau: float
+    overlap: float | None
+    kendall_tau: float | None
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ def count_written(quantization: Quantization | None, path: Path) -> Quantization
     if wanted not in {*layers.values(), *embeddings}:
         found = ", ".join(f"{count} in {name}" for name, count in Counter(layers.values()).items())
         raise PassError(
-            f"no layer can be in {wanted}: {found or 'there are none'}",
-            "pass another --precision or a larger --max_error",
+            f"nothing was converted to {wanted}: the layers are {found or 'none'}",
+            "pass a larger --max_error, or another --precision",
         )
     planned = {layer.name: layer for layer in quantization.kept}
     higher = {name: precision for name, precision in layers.items() if precision != wanted}
