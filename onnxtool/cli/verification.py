@@ -55,6 +55,13 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
                 f"{', '.join(verification.constant_outputs)}"
             )
         )
+    if verification.padding_effect is not None and verification.padding_effect > verification.atol:
+        blocks.append(
+            Note(
+                f"what stands in the padding counts: other ids there move the outputs by "
+                f"{verification.padding_effect:.2g}, so pad with the tokenizer's own token, or not at all"
+            )
+        )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(
             Note(

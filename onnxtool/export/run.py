@@ -212,7 +212,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         exporter=strategy.exporter.name,
         attention=strategy.attention or "",
         fixed_axes=dict(strategy.fixed),
-        opset=opset,
+        opset=default_opset(exported.structure.opsets),
         inputs=exported.structure.inputs,
         outputs=exported.structure.outputs,
         metadata=exported.metadata,
