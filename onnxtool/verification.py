@@ -44,6 +44,8 @@ class Verification:
         refused: cases that the reference itself does not run on, and that were left out therefore.
         provider: where the model ran. The CPU provider computes half precision in float32, so it shows the rounding of
             weights and not an overflow in between.
+        constant_outputs: the reference's outputs that are the same for all inputs, which every file agrees with that
+            gives them whatever it reads.
     """
 
     passed: bool
@@ -58,3 +60,4 @@ class Verification:
     padding_effect: float | None = None
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
+    constant_outputs: tuple[str, ...] = ()

@@ -263,6 +263,46 @@ def test_no_scripts_import_each_other() -> None:
     assert cycle_of(dependencies(SCRIPTS)) == []
 
 
+def readings_of_the_default_opset(tree: ast.AST) -> list[int]:
+    """Return the lines that look for ONNX's own domain among opset imports, or compare with its alias."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and node.value == "ai.onnx":
+            lines.append(node.lineno)
+        key, source = None, ast.AST()
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key, source = node.slice, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            key, source = node.args[0], node.func.value
+        if isinstance(key, ast.Constant) and key.value == "" and "opset" in ast.unparse(source):
+            lines.append(key.lineno)
+        if isinstance(node, ast.comprehension) and node.ifs and ast.unparse(node.iter).endswith(".opset_import"):
+            lines.append(node.iter.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_the_default_opset_is_read_in_one_place(path: Path) -> None:
+    """The domain has two names, which model_file/domains.py settles; all others call its functions."""
+    if path != PACKAGE / "model_file" / "domains.py":
+        assert readings_of_the_default_opset(ast.parse(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "model.opset_imports.get('', 0)",
+        "node.graph.opset_imports['']",
+        "opsets.setdefault('', 17)",
+        "node.domain in ('', 'ai.onnx')",
+        "next(one.version for one in model.opset_import if not one.domain)",
+    ],
+)
+def test_a_reading_of_the_default_opset_is_seen(code: str) -> None:
+    """The test above can fail."""
+    assert readings_of_the_default_opset(ast.parse(code))
+
+
 def test_no_module_hides_a_public_name() -> None:
     """Importing `onnxtool.encode` as a module would replace the function of that name."""
     modules = {path.stem for path in PACKAGE.iterdir()}

@@ -22,6 +22,7 @@ from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.scatter import add_up
 from onnxtool.errors import GradientError
 from onnxtool.graph.shapes import infer_types
+from onnxtool.model_file.domains import settle_imports
 
 # The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
@@ -53,6 +54,7 @@ def differentiate(
             message lists all of them, the hint what to leave out of `with_respect_to` to avoid them.
     """
     model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
+    settle_imports(model.opset_imports)
     check_prepared(model)
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     for name in (output, *with_respect_to):

@@ -68,7 +68,7 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
 
     The integers of most operators are indices, steps or sizes; those of an operator unknown to ONNX may be anything.
     """
-    if node.domain not in ("", "ai.onnx") or (node.domain, node.op_type) in QUANTIZERS:
+    if node.domain or (node.domain, node.op_type) in QUANTIZERS:
         return True
     read = reads(node)
     kinds = [value.dtype for index in reached if (value := read[index]) is not None]

@@ -6,6 +6,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 
 from onnxtool.errors import GradientError
+from onnxtool.model_file.domains import default_opset, settle_imports
 
 LOWEST_OPSET = 18  # before, ScatterElements has no reduction max, and the axes of ReduceMean are an attribute
 
@@ -18,6 +19,8 @@ def prepare(model: ir.Model) -> None:
     """
     from onnxscript.version_converter import convert_version
 
+    for opset_imports in (model.opset_imports, *(one.opset_imports for one in model.functions.values())):
+        settle_imports(opset_imports)
     try:
         common.InlinePass()(model)
     except ValueError as error:  # such as a function of another opset than the graph
@@ -25,7 +28,7 @@ def prepare(model: ir.Model) -> None:
             f"a function of the model cannot be inlined: {(str(error).splitlines() or [''])[0]}",
             "export it again, with functions of the opset of the graph or without them",
         ) from error
-    opset = opset_of(model)
+    opset = default_opset(model.opset_imports)
     if opset >= LOWEST_OPSET:
         return
     order = list(model.graph.initializers)
@@ -34,7 +37,7 @@ def prepare(model: ir.Model) -> None:
     initializers = model.graph.initializers
     for name in [name for name in order if name in initializers] + [name for name in initializers if name not in order]:
         model.graph.register_initializer(initializers.pop(name))
-    if opset_of(model) < LOWEST_OPSET:
+    if default_opset(model.opset_imports) < LOWEST_OPSET:
         raise GradientError(
             f"the model is of opset {opset} and cannot be converted to {LOWEST_OPSET}",
             f"export it again with opset {LOWEST_OPSET} or later",
@@ -47,9 +50,9 @@ def check_prepared(model: ir.Model) -> None:
     Raises:
         GradientError: the opset is too old, or nodes call functions of the model.
     """
-    if opset_of(model) < LOWEST_OPSET:
+    if default_opset(model.opset_imports) < LOWEST_OPSET:
         raise GradientError(
-            f"the model is of opset {opset_of(model)}, and gradients need {LOWEST_OPSET}",
+            f"the model is of opset {default_opset(model.opset_imports)}, and gradients need {LOWEST_OPSET}",
             "convert it with onnxtool.autodiff.prepare",
         )
     called = sorted({node.op_type for node in model.graph if node.op_identifier() in model.functions})
@@ -58,8 +61,3 @@ def check_prepared(model: ir.Model) -> None:
             f"the model calls functions of its own: {', '.join(called)}",
             "inline them with onnxtool.autodiff.prepare",
         )
-
-
-def opset_of(model: ir.Model) -> int:
-    """Return the version of the standard operators that the main graph uses."""
-    return model.graph.opset_imports.get("", model.graph.opset_imports.get("ai.onnx", 0))

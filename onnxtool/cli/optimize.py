@@ -154,7 +154,10 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
     ]
     if kept:
         columns = ("layer", "is kept in", f"its error in {precision}")
-        rows = [(layer.name, layer.precision, f"{layer.error:.2g}") for layer in kept]
+        rows = [
+            (layer.name, layer.precision, "not tried" if layer.error is None else f"{layer.error:.2g}")
+            for layer in kept
+        ]
         blocks.append(Table(columns, rows, frozenset(columns[2:])))
     return [*blocks, Note(quantization.note)] if quantization.note else blocks
 
@@ -162,11 +165,11 @@ def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> li
 def _ranking(ranking: Ranking | None) -> list[tuple[str, str]]:
     if ranking is None:
         return []
-    figures = (
-        f"1 - cosine {ranking.error:.2g} at most, {ranking.overlap:.1%} of the 10 nearest are the same, "
-        f"Kendall's tau {ranking.kendall_tau:.3f}"
-    )
-    return [(f"On {ranking.num_texts} other texts", figures)]
+    if ranking.overlap is None or ranking.kendall_tau is None:
+        neighbours = "all have the same vector, so that none is nearer than another"
+    else:
+        neighbours = f"{ranking.overlap:.1%} of the 10 nearest are the same, Kendall's tau {ranking.kendall_tau:.3f}"
+    return [(f"On {ranking.num_texts} other texts", f"1 - cosine {ranking.error:.2g} at most, {neighbours}")]
 
 
 def _elsewhere(report: OptimizeReport) -> list[Note]:

@@ -48,6 +48,20 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         blocks.append(
             Note(f"left out, because {verification.reference} itself rejects them: {', '.join(verification.refused)}")
         )
+    if verification.constant_outputs:
+        blocks.append(
+            Note(
+                f"{verification.reference} gives the same for all inputs, which shows little of this file: "
+                f"{', '.join(verification.constant_outputs)}"
+            )
+        )
+    if verification.padding_effect is not None and verification.padding_effect > verification.atol:
+        blocks.append(
+            Note(
+                f"what stands in the padding counts: other ids there move the outputs by "
+                f"{verification.padding_effect:.2g}, so pad with the tokenizer's own token, or not at all"
+            )
+        )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(
             Note(

@@ -12,8 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
-from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
+from onnxtool.errors import (
+    CheckpointError,
+    ExportError,
+    ModelFileError,
+    OutputExistsError,
+    SessionError,
+    VerificationError,
+)
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
 from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
@@ -36,6 +45,7 @@ from onnxtool.model_file import (
     save_model,
     staged,
 )
+from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.metadata import (
     DECODER_KEY,
     ENCODER_KEY,
@@ -47,6 +57,7 @@ from onnxtool.model_file.metadata import (
 from onnxtool.model_file.weights import write_inline
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
+from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.verification import Verification
 
@@ -166,7 +177,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
     if encoder is not None:
         graph.metadata_props.update(_describe_decoder(job))
         encoder.metadata_props.update({**described, DECODER_KEY: paths.graph.name})
-    opset = graph.opset_imports[""]
+    opset = default_opset(graph.opset_imports)
     second = None
     if specification is not None:
         second = specification.second_graph(graph)
@@ -207,7 +218,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         exporter=strategy.exporter.name,
         attention=strategy.attention or "",
         fixed_axes=dict(strategy.fixed),
-        opset=opset,
+        opset=default_opset(exported.structure.opsets),
         inputs=exported.structure.inputs,
         outputs=exported.structure.outputs,
         metadata=exported.metadata,
@@ -267,12 +278,35 @@ def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
         # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
         model = model if is_quantized(model) else model.float()
         job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
+        _require_telling(job.references[fixed], checkpoint_name=job.checkpoint.source.model_name)
         del model
         gc.collect()  # its weights make room for onnxruntime's
     try:
         return job.pipeline.verify(path, job.references[fixed], job.options.tolerance)
     finally:
         job.stopwatch.lap("verify")
+
+
+def _require_telling(reference: ReferenceOutputs, *, checkpoint_name: str) -> None:
+    """Refuse a model that no verification can say anything about, as it ignores what it is given.
+
+    Raises:
+        CheckpointError: all of its outputs are the same for all inputs, or masking tokens out changes none.
+    """
+    names = [name for name, array in reference.outputs[0].items() if array.dtype.kind == "f"]
+    if names and set(names) == {*reference.constant}:
+        first = reference.outputs[0][names[0]]
+        value = f", {first.flat[0]:g} throughout" if np.unique(first).size == 1 else ""
+        raise CheckpointError(
+            f"{checkpoint_name} gives the same {', '.join(names)} for all inputs{value}",
+            "its training has collapsed, or its weights are damaged; --no_verify exports it unverified",
+        )
+    if reference.ignores_mask:
+        raise CheckpointError(
+            f"{checkpoint_name} ignores its attention mask: attending to the padding as well changes no output",
+            "no token sees another one, or all see the padding too: its weights are damaged, or its code ignores the "
+            "mask; --no_verify exports it unverified",
+        )
 
 
 def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder: bool) -> None:

@@ -31,6 +31,7 @@ from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
 from onnxtool.export.target import DENSE, INFERENCE_FREE, SPARSE, TOKENS, Target, TargetModel, kind_of, write_json
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
 
@@ -258,7 +259,7 @@ class TargetSpecification:
             value.name = f"{self.model.use.prefix}{value.name}"
 
     def _check_versions(self, model: ir.Model) -> None:
-        opset, highest = model.opset_imports[""], self.target.max_opset
+        opset, highest = default_opset(model.opset_imports), self.target.max_opset
         if highest is not None and opset > highest:
             raise TargetError(
                 f"the graph is of opset {opset}, and {self.target.title} reads up to {highest}",

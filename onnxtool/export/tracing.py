@@ -21,6 +21,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
 from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 
 
@@ -91,7 +92,7 @@ def guarded(
         except Exception as error:  # exporters fail with whatever an operator, a guard or a pass of theirs raises
             printed = said.getvalue()[-2000:]
             raise ExportError(f"{subject}: {reason_of(error)}", f"{hint}\n{printed}" if printed else hint) from error
-    found = graph.opset_imports.get("", 0)
+    found = default_opset(graph.opset_imports)
     if opset is not None and found != opset:
         raise ExportError(
             f"{exporter} wrote opset {found}, not {opset}", "leave --opset out, or try --exporter torchscript"

@@ -86,7 +86,7 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
         version: the opset of ONNX's own domain, which says whether axes are an input or an attribute.
         max_elements: what is larger is not computed.
     """
-    if node.domain not in ("", "ai.onnx") or not node.output:
+    if node.domain or not node.output:
         return None
     if node.op_type == "Constant":
         return _constant(attributes_of(node), max_elements)
@@ -111,7 +111,7 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
 
 def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | None:
     """Return where a node moves sizes to, of which some are names or not known; None where it does something else."""
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return None
     if node.op_type == "Shape":
         value = scope.values.get(node.input[0])

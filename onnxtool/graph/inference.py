@@ -23,6 +23,7 @@ from onnxtool.graph.bodies import collected, common, slices, times_of
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
 from onnxtool.graph.operator_rules import Call, Value
 from onnxtool.graph.operators import OPERATORS, WRONG, Operator
+from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.wire import ELEMENT_BITS
 
 MAX_ELEMENTS = 1 << 14  # of a value that is computed: a row of positions, not a mask
@@ -82,8 +83,7 @@ class Inference:
 
     @property
     def _version(self) -> int:
-        version: int = self._opsets.get("", self._opsets.get("ai.onnx", 1))
-        return version
+        return default_opset(self._opsets) or 1
 
     def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
         """Add what `graph` computes to `scope`, and return what that costs."""
@@ -127,7 +127,7 @@ class Inference:
             if function is not None:
                 self._charge(len(function.node), depth)
                 return self._call_function(function, node, scope, totals, depth)
-            if node.op_type in ("If", "Loop", "Scan") and _domain(node) == "":
+            if node.op_type in ("If", "Loop", "Scan") and not node.domain:
                 outputs, inside = self._enter(node, scope, totals, depth)
                 self._note(node, outputs, scope)
                 return inside
@@ -169,11 +169,11 @@ class Inference:
     def _count(self, node: onnx.NodeProto, scope: Scope, totals: Totals) -> None:
         """Add the multiplications of `node`; it is unknown where the shape of its first output is."""
         outputs = [scope.values.get(name) for name in node.output]
-        name = f"{node.domain}::{node.op_type}" if _domain(node) else node.op_type
+        name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if not all(value is not None and value.is_complete for value in outputs[:1]):
             totals.unknown[name] += 1
             return
-        row = OPERATORS.get((_domain(node), node.op_type))
+        row = OPERATORS.get((node.domain, node.op_type))
         if row is None or row.macs is None:
             return
         try:
@@ -198,7 +198,7 @@ class Inference:
         if number is not None:
             scope.keep(node.output[0], number)
             return [scope.values[node.output[0]]]
-        row = OPERATORS.get((_domain(node), node.op_type))
+        row = OPERATORS.get((node.domain, node.op_type))
         if row is not None and row.outputs:
             return row.infer(_call(row, node, scope))
         sizes = move(node, scope, self._version)
@@ -206,7 +206,7 @@ class Inference:
             return [self._keep_sizes(node, sizes, scope)]
         inferred = self._infer_by_onnx(node, scope, row.onnx_name if row is not None else "")
         found = [read_type(inferred.get(name)) for name in node.output]
-        if node.op_type == "Split" and _domain(node) == "":
+        if node.op_type == "Split" and not node.domain:
             return _pieces(found, scope.values.get(node.input[0]), attributes_of(node))
         return found
 
@@ -223,14 +223,14 @@ class Inference:
 
     def _infer_by_onnx(self, node: onnx.NodeProto, scope: Scope, onnx_name: str) -> Mapping[str, onnx.TypeProto]:
         """Return what onnx infers of the outputs of `node`, as it is or as the operator `onnx_name` of ONNX."""
-        domain = "" if onnx_name else _domain(node)
+        domain = "" if onnx_name else node.domain
         version = self._opsets.get(domain, 1) if domain else self._version
         types = {name: self._type(name, scope) for name in reads_of(node)}
         numbers = {name: numpy_helper.from_array(scope.numbers[name], name) for name in types if name in scope.numbers}
         opsets = [helper.make_opsetid(name, number) for name, number in self._opsets.items()]
         try:
             schema = onnx.defs.get_schema(onnx_name or node.op_type, version, domain)
-            if onnx_name or domain != node.domain:
+            if onnx_name:
                 node = _as(schema, node)
             named = {name: scope.sizes[name] for name in types if name in scope.sizes and name not in numbers}
             if named:
@@ -331,10 +331,6 @@ class Inference:
 def _call(row: Operator, node: onnx.NodeProto, scope: Scope, outputs: Sequence[Value | None] = ()) -> Call:
     inputs = [scope.values.get(name, Value(None, 0)) if name else None for name in node.input]
     return Call(row.named(inputs), attributes_of(node), outputs)
-
-
-def _domain(node: onnx.NodeProto) -> str:
-    return "" if node.domain == "ai.onnx" else node.domain
 
 
 def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:

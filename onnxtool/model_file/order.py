@@ -27,7 +27,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
 
 def _sort(nodes: MutableSequence[onnx.NodeProto]) -> bool:
     """Sort one body, and those inside of its nodes; return whether any was out of order."""
-    changed = any([_sort(graph.node) for node in nodes for graph in _graphs(node)])  # noqa: C419
+    changed = any([_sort(graph.node) for node in nodes for graph in graphs_of(node)])  # noqa: C419
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     sources = [{makers[name] for name in _reads(node) if name in makers} for node in nodes]
     if all(max(read, default=-1) < place for place, read in enumerate(sources)):
@@ -55,7 +55,7 @@ def _sort(nodes: MutableSequence[onnx.NodeProto]) -> bool:
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
     """Yield what a node reads, with what graphs inside of it take from outside."""
     yield from node.input
-    for graph in _graphs(node):
+    for graph in graphs_of(node):
         inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
         inside.update(name for inner in graph.node for name in inner.output)
         yield from (value.name for value in graph.output if value.name not in inside)
@@ -63,7 +63,8 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
             yield from (name for name in _reads(inner) if name not in inside)
 
 
-def _graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs inside of a node: branches and bodies of loops."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 
 from onnxtool.errors import ModelFileError
+from onnxtool.model_file.domains import settled
 from onnxtool.model_file.wire import DTYPE_NAMES, Function, Structure, read_names
 from onnxtool.reports import TensorInfo
 
@@ -63,7 +64,7 @@ def _check_functions(path: Path, structure: Structure) -> None:
     """Refuse functions that call themselves, are nested too deep, or make too many nodes where they are inlined."""
     functions: dict[str, list[Function]] = {}
     for function in structure.functions:
-        domain = "" if function.domain == "ai.onnx" else function.domain
+        domain = settled(function.domain)
         functions.setdefault(f"{domain}::{function.name}" if domain else function.name, []).append(function)
     expanded: dict[str, tuple[int, int]] = {}  # of an operator: its nodes and how deep it calls
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
+from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.model_file.wire.protobuf import encode_header
@@ -37,7 +38,7 @@ def load_model(path: Path) -> ir.Model:
 
     path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
     try:
-        proto = onnx.ModelProto.FromString(externalized(path))
+        proto = settle_domains(onnx.ModelProto.FromString(externalized(path)))
         sort_nodes(proto)
         model: ir.Model = ir.from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:

@@ -43,12 +43,12 @@ class FallbackLayer:
     Attributes:
         name: of its weight.
         error: the largest 1 - cosine of an output, or of a row of it, with this layer alone quantized, on the worst
-            calibration inputs.
-        precision: `float32`, or `int8` for a weight of 8 bits among those of 4.
+            calibration inputs; None for a layer that was not tried, such as one in a branch or in the body of a loop.
+        precision: of its weight in the file: `float32`, or `int8` for a weight of 8 bits among those of 4.
     """
 
     name: str
-    error: float
+    error: float | None
     precision: str = "float32"
 
 
@@ -61,9 +61,9 @@ class Quantization:
         activations: how the activations of int8 get their ranges, `per_row`, `dynamic` or `static`; empty for int4,
             which does not quantize them.
         cpu: what int8 is for: `any` where products are exact on every CPU; empty for int4.
-        num_layers: linear layers; those in `kept` have higher precision.
-        num_embeddings: lookups that read a quantized table.
-        embedding_precision: of these tables; empty without any.
+        num_layers: linear layers in the file; those in `kept` have higher precision.
+        num_embeddings: lookups in the file that read a quantized table.
+        embedding_precision: of these tables; empty without any, and several with commas between them.
         num_texts: the number of calibration texts; 0 for random ids.
         error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
         mean_error: the average instead of the largest.
@@ -100,15 +100,16 @@ class Ranking:
         num_texts: paragraphs of Python's documentation.
         output: the vectors.
         error: the largest 1 - cosine of a text.
-        overlap: which part of the ten nearest texts of a text is the same, on average, from 0 to 1.
-        kendall_tau: of the order in which a text has all others, on average; 1 for the same order.
+        overlap: which part of the ten nearest texts of a text is the same, on average, from 0 to 1; None where all
+            texts have the same vector, so that none is nearer than another.
+        kendall_tau: of the order in which a text has all others, on average; 1 for the same order; None as `overlap`.
     """
 
     num_texts: int
     output: str
     error: float
-    overlap: float
-    kendall_tau: float
+    overlap: float | None
+    kendall_tau: float | None
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
+from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
@@ -236,7 +237,7 @@ class _Run:
         if storage is not None:
             storage.put_back(converted.model)
         path = save_model(converted.model, self.staging)
-        precision, quantization = converted.precision, converted.quantization
+        precision, quantization = converted.precision, count_written(converted.quantization, path)
         if quantization is not None and quantization.has_small_pairs:
             require_small_pairs(path)
         del model, converted

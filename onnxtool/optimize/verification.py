@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
@@ -86,7 +87,24 @@ class Verifier:
         return replace(verify(run, reference, self.tolerance, self.stored), provider=self.provider)
 
     def _blame(self, reference: ReferenceOutputs, verification: Verification, folder: Path) -> NoReturn:
-        """Raise for the first pass after which the worst case fails, found by bisection."""
+        """Raise for the first pass after which the worst case fails, found by bisection.
+
+        No pass is to blame for a file that differs from itself.
+        """
+        itself = self._compare(self.reference, reference)
+        if not itself.passed:
+            floats = [one for given in reference.outputs for one in given.values() if one.dtype.kind == "f"]
+            why, hint = (
+                "it draws random numbers",
+                "export it in inference mode, without Dropout in training mode",
+            )
+            if any(np.isnan(one).any() for one in floats):
+                why, hint = "it gives NaN, which equals nothing", "look at its weights"
+            raise VerificationError(
+                f"{self.source.path} differs from itself: {why}",
+                f"no file was written; {hint}, or pass --no_verify",
+                verification,
+            )
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
         worst = max(failed, key=lambda number: verification.cases[number].max_abs_error)
         case = replace(reference, cases=(reference.cases[worst],), outputs=(reference.outputs[worst],))

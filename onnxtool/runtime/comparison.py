@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
+from onnxtool.runtime.variation import constant_outputs, is_negligible
 from onnxtool.verification import Verification, VerificationCase
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
@@ -132,6 +133,8 @@ class ReferenceOutputs:
         mask_effect: how far its outputs on real tokens move where the padding is attended to as well, in the first
             case that shows it clearly, else in the one that shows it best; None without a case that has padding.
         padding_effect: how far its outputs on real tokens move where other ids stand in the padding.
+        ignores_mask: whether attending to the padding as well moves no output by more than rounding, in any case.
+        constant: the outputs that are the same for all inputs; see `constant_outputs`.
         refused: descriptions of the cases that the reference itself does not run on, which are left out.
         sequences: the outputs whose first axes are B and S, of which padding is left out; None for all that have the
             shape of it, which a classifier with as many labels as tokens has as well.
@@ -144,6 +147,8 @@ class ReferenceOutputs:
     padding_effect: float | None = None
     refused: tuple[str, ...] = ()
     sequences: frozenset[str] | None = None
+    ignores_mask: bool = False
+    constant: tuple[str, ...] = ()
 
     def valid(self, case: Case, output: str) -> NDArray[np.bool_] | None:
         """Return where an output means something in a case; None for everywhere."""
@@ -177,8 +182,13 @@ def run_reference(
         except refusal:
             refused.append(case.description)
     expected = ReferenceOutputs(name, tuple(done), tuple(outputs), None, None, tuple(refused), sequences)
+    mask_effect, ignores_mask = _mask_effect(reference, expected)
     return replace(
-        expected, mask_effect=_mask_effect(reference, expected), padding_effect=_padding_effect(expected, outputs)
+        expected,
+        mask_effect=mask_effect,
+        padding_effect=_padding_effect(expected, outputs),
+        ignores_mask=ignores_mask,
+        constant=constant_outputs([case.feeds for case in done], outputs),
     )
 
 
@@ -220,6 +230,7 @@ def verify(
         mask_effect=expected.mask_effect,
         padding_effect=_padding_effect(expected, found),
         refused=expected.refused,
+        constant_outputs=expected.constant,
     )
 
 
@@ -261,9 +272,13 @@ def _compare(
     )
 
 
-def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> float | None:
-    """Return how far the reference's outputs move on real tokens where the padding is attended to as well."""
+def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float | None, bool]:
+    """Return how far the reference's outputs move on real tokens where the padding is attended to as well.
+
+    And whether that is nothing but rounding.
+    """
     effect: float | None = None
+    ignores_mask = True
     for case, wanted in zip(expected.cases, expected.outputs, strict=True):
         if case.valid is None or case.valid.all():
             continue
@@ -271,10 +286,11 @@ def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> float | None:
         unmasked = _outputs_without_masks(reference, expected, case, masks)
         errors = [measure(unmasked[name], wanted[name], expected.valid(case, name)) for name in wanted]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
+        ignores_mask &= bool(masks) and all(is_negligible(error.max_abs_error, error.scale) for error in errors)
         # A causal model shows its mask under padding on the left only, so one case may not be enough.
         if any(error.max_abs_error > _CLEARLY * error.scale for error in errors):
             break
-    return effect
+    return effect, effect is not None and ignores_mask
 
 
 def _outputs_without_masks(

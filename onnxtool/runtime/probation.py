@@ -108,7 +108,7 @@ def needs_probation(model: ModelFile) -> bool:
 def _elements_of_result(node: Node, constants: Mapping[str, Constant]) -> int:
     """Return how many elements an operator on constants makes at most; more than allowed where that is not known."""
     sizes = [constants[name].num_elements for name in node.inputs if name]
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return _MAX_ELEMENTS + 1
     if node.op_type in _SAME_SIZE:
         return max(sizes, default=_MAX_ELEMENTS + 1)

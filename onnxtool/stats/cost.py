@@ -9,6 +9,7 @@ from onnxtool.errors import ModelFileError
 from onnxtool.graph.elements import Scope
 from onnxtool.graph.inference import Inference
 from onnxtool.graph.operator_rules import Value
+from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.stats.settings import Shape
 from onnxtool.summary.figures import Cost
@@ -68,7 +69,7 @@ def _load(path: Path) -> onnx.ModelProto:
     from google.protobuf.message import DecodeError
 
     try:
-        model = onnx.ModelProto.FromString(externalized(path))
+        model = settle_domains(onnx.ModelProto.FromString(externalized(path)))
     except DecodeError as error:
         raise ModelFileError(f"{path} is no model that onnx reads: {error}", "export or copy it again") from error
     for tensor in model.graph.initializer:

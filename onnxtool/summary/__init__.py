@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure
@@ -99,7 +100,7 @@ def _domains(structure: Structure) -> dict[str, int]:
     domains: Counter[str] = Counter()
     for op, count in structure.ops.items():
         domain, separator, _ = op.rpartition("::")
-        domains[domain if separator else "ai.onnx"] += count
+        domains[domain if separator else ALIAS] += count
     return _largest_first(domains)
 
 

@@ -13,6 +13,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import NamedTuple
 
+from onnxtool.model_file.domains import default_opset
+
 # Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. What a release reads without
 # having kernels for it, such as opset 19 in 1.15, counts for the next.
 _RELEASES = (
@@ -178,7 +180,7 @@ def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], operators: Map
         opsets: version by domain.
         operators: how each is used.
     """
-    opset = opsets.get("ai.onnx", 1)
+    opset = default_opset(opsets) or 1
     needed = [
         release
         for operator, usage in operators.items()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -52,6 +53,24 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     }
     assert report.verification is not None
     assert report.verification.passed
+
+
+@pytest.mark.slow
+def test_the_alias_of_the_domain_changes_nothing(trained: Path, tmp_path: Path) -> None:
+    """A file that declares its opset under `ai.onnx` gets as many int8 layers, as many bytes, and the same numbers."""
+    model = onnx.load(trained)
+    reports = []
+    for domain in ("", "ai.onnx"):
+        folder = tmp_path / (domain or "empty")
+        shutil.copytree(trained.with_suffix(""), folder / "m")
+        model.opset_import[0].domain = domain
+        onnx.save(model, folder / "m.onnx")
+        reports.append(optimize_model(OptimizeOptions(folder / "m.onnx", precision="int8", verify=False)))
+    one, other = reports
+    assert one.quantization == other.quantization
+    assert one.after.initializer_bytes["int8"] > 0.9 * sum(one.after.initializer_bytes.values())
+    graphs = [onnx.load(report.output).graph for report in reports]
+    assert graphs[0] == graphs[1]
 
 
 def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool.optimize.run
+from onnxtool.cli.render import Note
+from onnxtool.cli.verification import verification_blocks
 from onnxtool.errors import PassError, VerificationError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -116,3 +121,36 @@ def test_a_file_says_how_its_session_is_to_be_set(exported: Path) -> None:
     assert disabled_optimizers(ModelFile.open(Path(tuned.output))) == ["SkipLayerNormFusion"]
     again = OptimizeOptions(Path(tuned.output), output=exported.parent / "cuda.onnx", provider="cuda", verify=False)
     assert disabled_optimizers(ModelFile.open(Path(optimize_model(again).output))) == []
+
+
+def _constant(folder: Path, node: Any, *initializers: Any) -> Path:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 4])
+    graph = helper.make_graph([node], "g", [x], [y], list(initializers))
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+def test_a_file_that_gives_the_same_for_all_inputs_is_not_verified_without_a_word(tmp_path: Path) -> None:
+    """It may be meant so, and is optimized; that all cases pass shows little."""
+    zero = numpy_helper.from_array(np.float32(0), "zero")
+    report = optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Mul", ["x", "zero"], ["y"]), zero)))
+    assert report.verification is not None
+    assert report.verification.constant_outputs == ("y",)
+    notes = [block.text for block in verification_blocks(report.verification) if isinstance(block, Note)]
+    assert notes == ["m.onnx gives the same for all inputs, which shows little of this file: y"]
+
+
+def test_no_pass_is_blamed_for_random_numbers(tmp_path: Path) -> None:
+    """Dropout in training mode."""
+    ratio, training = numpy_helper.from_array(np.float32(0.5), "r"), numpy_helper.from_array(np.array(True), "t")
+    path = _constant(tmp_path, helper.make_node("Dropout", ["x", "r", "t"], ["y"]), ratio, training)
+    with pytest.raises(VerificationError, match="differs from itself: it draws random numbers"):
+        optimize_model(OptimizeOptions(path))
+
+
+def test_no_pass_is_blamed_for_nan(tmp_path: Path) -> None:
+    """NaN equals nothing, the same NaN included."""
+    path = _constant(tmp_path, helper.make_node("Sqrt", ["x"], ["y"]))
+    with pytest.raises(VerificationError, match="differs from itself: it gives NaN"):
+        optimize_model(OptimizeOptions(path))

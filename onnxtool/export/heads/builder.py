@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,7 +32,7 @@ class Builder(Writer):
 
         super().__init__(graph)
         self.dtype = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
-        self.opset: int = graph.opset_imports[""]
+        self.opset = default_opset(graph.opset_imports)
 
     def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
         """Return an initializer that holds `array`, under a name of onnxtool where none is given."""

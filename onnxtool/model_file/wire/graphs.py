@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sized
 
+from onnxtool.model_file.domains import ALIAS, settled
 from onnxtool.model_file.wire.protobuf import (
     BYTES,
     VARINT,
@@ -22,6 +23,7 @@ from onnxtool.model_file.wire.tensors import ExternalData, Tensor, read_sparse_t
 from onnxtool.reports import TensorInfo
 
 _MAX_NESTING = 64
+_ALIAS = ALIAS.encode()
 _MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
 _MAX_SCOPES = 10_000
 _MAX_SCOPES_BYTES = 1 << 16  # of a node; they take a few hundred
@@ -159,7 +161,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
             data.annotation_bytes += last - first
             if last - first <= _MAX_SCOPES_BYTES and SCOPES_KEY in data[first : min(last, first + 64)]:
                 scopes = read_entry(data, first, last, kept=False)[1]
-    op = domain + b"::" + op_type if domain not in (b"", b"ai.onnx") else op_type
+    op = domain + b"::" + op_type if domain not in (b"", _ALIAS) else op_type
     if op not in model.ops:
         model.check(start)
         data.charge(op.__sizeof__(), start)
@@ -217,7 +219,7 @@ def read_node(data: Data, start: int, end: int) -> tuple[str, str, str, tuple[st
         if kind == BYTES and number in texts:
             texts[number].append(read_text(data, first, last))
     name, op_type, domain = ("".join(texts[number][-1:]) for number in (3, 4, 7))
-    return op_type, domain, name, tuple(texts[1]), tuple(texts[2])
+    return op_type, settled(domain), name, tuple(texts[1]), tuple(texts[2])
 
 
 def read_opset(data: Data, start: int, end: int) -> tuple[str, int]:

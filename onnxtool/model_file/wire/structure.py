@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.wire.graphs import Reading, count_node, read_attribute, read_graph, read_node, read_opset
 from onnxtool.model_file.wire.protobuf import (
     BYTES,
@@ -146,7 +147,7 @@ def _read_model(data: Data) -> Structure:
             texts[number] = read_text(data, start, end)
         elif number == 8:
             domain, version = read_opset(data, start, end)
-            opsets[domain or "ai.onnx"] = version
+            opsets[domain or ALIAS] = version
         elif number == 14:
             key, value = read_entry(data, start, end)
             metadata[key] = value
@@ -265,7 +266,7 @@ def _read_function(data: Data, start: int, end: int, model: Reading) -> Function
             lists[6].append(_attribute_name(data, first, last))
         elif number == 9:
             domain, version = read_opset(data, first, last)
-            opsets[domain or "ai.onnx"] = version
+            opsets[domain or ALIAS] = version
         elif number == 14:
             key, value = read_entry(data, first, last)
             metadata[key] = value

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from onnxtool.graph.edit import attribute, drop_unused, replace
 from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, evaluate
 from onnxtool.graph.shapes import fill_types
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 _LARGEST_RESULT = 1 << 16
@@ -58,7 +59,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
             if size > _LARGEST_RESULT:
                 reasons.append(f"more than {_LARGEST_RESULT} elements")
                 continue
-            done = _store(node, _evaluate(node, arrays, model.opset_imports.get("", 1)))
+            done = _store(node, _evaluate(node, arrays, default_opset(model.opset_imports) or 1))
         else:
             continue
         num_changes += done

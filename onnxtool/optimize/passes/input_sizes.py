@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from onnxtool.graph.edit import producer, remove_unused
 from onnxtool.graph.shapes import Shapes, find_shapes, named_axes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 _LONGEST = 8  # a longer row is one of positions, not of sizes
@@ -58,7 +59,7 @@ class _Sizes:
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Gather(Shape(hidden), 0)`, and all else computed from shapes, by `Shape<start=0, end=1>(input)`."""
-    if model.graph.opset_imports.get("", 0) < 15 or not len(model.graph):
+    if default_opset(model.opset_imports) < 15 or not len(model.graph):
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
     computed = {name for name in shapes.numbers[0] if all(name in numbers for numbers in shapes.numbers)}

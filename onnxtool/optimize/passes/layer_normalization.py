@@ -8,6 +8,7 @@ from onnxtool.graph.edit import is_closed, is_float, is_weight, only_consumer, p
 from onnxtool.graph.rewrites.rms_normalization import Normalized, match_normalized, mean_of
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
 _FIRST_OPSET = 17
@@ -21,7 +22,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     found = [(node, match) for node in model.graph if (match := _match_centred(node)) is not None]
     if not found:
         return Outcome(model, 0)
-    if model.opset_imports.get("", 0) < _FIRST_OPSET:
+    if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(found)))
     shapes = find_shapes(model)
     return rewrite_each(model, found, lambda match: _fuse(*match, shapes))

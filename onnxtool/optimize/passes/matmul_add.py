@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnxtool.graph.edit import is_float, is_weight, only_consumer, operands, producer, replace_and_erase
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _FIRST_OPSET = 7  # before, Gemm does not broadcast by default
@@ -23,7 +24,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         and (times := producer(parts[1], "MatMul")) is not None
         and is_weight(times.inputs[1], 2)
     ]
-    if not found or model.opset_imports.get("", 0) < _FIRST_OPSET:
+    if not found or default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0)
     shapes = find_shapes(model)
     matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]

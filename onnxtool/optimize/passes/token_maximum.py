@@ -25,6 +25,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _FIRST_OPSET = 13  # Unsqueeze takes its axes as an input, and GatherND has batch_dims
@@ -61,7 +62,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
             chain = _follow(node)
             if chain.product is not None and (chain.steps or chain.mask is not None):
                 found.append((node, chain, chain.product))
-    if not found or model.opset_imports.get("", 0) < _FIRST_OPSET:
+    if not found or default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0)
     shapes = find_shapes(model)
     return rewrite_each(model, found, lambda match: _rewrite(*match, shapes))

@@ -18,6 +18,7 @@ from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.switches import Level, open_switchable
+from onnxtool.optimize.quantization.written import nothing_to_quantize
 from onnxtool.optimize.report import FallbackLayer
 
 
@@ -89,9 +90,9 @@ def quantize_within(
         raise PassError("no calibration inputs", "pass texts to calibrate on")
     opened = model.clone()
     unfuse_linear_layers(opened, frozenset(), find_shapes(opened))
-    layers, _ = find_linear_layers(opened)
+    layers, refused = find_linear_layers(opened)
     if not layers:
-        raise PassError("no linear layer has a float32 weight to quantize", "the model has another precision already")
+        raise nothing_to_quantize(opened, refused)
     with tempfile.TemporaryDirectory(prefix="onnxtool-quantize-", dir=folder) as name:
         folder = Path(name)
         recording = record(model, feeds, folder)

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
 from onnxtool.optimize.quantization.error import measure_errors
+from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate
 from onnxtool.progress import tell
 from onnxtool.runtime.feeds import FeedShape
@@ -148,6 +149,7 @@ def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: P
     try:
         one.converted = conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
+        one.converted = replace(one.converted, quantization=count_written(one.converted.quantization, one.path))
         one.size_bytes = ModelFile.open(one.path).size_bytes
     except OnnxtoolError as error:
         one.give_up(error)

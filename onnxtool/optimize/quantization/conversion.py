@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
+from onnxtool.errors import PassError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import (
     DISABLED_OPTIMIZERS_KEY,
@@ -112,6 +113,8 @@ class Conversion:
             step, quantization = self._prepare(model, precision, activations)
             steps = (step, *steps)
         model, results = run_passes(model, steps, self.context, most_rounds=1)
+        if precision == "fp16" and not results[0].num_changes:
+            raise PassError(f"nothing can be converted to fp16: {results[0].note}", "leave --precision out")
         converted = Converted(model, precision, steps, results, quantization)
         self._describe(converted)
         return converted

@@ -22,6 +22,7 @@ from onnxtool.errors import PassError
 from onnxtool.graph.edit import replace_and_erase
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.arithmetic import LARGEST_PAIR, NUM_STEPS, SMALLEST, Codes
 
@@ -29,7 +30,7 @@ EXACT, SATURATING, PER_ROW = "exact", "saturating", "per_row"
 
 _DYNAMIC = "DynamicQuantizeMatMul"
 # The name of the weight among the inputs of each operator that multiplies uint8 and int8.
-_WEIGHTS = {
+INT8_WEIGHTS = {
     (MICROSOFT, _DYNAMIC): "B",
     (MICROSOFT, "MatMulIntegerToFloat"): "B",
     ("", "MatMulInteger"): "B",
@@ -49,7 +50,7 @@ def by_arithmetic(model: ir.Model) -> dict[str, ir.Model]:
     for node in list(_dynamic_products(exact)):
         _write_exact(node)
     for node in list(_dynamic_products(per_row)):
-        _write_per_row(node, model.opset_imports.get("", 1))
+        _write_per_row(node, default_opset(model.opset_imports))
     return {EXACT: exact, PER_ROW: per_row}
 
 
@@ -70,7 +71,7 @@ def require_small_pairs(path: Path) -> None:
     """
     checked: set[ir.Value] = set()
     for node in load_model(path).graph.all_nodes():
-        place = _WEIGHTS.get((node.domain, node.op_type))
+        place = INT8_WEIGHTS.get((node.domain, node.op_type))
         weight = None if place is None else named_inputs(node.domain, node.op_type, node.inputs).get(place)
         if weight is None or weight.const_value is None or weight.dtype != ir.DataType.INT8 or weight in checked:
             continue

@@ -60,7 +60,7 @@ def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Out
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
     if not matrices:
-        return Outcome(model, 0, "no float32 weights to convert")
+        return Outcome(model, 0, "no weight of two axes or more is float32")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
     angles = _angles(model)

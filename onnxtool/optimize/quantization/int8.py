@@ -15,7 +15,12 @@ from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustment
 from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment, RowGrid
 from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
 from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
-from onnxtool.optimize.quantization.int8_linear_layers import find_free_smoothing, quantize_int8, write_adjusted
+from onnxtool.optimize.quantization.int8_linear_layers import (
+    find_free_smoothing,
+    quantize_int8,
+    require_opset,
+    write_adjusted,
+)
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.optimize.quantization.switches import Level
 from onnxtool.optimize.report import FallbackLayer
@@ -55,6 +60,7 @@ def to_int8(
         PassError: there is nothing to quantize, no feeds, or no layer can be quantized within `max_error`.
         SessionError: onnxruntime cannot run the model on `feeds`.
     """
+    require_opset(model)
 
     def choose(layers: Sequence[LinearLayer], recording: Recording) -> QuantizationConfig:
         choices = choose_adjustments(

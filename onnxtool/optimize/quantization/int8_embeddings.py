@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxtool.graph.edit import attribute, drop_unused, is_weight, replace_and_erase, tensor_of
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import quantize_weight
 
@@ -99,7 +100,7 @@ def _unfuse_embeddings(model: ir.Model) -> list[str]:
         inputs: dict[str, Any] = named_inputs(node.domain, node.op_type, node.inputs)
         if not _is_large_table(inputs["word_embedding"]):
             continue
-        if model.opset_imports.get("", 0) < _FIRST_OPSET:
+        if default_opset(model.opset_imports) < _FIRST_OPSET:
             reasons.append(f"opset below {_FIRST_OPSET}")
         elif inputs["position_ids"] is None:
             reasons.append("the embedding has no input of position ids")

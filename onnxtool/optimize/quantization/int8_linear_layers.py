@@ -13,6 +13,7 @@ from onnxtool.graph.edit import drop_unused, only_consumer, producer, replace_an
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.arithmetic import (
     PLAIN,
@@ -37,6 +38,21 @@ _BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
 _LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.1701, "BiasGelu": -0.1701, "Sigmoid": 0.0}
 # Inputs of a MultiHeadAttention which leave its values those of one linear layer.
 _PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
+
+
+def require_opset(model: ir.Model) -> None:
+    """Refuse a model of an opset without the operators that quantize activations.
+
+    Raises:
+        PassError: its opset is too low, or it declares none.
+    """
+    opset = default_opset(model.opset_imports)
+    if opset < _FIRST_OPSET:
+        raise PassError(
+            f"int8 needs opset {_FIRST_OPSET} or later, and the model "
+            + (f"is of opset {opset}" if opset else "declares no opset of ONNX's own operators"),
+            "export it again with a later opset, convert it with onnx.version_converter, or pass --precision int4",
+        )
 
 
 def quantize_int8(
@@ -68,7 +84,7 @@ def _apply(
     Where several layers read x, or the adjustment has a grid for x, nodes in front quantize x and they become
     `MatMulIntegerToFloat`. A packed `Attention` is unfused first; a weight that is also an embedding is copied.
     """
-    if model.opset_imports.get("", 0) < _FIRST_OPSET:
+    if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
     reasons = unfuse_linear_layers(model, fallbacks, find_shapes(model))
     layers, others = find_linear_layers(model)
@@ -220,7 +236,7 @@ def _prepare(
 
 def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
     """Write what quantizes each row of `value` with a scale of its own; no operator of onnxruntime does that."""
-    opset = 0 if layer.node.graph is None else layer.node.graph.opset_imports.get("", 0)
+    opset = 0 if layer.node.graph is None else default_opset(layer.node.graph.opset_imports)
     reach = _row_reach(value, grid, opset, writer)
     zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
     step = writer.constant(np.array(grid.step, np.float32), f"onnxtool.step_{grid.zero}")

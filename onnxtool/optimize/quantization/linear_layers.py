@@ -163,7 +163,7 @@ def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Sha
         reason = _objection_to_unfusing(node, shapes)
         if reason:
             reasons.append(reason)
-        elif not fallbacks.issuperset(_names_of_parts(required(node, 1))):
+        elif not fallbacks.issuperset(names_of_parts(required(node, 1))):
             _unfuse_attention(node)
     return reasons
 
@@ -216,7 +216,7 @@ def _unfuse_attention(node: ir.Node) -> None:
     inputs = named_inputs(node.domain, node.op_type, node.inputs)
     weight, bias = required(node, 1), inputs["bias"]
     parts = []
-    for number, name in enumerate(_names_of_parts(weight)):
+    for number, name in enumerate(names_of_parts(weight)):
         part = writer.node("MatMul", [inputs["input"], _columns(weight, number, name, writer)])
         if bias is not None:
             own = np.split(tensor_of(bias).numpy(), len(_PARTS))[number]
@@ -231,7 +231,8 @@ def _unfuse_attention(node: ir.Node) -> None:
     drop_unused(value for value in (weight, bias) if value is not None)
 
 
-def _names_of_parts(weight: ir.Value) -> list[str]:
+def names_of_parts(weight: ir.Value) -> list[str]:
+    """Return the names of the layers of queries, keys and values in the packed weight of an attention."""
     return [f"{weight.name}_{part}" for part in _PARTS]
 
 

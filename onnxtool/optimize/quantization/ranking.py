@@ -21,6 +21,7 @@ from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.report import Ranking
 from onnxtool.runtime.session import open_session
+from onnxtool.runtime.variation import all_same
 
 _OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks of which a text is a vector
 _NUM_TEXTS = 200
@@ -58,8 +59,8 @@ def compare_vectors(wanted: NDArray[np.float32], got: NDArray[np.float32], outpu
         num_texts=len(wanted),
         output=output,
         error=float(row_errors(got, wanted, None).max(initial=0.0)),
-        overlap=_overlap(wanted, got),
-        kendall_tau=_kendall_tau(wanted, got),
+        overlap=None if all_same(wanted) else _overlap(wanted, got),
+        kendall_tau=None if all_same(wanted) else _kendall_tau(wanted, got),
     )
 
 

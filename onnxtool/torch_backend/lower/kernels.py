@@ -10,6 +10,8 @@ import onnx
 import onnx_ir as ir
 from onnxruntime.capi import _pybind_state as binding
 
+from onnxtool.model_file.domains import default_opset
+
 
 @functools.cache
 def _kernels() -> dict[tuple[str, str], list[Any]]:
@@ -26,7 +28,7 @@ def nodes_without_kernel(model: ir.Model) -> list[str]:
     An operator without any kernel may be a function that onnxruntime expands, and float16 is computed as float32:
     neither is reported.
     """
-    opset = model.opset_imports.get("", 0)
+    opset = default_opset(model.opset_imports)
     return [
         node.name or ""
         for node in model.graph

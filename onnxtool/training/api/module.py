@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError, InputError
 from onnxtool.model_file import ModelFile, save_model, staged
+from onnxtool.model_file.weights import load_model
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
@@ -306,7 +307,7 @@ def _export(
     eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path, lora: Lora | None
 ) -> None:
     """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers."""
-    model = ir.load(ModelFile.open(eval_model).path)
+    model = load_model(ModelFile.open(eval_model).path)
     graph = model.graph
     if lora is not None:
         take_out_adapters(graph, lora)

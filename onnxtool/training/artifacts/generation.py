@@ -19,6 +19,7 @@ import onnx_ir as ir
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
+from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
@@ -259,11 +260,13 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
         # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
-        return model, None
+        copy = onnx.ModelProto()
+        copy.CopyFrom(model)
+        return settle_domains(copy), None
     file = ModelFile.open(model)
     check_harmless(file)
     require_loadable(file.path)
-    loaded = onnx.load(file.path, load_external_data=False)
+    loaded = settle_domains(onnx.load(file.path, load_external_data=False))
     sort_nodes(loaded)
     return loaded, file.path
 

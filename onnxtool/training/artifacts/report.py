@@ -9,6 +9,7 @@ from typing import Any
 
 from onnx import helper
 
+from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.phones import PhoneBuild
 from onnxtool.training.artifacts.verification import ArtifactVerification
@@ -94,7 +95,7 @@ def describe(
         num_frozen=sum(prod(tensor.dims) for tensor in frozen),
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
-        opset=next(opset.version for opset in training.opset_import if not opset.domain),
+        opset=default_opset({one.domain: one.version for one in training.opset_import}),
         notes=tuple(_notes(block, unused)),
         duration_ms={},
         proof=verification,

@@ -9,6 +9,7 @@ import onnx_ir as ir
 from onnx import defs
 
 from onnxtool.errors import ArtifactError
+from onnxtool.model_file.domains import default_opset
 
 _HINT = "it is damaged, or was changed by hand; export it again"
 
@@ -19,8 +20,8 @@ def check_model(model: onnx.ModelProto) -> None:
     Raises:
         ArtifactError: for the first problem.
     """
-    opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), None)
-    if opset is None:
+    opset = default_opset({one.domain: one.version for one in model.opset_import})
+    if not opset:
         raise ArtifactError("the model does not say which opset its operators belong to", _HINT)
     if opset > defs.onnx_opset_version():
         raise ArtifactError(

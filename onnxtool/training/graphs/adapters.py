@@ -22,7 +22,6 @@ from onnxtool.training.graphs.parameters import listed_names
 from onnxtool.training.options import LoraOptions
 
 _LISTED = 12
-_STANDARD = ("", "ai.onnx")
 
 
 @dataclass(frozen=True)
@@ -137,13 +136,13 @@ def _products(
 ) -> Iterator[tuple[str, str, bool]]:
     """Yield what reads a weight: the operator if it is no product of a matrix from the right, output, and layout."""
     attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
-    is_right = node.domain in _STANDARD and place == 1 and rank == 2
+    is_right = not node.domain and place == 1 and rank == 2
     if is_right and node.op_type == "MatMul":
         yield "", node.output[0], True
     elif is_right and node.op_type == "Gemm" and attributes.get("alpha", 1) == 1 and not attributes.get("transA", 0):
         yield "", node.output[0], not attributes.get("transB", 0)
     elif (
-        (node.domain in _STANDARD and node.op_type == "Transpose" and place == 0 and rank == 2)
+        (not node.domain and node.op_type == "Transpose" and place == 0 and rank == 2)
         and attributes.get("perm", [1, 0]) == [1, 0]
         and uses[node.output[0]]
     ):

@@ -6,9 +6,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from onnx import defs
 
-from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
 from onnxtool.graph.edit import constant, only_consumer, producer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.training.graphs.decomposition import decompose_training_operators
 
 IR_VERSION = 9
@@ -32,7 +32,7 @@ def lower(model: ir.Model) -> None:
     model.ir_version = IR_VERSION
     model.producer_name, model.producer_version = "onnxtool", None
     model.metadata_props.clear()
-    opset = opset_of(model)
+    opset = default_opset(model.opset_imports)
     if opset <= HIGHEST_OPSET:
         return
     changed = sorted({node.op_type for node in model.graph.all_nodes() if not _is_unchanged(node, opset)})
@@ -48,7 +48,7 @@ def lower(model: ir.Model) -> None:
 def divide_at_once(graph: ir.Graph | ir.Function) -> None:
     """Turn `x * (1 / y)` into `x / y`, on which onnxruntime 1.17 to 1.20 end the process while they do the same."""
     for node in list(graph):
-        if node.op_type != "Mul" or node.domain not in ("", "ai.onnx"):
+        if node.op_type != "Mul" or node.domain:
             continue
         for place, factor in enumerate(node.inputs):
             division = producer(factor, "Div")
@@ -68,7 +68,7 @@ def _is_unchanged(node: ir.Node, opset: int) -> bool:
     """Return whether an operator takes the same inputs and attributes in the highest supported opset."""
     if node.op_type in _REDEFINED:
         return False
-    if node.domain not in ("", "ai.onnx"):
+    if node.domain:
         return True
     try:
         new, old = (defs.get_schema(node.op_type, version, "") for version in (opset, HIGHEST_OPSET))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxtool.autodiff import LOWEST_OPSET, prepare
-from onnxtool.autodiff.preparation import opset_of
 from onnxtool.errors import ArtifactError
 from onnxtool.graph.shapes import infer_values
+from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.runtime.quiet import quiet
 
 # The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
@@ -199,10 +199,10 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
         ) from error
     if path is not None:
         ir.external_data.set_base_dir(prepared.graph, path.parent)
-    if model.functions or opset_of(prepared) < LOWEST_OPSET:
+    if model.functions or default_opset(prepared.opset_imports) < LOWEST_OPSET:
         with quiet():  # the converter logs which of its two methods it uses
             prepare(prepared)
         return ir.to_proto(prepared)
     copy = type(model)()
     copy.CopyFrom(model)
-    return copy
+    return settle_domains(copy)

@@ -45,7 +45,7 @@ def test_twice_is_once(workshop: Workshop) -> None:
 def test_a_model_without_matrices_is_left_alone() -> None:
     """There is nothing to halve."""
     model = build("g (int64[B] x) => (int64[B] y) { y = Neg(x) }")
-    assert_left_alone(to_float16(), model, "no float32 weights to convert")
+    assert_left_alone(to_float16(), model, "no weight of two axes or more is float32")
 
 
 def test_angles_of_far_positions_keep_their_digits() -> None:

@@ -39,6 +39,16 @@ def test_neighbours_and_orders_are_those_of_the_definitions() -> None:
     assert (ranking._overlap(wanted, wanted), ranking._kendall_tau(wanted, wanted)) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.3, np.nan])
+def test_vectors_that_are_all_the_same_have_no_neighbours(value: float) -> None:
+    """Any order of them is right, so that none is kept."""
+    vectors = np.full((12, 4), value, np.float32)
+    found = ranking.compare_vectors(vectors, vectors, "y")
+    assert (found.overlap, found.kendall_tau) == (None, None)
+    varied = ranking.compare_vectors(normal(12, 4), normal(12, 4), "y")
+    assert (varied.overlap, varied.kendall_tau) == (1.0, 1.0)
+
+
 def test_texts_are_others_than_those_of_the_calibration() -> None:
     """As many as asked for, and none twice."""
     texts = held_out_texts(200)
@@ -55,7 +65,9 @@ def test_a_quantized_model_of_vectors_reports_its_neighbours(trained: Path, tmp_
     assert found is not None
     assert (found.num_texts, found.output) == (200, "sentence_embedding")
     assert 0 < found.error < 0.01
+    assert found.overlap is not None
     assert 0.9 < found.overlap < 1
+    assert found.kendall_tau is not None
     assert 0.9 < found.kendall_tau < 1
     assert measure_ranking(source, tmp_path / "m-optimized.onnx", ModelFile.open(source)) == found
 

@@ -1,0 +1,60 @@
+"""The domain of ONNX's own operators, which has two names: the empty one, and its alias `ai.onnx`.
+
+Files use either. What onnxtool loads has the empty one alone, in opset imports, nodes and functions, so that no other
+module has to look for the alias. Reports call the domain `ai.onnx`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING
+
+from onnxtool.model_file.order import graphs_of
+
+if TYPE_CHECKING:
+    import onnx
+
+ALIAS = "ai.onnx"
+
+
+def settled(domain: str) -> str:
+    """Return the one name of a domain: the empty one for `ai.onnx`."""
+    return "" if domain == ALIAS else domain
+
+
+def default_opset(opset_imports: Mapping[str, int]) -> int:
+    """Return the version of ONNX's own operators among domain to version; 0 where none is declared.
+
+    Where both names are declared, the last one counts, as in onnxruntime.
+    """
+    return {settled(domain): version for domain, version in opset_imports.items()}.get("", 0)
+
+
+def settle_imports(opset_imports: MutableMapping[str, int]) -> None:
+    """Replace the alias in domain to version, in place."""
+    imports = {settled(domain): version for domain, version in opset_imports.items()}
+    opset_imports.clear()
+    opset_imports.update(imports)
+
+
+def settle_domains(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace the alias in all opset imports, nodes and functions of `model`, in place, and return it."""
+    for holder in (model, *model.functions):
+        imports = {one.domain: one.version for one in holder.opset_import}
+        settle_imports(imports)
+        for one, (domain, version) in zip(holder.opset_import, imports.items(), strict=False):
+            one.domain, one.version = domain, version
+        del holder.opset_import[len(imports) :]
+    for function in model.functions:
+        function.domain = settled(function.domain)
+        _settle_nodes(function.node)
+    _settle_nodes(model.graph.node)
+    return model
+
+
+def _settle_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
+    for node in nodes:
+        if node.domain == ALIAS:
+            node.ClearField("domain")
+        for graph in graphs_of(node):
+            _settle_nodes(graph.node)
