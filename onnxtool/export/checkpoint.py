@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.effective_tokenizer import lower_case
 from onnxtool.checkpoint.files import M3_FILES, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
@@ -143,7 +144,7 @@ class Checkpoint:
         return _sha256(files) if files else ""
 
     def load_tokenizer(self) -> Any:
-        """Load the tokenizer.
+        """Load the tokenizer, as sentence-transformers sets it up where the checkpoint is one of its own.
 
         Raises:
             CheckpointError: the checkpoint has none, or it does not load.
@@ -159,7 +160,7 @@ class Checkpoint:
         self.require_sound_tokenizer()
         try:
             with quiet(), panics_as_exceptions():
-                return AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
+                tokenizer = AutoTokenizer.from_pretrained(self.source.model_name, **self.source.arguments)
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
             missing = missing_packages(self.source, self.config.model_type)
             if missing:
@@ -169,6 +170,9 @@ class Checkpoint:
                     f"pip install {' '.join(missing)}; or save it as tokenizer.json where they are installed",
                 ) from error
             raise self.source.unreadable(error) from error
+        if self.source.sentence_modules.lower_cases and hasattr(tokenizer, "backend_tokenizer"):
+            lower_case(tokenizer.backend_tokenizer)
+        return tokenizer
 
     def require_sound_tokenizer(self) -> None:
         """Refuse a tokenizer.json that would fill the memory where it is loaded.

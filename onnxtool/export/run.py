@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import filecmp
 import gc
+import hashlib
 import logging
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
@@ -38,6 +41,7 @@ from onnxtool.model_file.metadata import (
     ENCODER_KEY,
     INPUTS_KEY,
     MAX_DECODER_LENGTH_KEY,
+    TOKENIZER_KEY,
     stamp,
     stamp_step,
 )
@@ -45,6 +49,7 @@ from onnxtool.model_file.weights import write_inline
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
 _LOGGER = logging.getLogger(__name__)
@@ -75,6 +80,7 @@ def _export(options: ExportOptions) -> ExportReport:
     job = prepare(options)
     if not options.force:
         check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
+    _check_tokens(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
@@ -186,6 +192,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
             _stamp_inputs(file, job, strategy, is_encoder=file in before)
+            _stamp_tokenizer(file, job, sidecars)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
             specification.target.pack(specification.model, sidecars, path)
@@ -223,6 +230,36 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
+
+
+def _check_tokens(job: Job) -> None:
+    """Read hard texts by the files that will be written, as onnxtool does and as the target does.
+
+    Raises:
+        CheckpointError: transformers reads one of them otherwise.
+    """
+    if job.tokenizer is None:
+        return
+    source, specification = job.checkpoint.source, job.specification
+    texts = hard_texts(job.tokenizer)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        _write_sidecar_files(job, folder)
+        if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint that is exported beside itself keeps its own
+            folder = job.paths.files
+        if not (folder / TOKENIZER_NAME).is_file():
+            return
+        own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
+        own.check("onnxtool", read_folder(CheckpointFolder(folder)), texts)
+        if specification is not None:
+            specification.check_tokens(own, folder, texts)
+
+
+def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
+    """Write into a file which tokenizer.json reads texts as transformers does, so that nothing needs to ask it."""
+    path = folder / TOKENIZER_NAME
+    if job.tokenizer is not None and path.is_file():
+        stamp(file, {TOKENIZER_KEY: hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
 def _describe_decoder(job: Job) -> dict[str, str]:
