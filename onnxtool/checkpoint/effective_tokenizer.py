@@ -69,6 +69,28 @@ class EffectiveTokenizer:
         same = before.to_str() == backend.to_str()
         return cls(None if same else backend.to_str(pretty=True), stated)
 
+    def missing(self, config: Mapping[str, Json], special_tokens: Mapping[str, Json]) -> dict[str, Json]:
+        """Return the settings that readers of two files do not find there, or find otherwise.
+
+        Args:
+            config: the content of tokenizer_config.json, in which the settings belong.
+            special_tokens: that of special_tokens_map.json, of which transformers makes more than readers do.
+        """
+        sides = {name: config.get(name, "right") for name in _SIDES}
+        found = {name: stated_token(name, config, special_tokens) for name in ROLES} | sides
+        return {name: value for name, value in self.settings.items() if found[name] != value}
+
+
+def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:
+    """Return the token with a role from the first of `configs` that names one; None where none does."""
+    for config in configs:
+        value = config.get(name)
+        if isinstance(value, dict):  # an added token with its flags
+            value = value.get("content")
+        if isinstance(value, str):
+            return value
+    return None
+
 
 def lower_case(tokenizer: Tokenizer) -> None:
     """Lower texts before all else, as sentence-transformers does on top of the tokenizer's own rules.

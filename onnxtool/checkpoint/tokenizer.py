@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tokenizers import AddedToken, Encoding, Tokenizer
 
-from onnxtool.checkpoint.effective_tokenizer import ROLES, EffectiveTokenizer, lower_case
+from onnxtool.checkpoint.effective_tokenizer import EffectiveTokenizer, lower_case, stated_token
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
@@ -73,12 +73,6 @@ class TextTokenizer:
     def pads_left(self) -> bool:
         """Whether padding stands before a text."""
         return self._pad_side == "left"
-
-    @property
-    def settings(self) -> dict[str, Json]:
-        """The roles of tokens and the sides of padding and truncation, as tokenizer_config.json names them."""
-        named = {name: token for name in ROLES if (token := self._named_token(name)) is not None}
-        return {**named, "padding_side": self._pad_side, "truncation_side": self._cut_side}
 
     @property
     def vocabulary_size(self) -> int:
@@ -302,13 +296,7 @@ class TextTokenizer:
         return _index(token_id), _index(segment_id), side
 
     def _named_token(self, name: str) -> str | None:
-        for config in (self._config, self._folder.read("special_tokens_map.json")):
-            value = config.get(name)
-            if isinstance(value, dict):  # an added token with its flags
-                value = value.get("content")
-            if isinstance(value, str):
-                return value
-        return None
+        return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
 
     def _register(self, prefixes: Sequence[str]) -> None:
         """Let what the vocabulary has as one token be read as that token where it stands before a text.

@@ -127,6 +127,8 @@ def plan_export(options: ExportOptions) -> WritePlan:
     change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
     sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
     notes = [f"files that a tokenizer of {checkpoint.architecture} needs beside these are written as well"]
+    if source.locate(TOKENIZER_NAME) is not None:
+        notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
     if not target.takes_any_graph:
         notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
     if not is_static(source) and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:

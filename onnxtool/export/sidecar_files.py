@@ -29,7 +29,6 @@ from onnxtool.checkpoint.sentence_modules import (
     TRANSFORMERS,
 )
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
-from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
@@ -120,10 +119,10 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
             )
         (folder / TOKENIZER_NAME).write_text(effective.content, encoding="utf-8")
     if not keeps_files:
-        read = TextTokenizer(CheckpointFolder(folder)).settings
-        changed = {name: value for name, value in effective.settings.items() if read.get(name) != value}
-        if changed:
-            config = {**source.read(TOKENIZER_CONFIG), **changed}
+        config = source.read(TOKENIZER_CONFIG)
+        missing = effective.missing(config, source.read("special_tokens_map.json"))
+        if missing:
+            config = {**config, **missing}
             (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 

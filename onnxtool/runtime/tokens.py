@@ -63,8 +63,8 @@ class OwnTokenizer:
         Raises:
             OnnxtoolError: it does.
         """
-        framing = self.tokenizer.num_special_tokens_to_add(pair=True) if self.adds_special else 0
-        for limit in (None, framing + _ROOM):
+        framing = len(self.ids([""], None)[0])
+        for limit in (None, 2 * framing + _ROOM):  # a pair has up to two texts' special tokens
             for kind in (str, tuple):
                 given = [text for text in texts if isinstance(text, kind)]
                 wanted = self.ids(given, limit) if given else []
