@@ -218,6 +218,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         notes=(
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
+            *_tokenizer_notes(job),
             *job.pipeline.notes(architecture, strategy),
             *(() if specification is None else specification.notes),
         ),
@@ -330,6 +331,16 @@ def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]
     if checkpoint.is_pickle:
         notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
     return tuple(notes)
+
+
+def _tokenizer_notes(job: Job) -> tuple[str, ...]:
+    """Say where no file of the export can read texts."""
+    tokenizer = job.tokenizer
+    if tokenizer is None or hasattr(tokenizer, "backend_tokenizer"):
+        return ()
+    if job.checkpoint.source.locate(TOKENIZER_NAME) is not None:  # which was compared
+        return ()
+    return (f"no {TOKENIZER_NAME}, because {type(tokenizer).__name__} runs in Python: `onnxtool infer` reads no texts",)
 
 
 def _without_staging(message: str) -> str:

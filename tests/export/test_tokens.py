@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.run import _tokenizer_notes
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source
 from onnxtool.export.target import SPARSE, TargetModel, Use
@@ -361,3 +363,15 @@ def test_a_checkpoint_that_is_exported_beside_itself_keeps_its_tokenizer(cased: 
     with pytest.raises(CheckpointError, match="reads texts otherwise than its tokenizer.json says"):
         export_model(ExportOptions(str(checkpoint), output=checkpoint.with_suffix(".onnx"), force=True))
     assert (checkpoint / "tokenizer.json").read_bytes() == before
+
+
+def test_a_tokenizer_that_runs_in_python_is_named_in_a_note(tmp_path: Path) -> None:
+    """CANINE numbers characters: no file can say that, and the graph takes ids all the same."""
+    from transformers import CanineTokenizer
+
+    (tmp_path / "config.json").write_text("{}")
+    job: Any = SimpleNamespace(
+        tokenizer=CanineTokenizer(), checkpoint=SimpleNamespace(source=Source.find(str(tmp_path)))
+    )
+    (note,) = _tokenizer_notes(job)
+    assert note.startswith("no tokenizer.json, because CanineTokenizer runs in Python")

@@ -167,13 +167,15 @@ def save_graph(
 
 
 def write_model(path: Path, model: TinyModel, **files: Any) -> Path:
-    """Write `model` to `path`/model.onnx, and the checkpoint that `files` describe beside it.
-
-    It says of its tokenizer.json that it reads texts as transformers does, as an export does.
-    """
-    tokenizer = (write_checkpoint(path / "model", **files) / "tokenizer.json").read_bytes()
-    stamped = {**model.metadata, "onnxtool.tokenizer_sha256": hashlib.sha256(tokenizer).hexdigest()}
+    """Write `model` to `path`/model.onnx, and the checkpoint that `files` describe beside it."""
+    stamped = {**model.metadata, **tokenizer_stamp(write_checkpoint(path / "model", **files))}
     return replace(model, metadata=stamped).write(path / "model.onnx")
+
+
+def tokenizer_stamp(folder: Path) -> dict[str, str]:
+    """Return what an export says of its tokenizer.json: that it reads texts as transformers does."""
+    content = (folder / "tokenizer.json").read_bytes()
+    return {"onnxtool.tokenizer_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def model_for(task: str, values: NDArray[Any], output: str, **settings: Any) -> TinyModel:
