@@ -52,7 +52,7 @@ ONLY_IN = {
         "training",
     },
     "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py"},
-    "transformers": {"export", "benchmarking/eager.py", "training/trainer"},
+    "transformers": {"export", "benchmarking/eager.py", "runtime/tokens.py", "training/trainer"},
     "onnxoptimizer": {"optimize"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import FILES_KEY
+from onnxtool.model_file.metadata import FILES_KEY, TOKENIZER_KEY
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -24,6 +24,7 @@ _HUB_PATTERNS = (
     TOKENIZER_NAME,
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     "config.json",
     "preprocessor_config.json",
@@ -43,9 +44,16 @@ _OPTIMIZED_SUFFIX = "-optimized"
 
 @dataclass(frozen=True)
 class CheckpointFolder(CheckpointFiles):
-    """A folder that holds tokenizer.json and, where the checkpoint has them, its other small files."""
+    """A folder that holds tokenizer.json and, where the checkpoint has them, its other small files.
+
+    Attributes:
+        path: where it is.
+        tokenizer_sha256: of a tokenizer.json that reads texts as transformers does, by the stamp of the model; empty
+            where there is none.
+    """
 
     path: Path
+    tokenizer_sha256: str = ""
 
     @property
     def label(self) -> str:
@@ -91,13 +99,13 @@ def find_checkpoint_folder(
         ModelFileError: the model's metadata names a folder that is not beside it.
     """
     if model_name is not None:
-        return _named_folder(model_name, needs)
+        return replace(_named_folder(model_name, needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
         if any((path / name).is_file() for name in needs):
-            return CheckpointFolder(path)
+            return CheckpointFolder(path, model.metadata.get(TOKENIZER_KEY, ""))
     raise InputError(
         f"no {' or '.join(needs)} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",

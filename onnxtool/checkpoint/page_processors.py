@@ -139,8 +139,13 @@ class PageProcessor:
     kept_ids: frozenset[int]
 
     @classmethod
-    def of(cls, folder: CheckpointFolder, name: str) -> PageProcessor:
+    def of(cls, folder: CheckpointFolder, name: str, tokenizer: TextTokenizer | None = None) -> PageProcessor:
         """Read the processor of a checkpoint, which is called `name`.
+
+        Args:
+            folder: of the checkpoint.
+            name: the class that the graph was exported for.
+            tokenizer: what reads its texts; None for the tokenizer.json in the folder as it is.
 
         Raises:
             InputError: it is another one, or one of its settings is not computed, or malformed.
@@ -154,7 +159,7 @@ class PageProcessor:
             raise folder.malformed(
                 _NAME, f"{_PROMPT} has not one {kind.image or 'picture'}, or {_TOKENS_OF_TILE} is no positive number"
             )
-        tokenizer = TextTokenizer(folder)
+        tokenizer = tokenizer or TextTokenizer(folder)
         if tokenizer.id_of(kind.image) is None:
             raise folder.malformed("tokenizer.json", f"it has no token {kind.image}")
         pictures = read_page_pictures(folder, kind.images)

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Tokenizer, normalizers
+from tokenizers import AddedToken, Encoding, Tokenizer
 
+from onnxtool.checkpoint.effective_tokenizer import EffectiveTokenizer, lower_case, stated_token
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
@@ -38,8 +39,12 @@ class TextTokenizer:
     last training run there (all-MiniLM-L6-v2: pad everything to 128), which are not those of the model.
     """
 
-    def __init__(self, folder: CheckpointFolder) -> None:
+    def __init__(self, folder: CheckpointFolder, effective: EffectiveTokenizer | None = None) -> None:
         """Read the tokenizer in `folder`.
+
+        Args:
+            folder: with a tokenizer.json.
+            effective: what transformers makes of the files in the folder; None where they say that themselves.
 
         Raises:
             InputError: the tokenizers library cannot read it.
@@ -50,16 +55,17 @@ class TextTokenizer:
             require_character_maps(path.read_bytes(), self._unreadable)
         except OSError as error:
             raise self._unreadable(error.strerror or str(error)) from error
+        content = None if effective is None else effective.content
         with tokenizer_errors(self._unreadable):
-            self._tokenizer = Tokenizer.from_file(str(path))
+            self._tokenizer = Tokenizer.from_file(str(path)) if content is None else Tokenizer.from_str(content)
         require_bounded(self._tokenizer, self._unreadable)
-        self._config = folder.read("tokenizer_config.json")
+        self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
         self._cut_side = _side(self._config, "truncation_side")
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         if folder.sentence_modules.lower_cases:
-            self._lower_case()
+            lower_case(self._tokenizer)
         self._register(folder.sentence_modules.prefixes)
         self._adds_special = folder.sentence_modules.adds_special_tokens
 
@@ -290,13 +296,7 @@ class TextTokenizer:
         return _index(token_id), _index(segment_id), side
 
     def _named_token(self, name: str) -> str | None:
-        for config in (self._config, self._folder.read("special_tokens_map.json")):
-            value = config.get(name)
-            if isinstance(value, dict):  # an added token with its flags
-                value = value.get("content")
-            if isinstance(value, str):
-                return value
-        return None
+        return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
 
     def _register(self, prefixes: Sequence[str]) -> None:
         """Let what the vocabulary has as one token be read as that token where it stands before a text.
@@ -317,12 +317,6 @@ class TextTokenizer:
                 found.append(AddedToken(token, normalized=False, special=True))
         if found:
             self._tokenizer.add_special_tokens(found)
-
-    def _lower_case(self) -> None:
-        """Lower texts before all else, which sentence-transformers does on top of the tokenizer's own rules."""
-        present = self._tokenizer.normalizer
-        lower = normalizers.Lowercase()
-        self._tokenizer.normalizer = normalizers.Sequence([lower, present]) if present else lower
 
 
 def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:

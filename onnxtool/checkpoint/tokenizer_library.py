@@ -38,7 +38,7 @@ def tokenizer_errors(make: Callable[[str], OnnxtoolError]) -> Iterator[None]:
     except Exception as error:
         if type(error) is not Exception and type(error.__cause__).__name__ != _PANIC:  # Python's, such as a TypeError
             raise
-        raise make(_first_line(error)) from error
+        raise make(first_line(error)) from error
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def require_character_maps(content: bytes, make: Callable[[str], OnnxtoolError])
         try:
             content = json.dumps(json.loads(content), ensure_ascii=False).encode("utf-8", "surrogatepass")
         except (ValueError, RecursionError) as error:
-            raise make(f"not JSON: {_first_line(error)}") from None
+            raise make(f"not JSON: {first_line(error)}") from None
     for found in _CHARACTER_MAP.finditer(content):
         stored = found[1].replace(b"\\/", b"/")
         try:
@@ -90,7 +90,7 @@ def require_bounded(tokenizer: Tokenizer, make: Callable[[str], OnnxtoolError]) 
 
 def _reason_of_panic(error: BaseException) -> str:
     """Say what a panic of the library means."""
-    text = _first_line(error)
+    text = first_line(error)
     if "retry-limit" in text:
         return "a regular expression in it takes too long for a text, and was given up"
     return f"the tokenizers library fails on it: {text}"
@@ -118,5 +118,6 @@ def _growth(rule: Any) -> float:
     return growth
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -74,8 +74,8 @@ class Adapter:
         coded = [f"{tensor.name} ({tensor.dtype})" for tensor in headers if not tensor.is_float]
         if coded:
             raise CheckpointError(
-                f"{len(coded)} tensors of the adapter of {source.model_name} are quantized, and nothing would apply their "
-                f"scales: {some(coded)}",
+                f"{len(coded)} tensors of the adapter of {source.model_name} are quantized, and nothing would apply "
+                f"their scales: {some(coded)}",
                 "take the adapter as it was trained, in floats",
             )
         return cls(source, file, {tensor.name.removeprefix(_PREFIX): tensor for tensor in headers})

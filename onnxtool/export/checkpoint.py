@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.effective_tokenizer import lower_case
 from onnxtool.checkpoint.files import M3_FILES, MODULE_PICKLE, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
@@ -204,7 +205,7 @@ class Checkpoint:
         return "" if stated is None else str(stated.get("quant_method", "bitsandbytes"))
 
     def load_tokenizer(self) -> Any:
-        """Load the tokenizer.
+        """Load the tokenizer, as sentence-transformers sets it up where the checkpoint is one of its own.
 
         Raises:
             CheckpointError: the checkpoint has none, or it does not load.
@@ -220,7 +221,7 @@ class Checkpoint:
         self.require_sound_tokenizer()
         try:
             with quiet(), panics_as_exceptions():
-                return AutoTokenizer.from_pretrained(
+                tokenizer = AutoTokenizer.from_pretrained(
                     self.source.tokenizer.model_name, **self.source.tokenizer.arguments
                 )
         except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
@@ -232,6 +233,9 @@ class Checkpoint:
                     f"pip install {' '.join(missing)}; or save it as tokenizer.json where they are installed",
                 ) from error
             raise self.source.unreadable(error) from error
+        if self.source.sentence_modules.lower_cases and hasattr(tokenizer, "backend_tokenizer"):
+            lower_case(tokenizer.backend_tokenizer)
+        return tokenizer
 
     def require_sound_tokenizer(self) -> None:
         """Refuse a tokenizer.json that would fill the memory where it is loaded.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
@@ -93,7 +94,7 @@ class Job:
     """An export under strategy: all that does not depend on the strategy.
 
     Attributes:
-        tokenizer: that of a model of text; None for others.
+        tokenizer: that of a model of text, or that lies beside another model; None where there is none.
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
         reasons: decisions that were made for the user, and why.
         references: PyTorch's outputs, by the sizes of the fixed axes.
@@ -168,6 +169,8 @@ def prepare(options: ExportOptions) -> Job:
             f"{source.model_name} puts texts into a chat template, and {target.title} would run it on them as they are",
             "pass --target plain, and read texts with `onnxtool infer` or onnxtool.load",
         )
+    if text is None and source.locate(TOKENIZER_NAME) is not None:  # of what it writes, or of pages
+        tokenizer = checkpoint.load_tokenizer()
     stopwatch.lap("load")
     return Job(
         options, paths, checkpoint, models, plan.pipeline, specification, plan.task, plan.head_name, tokenizer,

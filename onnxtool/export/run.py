@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import filecmp
 import gc
+import hashlib
 import json
 import logging
 import re
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import (
     CheckpointError,
@@ -51,6 +54,7 @@ from onnxtool.model_file.metadata import (
     ENCODER_KEY,
     INPUTS_KEY,
     MAX_DECODER_LENGTH_KEY,
+    TOKENIZER_KEY,
     stamp,
     stamp_step,
 )
@@ -59,6 +63,7 @@ from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
 _LOGGER = logging.getLogger(__name__)
@@ -89,6 +94,7 @@ def _export(options: ExportOptions) -> ExportReport:
     job = prepare(options)
     if not options.force:
         check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
+    _check_tokens(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
@@ -138,6 +144,8 @@ def plan_export(options: ExportOptions) -> WritePlan:
     change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
     sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
     notes = [f"files that a tokenizer of {checkpoint.architecture} needs beside these are written as well"]
+    if source.locate(TOKENIZER_NAME) is not None:
+        notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
     if not target.takes_any_graph:
         notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
     if not is_static(source) and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
@@ -203,6 +211,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
             _stamp_inputs(file, job, strategy, is_encoder=file in before)
+            _stamp_tokenizer(file, job, sidecars)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
             specification.target.pack(specification.model, sidecars, path)
@@ -226,6 +235,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         notes=(
             *job.reasons,
             *_loading_notes(checkpoint),
+            *_tokenizer_notes(job),
             *job.pipeline.notes(architecture, strategy),
             *(() if specification is None else specification.notes),
         ),
@@ -243,6 +253,36 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
         (folder / "config.json").write_text(content, encoding="utf-8")
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
+
+
+def _check_tokens(job: Job) -> None:
+    """Read hard texts by the files that will be written, as onnxtool does and as the target does.
+
+    Raises:
+        CheckpointError: transformers reads one of them otherwise.
+    """
+    if job.tokenizer is None:
+        return
+    source, specification = job.checkpoint.source, job.specification
+    texts = hard_texts(job.tokenizer)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        _write_sidecar_files(job, folder)
+        if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint that is exported beside itself keeps its own
+            folder = job.paths.files
+        if not (folder / TOKENIZER_NAME).is_file():
+            return
+        own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
+        own.check("onnxtool", read_folder(CheckpointFolder(folder)), texts)
+        if specification is not None:
+            specification.check_tokens(own, folder, texts)
+
+
+def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
+    """Write into a file which tokenizer.json reads texts as transformers does, so that nothing needs to ask it."""
+    path = folder / TOKENIZER_NAME
+    if job.tokenizer is not None and path.is_file():
+        stamp(file, {TOKENIZER_KEY: hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
 def _describe_decoder(job: Job) -> dict[str, str]:
@@ -333,6 +373,16 @@ def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
     if checkpoint.is_pickle:
         notes.append(f"the weights came from a pickle ({checkpoint.weight_files[0].name})")
     return tuple(notes)
+
+
+def _tokenizer_notes(job: Job) -> tuple[str, ...]:
+    """Say where no file of the export can read texts."""
+    tokenizer = job.tokenizer
+    if tokenizer is None or hasattr(tokenizer, "backend_tokenizer"):
+        return ()
+    if job.checkpoint.source.locate(TOKENIZER_NAME) is not None:  # which was compared
+        return ()
+    return (f"no {TOKENIZER_NAME}, because {type(tokenizer).__name__} runs in Python: `onnxtool infer` reads no texts",)
 
 
 def _without_staging(message: str) -> str:

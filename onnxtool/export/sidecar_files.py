@@ -1,6 +1,7 @@
 """The sidecar files of an exported graph: tokenizer, configuration, pooling.
 
-They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written.
+They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written, and so is a
+tokenizer.json where transformers reads texts otherwise than the checkpoint's says.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
+from onnxtool.checkpoint.effective_tokenizer import EffectiveTokenizer
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
-from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.late_interaction import METADATA_NAME
 from onnxtool.checkpoint.pooling_modules import INSTRUCTORS, Pooling
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
     ROUTER_NAME,
+    STATIC,
     TRANSFORMER_NAMES,
     TRANSFORMERS,
 )
@@ -31,12 +34,13 @@ from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files
 from onnxtool.reports import Json
 
+_VOCABULARY = "vocab.txt"  # of WordPiece
 # What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
 # checkpoint has are copied.
 SIDECAR_FILES = (
     "config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_NAME,
+    TOKENIZER_CONFIG,
     "special_tokens_map.json",
     "added_tokens.json",
     TEMPLATE_NAME,
@@ -60,7 +64,11 @@ def write_sidecar_files(
     With `module_weights`, those of modules such as Dense too, for a consumer that computes them itself.
 
     A tokenizer.json, which the tokenizers library reads, and a vocab.txt for WordPiece are written where the
-    checkpoint has none. A checkpoint that is exported beside itself (`existing` is its own folder) keeps its files.
+    checkpoint has none, or has others than transformers makes of its files. A checkpoint that is exported beside itself
+    (`existing` is its own folder) keeps its files.
+
+    Raises:
+        CheckpointError: a checkpoint that is exported beside itself cannot keep them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules, derived = source.sentence_modules, dict[str, Json]()
@@ -90,14 +98,45 @@ def write_sidecar_files(
     for name, content in derived.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if source.locate("tokenizer.json") is None and getattr(tokenizer, "backend_tokenizer", None) is not None:
-        # A copy without the settings of the last call, which every consumer of the file would follow.
-        backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-        backend.no_truncation()
-        backend.no_padding()
-        backend.save(str(folder / "tokenizer.json"))
-    if source.locate("vocab.txt") is None and is_wordpiece(tokenizer):
-        (folder / "vocab.txt").write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
+    if modules.kinds[:1] != (STATIC,):  # sentence-transformers reads its tokenizer.json as it is
+        _write_effective(source, tokenizer, folder, existing)
+    found = source.locate(_VOCABULARY)
+    keeps_vocabulary = found is not None and _is_same_file(found, existing / _VOCABULARY)
+    if is_wordpiece(tokenizer) and not keeps_vocabulary and not _is_vocabulary(found, tokenizer):
+        (folder / _VOCABULARY).write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
+
+
+def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Path) -> None:
+    """Write tokenizer.json and the settings of tokenizer_config.json where transformers' tokenizer has others."""
+    stored = source.locate(TOKENIZER_NAME)
+    effective = EffectiveTokenizer.of(tokenizer, stored)
+    if effective is None:
+        return
+    keeps_files = stored is not None and _is_same_file(stored, existing / TOKENIZER_NAME)
+    if effective.content is not None:
+        if keeps_files:
+            raise CheckpointError(
+                f"{type(tokenizer).__name__} of {source.model_name} reads texts otherwise than its {TOKENIZER_NAME} "
+                f"says, and another one would replace that of the checkpoint itself, {existing}",
+                "pass --output with another folder",
+            )
+        (folder / TOKENIZER_NAME).write_text(effective.content, encoding="utf-8")
+    if not keeps_files:
+        config = source.read(TOKENIZER_CONFIG)
+        missing = effective.missing(config, source.read("special_tokens_map.json"))
+        if missing:
+            config = {**config, **missing}
+            (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
+    """Whether a vocab.txt has the tokens of a tokenizer under the same ids; those that were added may be missing."""
+    if path is None:
+        return False
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    stored = {token: token_id for token_id, token in enumerate(lines)}
+    vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    return all(stored.get(token, added.get(token)) == token_id for token, token_id in vocabulary.items())
 
 
 def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:

@@ -16,10 +16,13 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.effective_tokenizer import read_file
+from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
@@ -230,6 +233,14 @@ class Target:
                 f"{self.title} reads tokenizer.json, which {type(tokenizer).__name__} cannot be written as",
                 "a newer transformers or tokenizers may convert it; else pass --target plain",
             )
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids that it makes of texts by its files in `folder`; a text of more tokens than `limit` is cut."""
+        return read_file(folder / TOKENIZER_NAME, texts, limit)
+
+    def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
+        """Whether it can be held to the tokenizer's ids of a text, or reads such texts otherwise in any model."""
+        return True
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
         """Turn the outputs of the head into those of `uses`, in place, where they differ."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
@@ -34,6 +35,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import open_session
+from onnxtool.runtime.tokens import OwnTokenizer
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -196,6 +198,19 @@ class TargetSpecification:
         self._complete_tokenizer(tokenizer, folder)
         bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
         self.target.write_files(self.model, config, tokenizer, folder, min(bounds, default=None))
+
+    def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
+        """Compare the tokens that the target makes of texts, by the files in `folder`, with those of transformers.
+
+        Raises:
+            CheckpointError: they differ.
+        """
+        given = [text for text in texts if self.target.reads_as_trained(text, own.tokenizer)]
+
+        def read(texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+            return self.target.read_texts(folder, self.model, texts, limit)
+
+        own.check(self.target.title, read, given, "pass --target plain, and read texts with onnxtool")
 
     def _complete_tokenizer(self, tokenizer: Any, folder: Path) -> None:
         """Write the tokenizer's files that the target needs and the checkpoint lacks."""

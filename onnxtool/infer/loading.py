@@ -9,7 +9,6 @@ from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
-from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, stream_answers
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
@@ -26,6 +25,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import require_named_inputs
+from onnxtool.runtime.tokens import open_tokenizer
 
 
 class LoadedModel(TextModel):
@@ -107,7 +107,7 @@ def load(
     path = Path(model_path)
     model = ModelFile.open(path)
     folder = find_checkpoint_folder(model, model_name)
-    tokenizer = TextTokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
     reads = find_encoder(model, encoder_path) or model  # the graph that takes texts
     require_named_inputs(reads)

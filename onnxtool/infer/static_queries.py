@@ -15,6 +15,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.tokens import open_tokenizer
 
 QUERY = "query"  # the name of the prompt, and of the task, of queries
 
@@ -95,4 +96,4 @@ def load_queries(model_path: Path | str, *, model_name: str | None = None) -> St
         ModelFileError: the file cannot be used.
     """
     folder = find_checkpoint_folder(ModelFile.open(Path(model_path)), model_name)
-    return None if folder.sentence_modules.query is None else StaticQueries.of(folder, TextTokenizer(folder))
+    return None if folder.sentence_modules.query is None else StaticQueries.of(folder, open_tokenizer(folder))

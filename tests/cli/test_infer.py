@@ -12,7 +12,7 @@ import pytest
 
 from onnxtool.runtime.providers import cuda_problem
 from tests.cli.entry_point import json_of, run_infer, run_process
-from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
+from tests.infer.tiny_models import VOCABULARY, TinyModel, table, tokenizer_stamp, write_checkpoint
 
 V = len(VOCABULARY)
 
@@ -20,12 +20,14 @@ V = len(VOCABULARY)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a sparse encoder and an embedder, and their tokenizers."""
-    sparse = {"onnxtool.task": "sparse-encoding", "onnxtool.head": "logits", "onnxtool.files": "splade"}
-    TinyModel(table(V, V), "logits", positions=32, metadata=sparse).write(tmp_path / "models" / "splade.onnx")
-    write_checkpoint(tmp_path / "models" / "splade", config={"max_position_embeddings": 32})
-    dense = {"onnxtool.task": "sentence-similarity", "onnxtool.head": "none", "onnxtool.files": "dense"}
-    TinyModel(table(V, 4), "last_hidden_state", metadata=dense).write(tmp_path / "models" / "dense.onnx")
-    write_checkpoint(tmp_path / "models" / "dense", modules={"Transformer": {}, "Pooling": {"pooling_mode": "mean"}})
+    models = tmp_path / "models"
+    stamp = tokenizer_stamp(write_checkpoint(models / "splade", config={"max_position_embeddings": 32}))
+    sparse = {"onnxtool.task": "sparse-encoding", "onnxtool.head": "logits", "onnxtool.files": "splade", **stamp}
+    TinyModel(table(V, V), "logits", positions=32, metadata=sparse).write(models / "splade.onnx")
+    pooled = {"Transformer": {}, "Pooling": {"pooling_mode": "mean"}}
+    stamp = tokenizer_stamp(write_checkpoint(models / "dense", modules=pooled))
+    dense = {"onnxtool.task": "sentence-similarity", "onnxtool.head": "none", "onnxtool.files": "dense", **stamp}
+    TinyModel(table(V, 4), "last_hidden_state", metadata=dense).write(models / "dense.onnx")
     return tmp_path
 
 
@@ -319,7 +321,7 @@ def test_help_needs_none_of_the_heavy_packages(folder: Path) -> None:
 
 
 def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:
-    """The tokenizers library reads tokenizer.json by itself."""
+    """The tokenizers library reads tokenizer.json by itself, which an export knows to say all."""
     imported = _imported(folder, "--model_path", "models/splade.onnx", "--text", "cat")
     assert {"onnxruntime", "tokenizers"} <= imported
     assert not {"torch", "transformers", "huggingface_hub"} & imported

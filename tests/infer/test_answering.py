@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,8 @@ def test_a_text_without_a_single_token_is_refused(
     tokenizer = TextTokenizer(CheckpointFolder(tmp_path / "model"))
     tokenizer._tokenizer.post_processor = None
     tokenizer._tokenizer.save(str(file))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # which follows the file; BERT's own adds them
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(InputError, match=message) as caught:
         infer(path, texts)
     assert "leave it out" in caught.value.hint

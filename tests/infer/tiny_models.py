@@ -5,10 +5,11 @@ Letters of shapes: B batch, S sequence, H hidden size, V vocabulary, L labels.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +168,14 @@ def save_graph(
 
 def write_model(path: Path, model: TinyModel, **files: Any) -> Path:
     """Write `model` to `path`/model.onnx, and the checkpoint that `files` describe beside it."""
-    write_checkpoint(path / "model", **files)
-    return model.write(path / "model.onnx")
+    stamped = {**model.metadata, **tokenizer_stamp(write_checkpoint(path / "model", **files))}
+    return replace(model, metadata=stamped).write(path / "model.onnx")
+
+
+def tokenizer_stamp(folder: Path) -> dict[str, str]:
+    """Return what an export says of its tokenizer.json: that it reads texts as transformers does."""
+    content = (folder / "tokenizer.json").read_bytes()
+    return {"onnxtool.tokenizer_sha256": hashlib.sha256(content).hexdigest()}
 
 
 def model_for(task: str, values: NDArray[Any], output: str, **settings: Any) -> TinyModel:

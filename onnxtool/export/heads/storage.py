@@ -58,7 +58,7 @@ def _vectors(
 
     modules = source.sentence_modules
     before = Prompts.of(source).find(None)
-    read = sorted((before + (item.lower() if modules.lower_cases else item) for item in texts), key=len)
+    read = sorted((before + item for item in texts), key=len)
     size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
     longest = modules.max_sequence_length or text.longest or _UNLIMITED
     num_prompt = _num_prompt(text, before, longest, add_special_tokens=modules.adds_special_tokens)

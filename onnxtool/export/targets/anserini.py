@@ -7,18 +7,22 @@ Letters of shapes: B batch, V vocabulary, N terms of weight above 0, of all text
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from onnxtool.checkpoint.effective_tokenizer import read_vocabulary
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.head import Head
 from onnxtool.export.sidecar_files import is_wordpiece, wordpiece_vocabulary
 from onnxtool.export.target import SPARSE, TEXT_INPUTS, Target, TargetModel, Use
 from onnxtool.reports import TensorInfo
+from onnxtool.runtime.tokens import named_tokens
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -27,6 +31,10 @@ if TYPE_CHECKING:
 _TEXTS, _TERMS, _WEIGHTS = "output_text", "output_idx", "output_weights"
 # It looks tokens up by name in vocab.txt and drops these ids by number.
 _DROPPED_IDS = {"[PAD]": 0, "[CLS]": 101, "[SEP]": 102}
+_VOCABULARY = "{name}-vocab.txt"
+# It takes words of up to 200 characters to pieces, where transformers' tokenizer gives up on more than 100.
+_LONGEST_WORD = 100
+_CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]")
 
 
 class Anserini(Target):
@@ -43,7 +51,7 @@ class Anserini(Target):
         ),
     )
     graph = "{name}-optimized.onnx"
-    files = ("{name}-vocab.txt",)
+    files = (_VOCABULARY,)
     batch = 1
     max_ir = 9  # onnxruntime 1.17.0
     max_opset = 20
@@ -69,6 +77,18 @@ class Anserini(Target):
                 "Anserini lower-cases every text, and this tokenizer tells cases apart",
                 "use an uncased model, or --target plain",
             )
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids by the vocabulary alone."""
+        return read_vocabulary(folder / _VOCABULARY.format(name=model.name), texts, limit)
+
+    def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
+        """Whether a text has no special token, Chinese character or huge word, and is one text; see `instruction`."""
+        if isinstance(text, tuple):
+            return False
+        has_token = any(token.lower() in text.lower() for token in named_tokens(tokenizer))
+        words = text.split()
+        return not has_token and not _CHINESE.search(text) and max(map(len, words), default=0) <= _LONGEST_WORD
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
         """Replace weights of the whole vocabulary by the terms of the text."""
@@ -101,13 +121,14 @@ class Anserini(Target):
     ) -> None:
         """Write the vocabulary under its own name."""
         vocabulary = wordpiece_vocabulary(tokenizer, model.vocabulary_size)
-        (folder / f"{model.name}-vocab.txt").write_text(vocabulary, encoding="utf-8")
+        (folder / _VOCABULARY.format(name=model.name)).write_text(vocabulary, encoding="utf-8")
 
     def instruction(self, model: TargetModel) -> str:
         """Say where it looks, and what the second graph is for."""
         return (
             "Anserini looks for graph and vocabulary in ~/.cache/pyserini/encoders; "
-            f"{model.name}-batched.onnx takes many texts, and its output_text says which of them a term is of"
+            f"{model.name}-batched.onnx takes many texts, and its output_text says which of them a term is of. In "
+            "texts, it reads special tokens, Chinese and words of more than 100 characters otherwise than the tokenizer"
         )
 
 

@@ -6,17 +6,19 @@ From the sources of fastembed 0.9.
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.effective_tokenizer import read_file
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.sentence_modules import as_object
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import read_mask
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.sidecar_files import query_weights
@@ -92,6 +94,11 @@ class Fastembed(Target):
                 "fastembed pads every batch, and this tokenizer has no padding token",
                 "set one with tokenizer.pad_token = tokenizer.eos_token, save the tokenizer, and export again",
             )
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids of texts in which it finds the tokens of special_tokens_map.json as well."""
+        special_tokens = read_object(folder / "special_tokens_map.json")
+        return read_file(folder / TOKENIZER_NAME, texts, limit, special_tokens)
 
     def write_files(
         self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None

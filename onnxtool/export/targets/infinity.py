@@ -5,10 +5,12 @@ From the sources of infinity-emb 0.0.78: transformer/embedder/optimum.py, transf
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.source import Source
 from onnxtool.export.target import (
@@ -25,6 +27,7 @@ from onnxtool.export.target import (
     read_object,
     write_json,
 )
+from onnxtool.runtime.tokens import read_by_transformers
 
 _LIMIT = "max_position_embeddings"
 
@@ -53,6 +56,10 @@ class Infinity(Target):
                 "(type_vocab_size in config.json), so that its scores would be others",
                 "serve it with --target tei or sentence-transformers",
             )
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids that transformers makes of texts."""
+        return read_by_transformers(folder)(texts, limit)
 
     def write_files(
         self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None

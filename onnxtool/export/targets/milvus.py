@@ -5,10 +5,12 @@ From the source of pymilvus-model 0.3.4, dense/onnx.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.target import (
     DENSE,
@@ -22,6 +24,7 @@ from onnxtool.export.target import (
     bound_texts,
     read_object,
 )
+from onnxtool.runtime.tokens import read_by_transformers
 
 
 class Milvus(Target):
@@ -43,6 +46,10 @@ class Milvus(Target):
                 "Milvus pads every text, and this tokenizer has no padding token",
                 "set one with tokenizer.pad_token = tokenizer.eos_token, save the tokenizer, and export again",
             )
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids that transformers makes of texts."""
+        return read_by_transformers(folder)(texts, limit)
 
     def write_files(
         self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None

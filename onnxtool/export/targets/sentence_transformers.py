@@ -6,7 +6,7 @@ From the sources of sentence-transformers 6.2.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from onnxtool.checkpoint.sentence_modules import (
     as_object,
 )
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
+from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.source import Source
 from onnxtool.export.target import (
@@ -39,6 +40,7 @@ from onnxtool.export.target import (
     write_json,
 )
 from onnxtool.reports import Json
+from onnxtool.runtime.tokens import read_by_transformers
 from onnxtool.version import __version__
 
 CLASS = "onnxtool.sentence_transformers.Transformer"
@@ -119,6 +121,10 @@ class SentenceTransformers(Target):
         if modules.query is not None:
             require_same_tokens(modules.query, source)
             SparseStaticEmbedding.read(modules.query)
+
+    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        """Return the ids that sentence-transformers makes of texts."""
+        return read_by_transformers(folder, lower_cases=True)(texts, limit)
 
     def write_files(
         self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None

@@ -33,6 +33,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.tokens import open_tokenizer
 
 # What there is of a picture, with its axes: the vector of a dual encoder, or a vector for each token of a page.
 _VECTORS = {"image_embeds": 2, "image_features": 2, TOKENS: 3}
@@ -273,7 +274,11 @@ def load_pictures(
             f"{model.path} gives {stored.name} vectors, and pictures are encoded as float32", "export it without that"
         )
     folder = find_checkpoint_folder(model, model_name, needs=PROCESSOR_NAMES)
-    processor = PageProcessor.of(folder, model.metadata[PROCESSOR_KEY]) if is_cut else PictureProcessor.of(folder)
+    processor = (
+        PageProcessor.of(folder, model.metadata[PROCESSOR_KEY], open_tokenizer(folder))
+        if is_cut
+        else PictureProcessor.of(folder)
+    )
     parts = _parts(model) if is_cut else None
     on_progress(f"loading {model.path}")
     session = open_session(model.path, provider=provider, threads=threads)

@@ -13,7 +13,6 @@ import numpy as np
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.page_processors import page_limit, write_page_query
 from onnxtool.checkpoint.sentence_modules import TOKENS
-from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import require_finite
 from onnxtool.infer.loading import load
@@ -25,6 +24,7 @@ from onnxtool.model_file.metadata import WEIGHTS_KEY
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import text_feeds
+from onnxtool.runtime.tokens import open_tokenizer
 
 _OnProgress = Callable[[str], None]
 
@@ -81,7 +81,7 @@ def _encode_tokens(
     if [len(info.shape) for info in texts.structure.outputs if info.name == TOKENS] != [3]:
         raise InputError(f"{path} gives no {TOKENS}", "export it with --task late-interaction from the same checkpoint")
     folder = find_checkpoint_folder(texts)
-    tokenizer = TextTokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     arrays = tokenizer.pad(tokenizer.encode([write_page_query(query, folder, tokenizer)], page_limit(folder)))
     known, largest = index_bounds(texts).get("input_ids"), arrays["input_ids"].max()
     if known is not None and largest >= known:

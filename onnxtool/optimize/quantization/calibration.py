@@ -98,9 +98,9 @@ def _random_calibration(model: ModelFile, reason: str) -> Calibration:
 
 def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> Iterator[Feeds]:
     # Imported here: a model without texts needs no tokenizers.
-    from onnxtool.checkpoint.tokenizer import TextTokenizer
+    from onnxtool.runtime.tokens import open_tokenizer
 
-    tokenizer = TextTokenizer(folder)
+    tokenizer = open_tokenizer(folder)
     limit = text_limit(model, folder, "sentence-similarity")
     limit = _MOST_TOKENS if limit is None else min(_MOST_TOKENS, limit)
     tokenizer.require_room(limit)

@@ -1,0 +1,227 @@
+"""Read texts as transformers does: its tokens are compared with those of a model's files, on texts that are hard."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onnxtool.checkpoint.effective_tokenizer import ROLES, EffectiveTokenizer, lower_case
+from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.sentence_modules import STATIC
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.tokenizer_library import first_line, panics_as_exceptions
+from onnxtool.checkpoint.truncation import Text
+from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
+from onnxtool.runtime.hard_texts import HARD_TEXTS
+from onnxtool.runtime.quiet import quiet
+
+# Return the ids of texts and pairs, cut to a number of tokens; None for no limit.
+ReadTokens = Callable[[Sequence[Text], int | None], list[list[int]]]
+
+# Room for the text in what is cut, beside special tokens.
+_ROOM = 8
+# So many of a tokenizer's own tokens are looked for in texts, and so many words of its vocabulary.
+_OWN_TOKENS, _WORDS, _WORDS_A_TEXT = 24, 200, 20
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class OwnTokenizer:
+    """The tokenizer of a checkpoint as its own library has it, which every reader of its files is compared with.
+
+    Attributes:
+        tokenizer: of transformers, as sentence-transformers sets it up.
+        label: how errors call the checkpoint.
+        adds_special: whether tokens are put around a text.
+        error: what is raised.
+    """
+
+    tokenizer: Any
+    label: str
+    adds_special: bool = True
+    error: type[OnnxtoolError] = CheckpointError
+
+    def check(
+        self,
+        reader: str,
+        read: ReadTokens,
+        texts: Sequence[Text],
+        hint: str = "save the tokenizer again with its save_pretrained(...)",
+    ) -> None:
+        """Refuse a reader that makes other ids of texts, whole or cut.
+
+        Args:
+            reader: what reads the texts, in words.
+            read: reads them, by the files that were written.
+            texts: texts and pairs, see `hard_texts`.
+            hint: the way out, where the tokenizer has none of its own.
+
+        Raises:
+            OnnxtoolError: it does.
+        """
+        framing = len(self.ids([""], None)[0])
+        for limit in (None, 2 * framing + _ROOM):  # a pair has up to two texts' special tokens
+            for kind in (str, tuple):
+                given = [text for text in texts if isinstance(text, kind)]
+                wanted = self.ids(given, limit) if given else []
+                found = read(given[: len(wanted)], limit)
+                for text, own, other in zip(given, wanted, found, strict=False):
+                    if own != other:
+                        raise self._difference(reader, (text, own, other), hint)
+
+    def ids(self, texts: Sequence[Any], limit: int | None) -> list[list[int]]:
+        """Return what transformers makes of texts; nothing for pairs that its tokenizer does not take."""
+        columns = list(map(list, zip(*texts, strict=True))) if isinstance(texts[0], tuple) else [list(texts)]
+        cut = {} if limit is None else {"max_length": limit}
+        try:
+            with quiet():
+                read = self.tokenizer(
+                    *columns, add_special_tokens=self.adds_special, truncation=limit is not None, **cut
+                )
+            return [list(ids) for ids in read["input_ids"]]
+        except Exception as error:  # the second text of some is words of a page, or a table
+            if len(columns) > 1:
+                return []
+            raise self.error(
+                f"{type(self.tokenizer).__name__} of {self.label} cannot read plain texts: {error}",
+                "take another version of transformers, or the tokenizer that the model was trained with",
+            ) from error
+
+    def _difference(self, reader: str, found: tuple[Text, list[int], list[int]], hint: str) -> OnnxtoolError:
+        text, own, other = found
+        place = next((index for index, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), 0)
+        part = slice(max(0, place - 1), max(0, place - 1) + _SHOWN)
+        shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
+        name = type(self.tokenizer).__name__
+        if getattr(self.tokenizer, "split_special_tokens", False):
+            hint = (
+                "tokenizer.json cannot say split_special_tokens; take it out of tokenizer_config.json if no text has "
+                "special tokens in it"
+            )
+        elif getattr(self.tokenizer, "backend_tokenizer", None) is None:
+            hint = (
+                f"{name} runs in Python and does not read tokenizer.json, which is of another tokenizer; remove that "
+                "file, and feed ids"
+            )
+        return self.error(
+            f"{reader} would read other tokens than {name} of {self.label}: of {shown} it makes {other[part]} from "
+            f"token {part.start} on, not {own[part]}",
+            hint,
+        )
+
+
+def hard_texts(tokenizer: Any) -> list[Text]:
+    """Return texts that tokenizers disagree on, and pairs of some, with tokens that this tokenizer knows itself."""
+    texts = [*HARD_TEXTS, *_with_own_tokens(tokenizer), *_with_words(tokenizer)]
+    return [*texts, *zip(texts[5::3], texts[7::3], strict=False)]
+
+
+def read_by_transformers(folder: Path, *, lower_cases: bool = False) -> ReadTokens:
+    """Return how a consumer that loads the tokenizer by transformers reads texts.
+
+    Args:
+        folder: with the tokenizer's files and config.json.
+        lower_cases: whether it lower-cases as sentence-transformers does.
+    """
+    checkpoint = CheckpointFolder(folder)
+    tokenizer = _load(folder)
+    if lower_cases and checkpoint.sentence_modules.lower_cases:
+        lower_case(tokenizer.backend_tokenizer)
+
+    def read(texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        return OwnTokenizer(tokenizer, str(folder)).ids(texts, limit)
+
+    return read
+
+
+def read_folder(folder: CheckpointFolder) -> ReadTokens:
+    """Return how onnxtool itself reads texts by the files in a folder."""
+    return _reader(TextTokenizer(folder))
+
+
+def _reader(tokenizer: TextTokenizer) -> ReadTokens:
+    def read(texts: Sequence[Text], limit: int | None) -> list[list[int]]:
+        most = None if limit is None else Limit(limit, "the comparison of tokens")
+        return [list(encoded.ids) for encoded in tokenizer.encode(texts, most)]
+
+    return read
+
+
+def named_tokens(tokenizer: Any) -> list[str]:
+    """Return the tokens that have a role, such as `[CLS]`."""
+    return [str(token) for role in ROLES if (token := getattr(tokenizer, role, None)) is not None]
+
+
+def _with_own_tokens(tokenizer: Any) -> Iterator[str]:
+    """Yield texts with the tokens that are looked for before all else, where a text has them, in each surrounding."""
+    added = sorted(map(str, getattr(tokenizer, "added_tokens_encoder", {})))
+    sampled = added[:: max(1, len(added) // _OWN_TOKENS)]
+    for token in dict.fromkeys((*named_tokens(tokenizer), *sampled)):
+        yield from (token, f"a {token} b", f"a{token}b", f" {token} {token}, ", f"{token.upper()} {token.lower()}")
+
+
+def _with_words(tokenizer: Any) -> Iterator[str]:
+    """Yield texts of words out of the whole vocabulary."""
+    if getattr(tokenizer, "backend_tokenizer", None) is None:  # of characters or bytes, by the million
+        return
+    step = max(1, len(tokenizer) // _WORDS)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(0, len(tokenizer), step)))
+    words = [token.lstrip("#Ġ▁") for token in tokens if token is not None]
+    words = [word for word in words if word.isalnum()]
+    yield from (" ".join(words[start : start + _WORDS_A_TEXT]) for start in range(0, len(words), _WORDS_A_TEXT))
+
+
+def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
+    """Read the tokenizer of a model as transformers does.
+
+    An export's tokenizer.json does, and its stamp says so. Of other folders transformers is asked, which takes seconds:
+    to import it.
+
+    Raises:
+        InputError: the tokenizer cannot be read, or not as transformers reads it.
+    """
+    tokenizer = TextTokenizer(folder)
+    path = folder.locate(TOKENIZER_NAME)
+    if path is None or folder.sentence_modules.kinds[:1] == (STATIC,):  # sentence-transformers reads it as it is
+        return tokenizer
+    if hashlib.sha256(path.read_bytes()).hexdigest() == folder.tokenizer_sha256:
+        return tokenizer
+    own = _ask_transformers(folder, path)
+    if own is None:
+        return tokenizer
+    if folder.sentence_modules.lower_cases and hasattr(own, "backend_tokenizer"):
+        lower_case(own.backend_tokenizer)
+    tokenizer = TextTokenizer(folder, EffectiveTokenizer.of(own, path))
+    checked = OwnTokenizer(own, folder.label, folder.sentence_modules.adds_special_tokens, InputError)
+    checked.check("onnxtool", _reader(tokenizer), hard_texts(own))
+    return tokenizer
+
+
+def _ask_transformers(folder: CheckpointFolder, path: Path) -> Any:
+    """Return the tokenizer as transformers loads it; None where no file says how it would."""
+    if "model_type" not in folder.read("config.json") and folder.locate("tokenizer_config.json") is None:
+        return None
+    return _load(path.parent)
+
+
+def _load(folder: Path) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise InputError(
+            f"{folder / TOKENIZER_NAME} may say otherwise than the settings beside it, and transformers, which knows, "
+            "is not installed",
+            "pip install transformers; or export the model with onnxtool, which writes one that says it all",
+        ) from error
+    try:
+        with quiet(), panics_as_exceptions():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # damaged files fail in each tokenizer's own way
+        raise InputError(
+            f"transformers cannot load the tokenizer in {folder}: {first_line(error)}",
+            "the folder may be incomplete or damaged; pass --model_name with the checkpoint",
+        ) from error
