@@ -10,7 +10,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, VERIFIED_LENGTH_KEY
 from onnxtool.model_file.wire import read_nodes
 from onnxtool.reports import Json
 
@@ -52,8 +52,8 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is no number of tokens.
     """
-    stamped = _stamped_limit(model)
-    limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
+    stamped = [*_stamped_limits(model)]
+    limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
 
 
@@ -76,7 +76,7 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
-    """Return the limit beyond which the graph itself fails; None where none shows, or it takes no tokens."""
+    """Return the limit beyond which the graph fails or was not verified; None where none shows, or without tokens."""
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
         return None  # pictures and sound; their positions are of patches and frames
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
@@ -100,9 +100,11 @@ def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _stamped_limit(model: ModelFile) -> Limit | None:
-    stamped = model.metadata_number(MAX_LENGTH_KEY)
-    return None if stamped is None else Limit(stamped, f"{MAX_LENGTH_KEY} of the model's metadata")
+def _stamped_limits(model: ModelFile) -> Iterator[Limit]:
+    for key in (MAX_LENGTH_KEY, VERIFIED_LENGTH_KEY):
+        tokens = model.metadata_number(key)
+        if tokens is not None:
+            yield Limit(tokens, f"{key} of the model's metadata")
 
 
 def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
@@ -131,6 +133,7 @@ def _shape_limit(model: ModelFile) -> Iterator[Limit]:
 
 def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
     yield from _shape_limit(model)
+    yield from _stamped_limits(model)
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
     named = (named_inputs(node.domain, node.op_type, node.inputs) for node in read_nodes(model.path))
     fused = {inputs.get("position_embedding") for inputs in named}

@@ -14,8 +14,11 @@ from typing import Any
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
+from onnxtool.export.length_verification import ShorterError, longest_case, merged_reference, verify_export
+from onnxtool.export.lengths import Lengths
+from onnxtool.export.modalities.sizes import SEQUENCE
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
-from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
+from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline, encoder_path
 from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
@@ -38,6 +41,7 @@ from onnxtool.model_file.metadata import (
     ENCODER_KEY,
     INPUTS_KEY,
     MAX_DECODER_LENGTH_KEY,
+    VERIFIED_LENGTH_KEY,
     stamp,
     stamp_step,
 )
@@ -77,6 +81,8 @@ def _export(options: ExportOptions) -> ExportReport:
         check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
+        if _has_longer_texts(failures, strategy):
+            break
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
@@ -85,16 +91,40 @@ def _export(options: ExportOptions) -> ExportReport:
             failures.append((strategy, error))
             _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
         else:
-            _LOGGER.info("strategy %s is taken", strategy.name)
-            reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
-            return replace(
-                report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons))
-            )
+            return _with_reasons(report, strategy, failures)
+    shorter = _best_shorter(failures)
+    if shorter is not None:
+        strategy, limit = shorter
+        report = _export_by(strategy, replace(job, lengths=limit.lengths))
+        return _with_reasons(report, strategy, [row for row in failures if row[1] is not limit])
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
         )
     raise _sum_up(failures)
+
+
+def _best_shorter(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> tuple[ExportStrategy, ShorterError] | None:
+    """Return the strategy whose file is right for the longest texts, the first of several; None without any."""
+    found = [(strategy, error) for strategy, error in failures if isinstance(error, ShorterError)]
+    return max(found, key=lambda row: row[1].longest, default=None)
+
+
+def _has_longer_texts(failures: Sequence[tuple[ExportStrategy, _Failure]], strategy: ExportStrategy) -> bool:
+    """Whether a dynamic file for shorter texts is better than what is next: a file of one length, or the same limit."""
+    shorter = _best_shorter(failures)
+    if shorter is None:
+        return False
+    return shorter[1].is_own or shorter[1].longest >= strategy.fixed.get(SEQUENCE, shorter[1].longest + 1)
+
+
+def _with_reasons(
+    report: ExportReport, strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]
+) -> ExportReport:
+    """Add to a report why the strategies before did not give the file."""
+    _LOGGER.info("strategy %s is taken", strategy.name)
+    reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
+    return replace(report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons)))
 
 
 def plan_export(options: ExportOptions) -> WritePlan:
@@ -145,6 +175,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
     graphs = job.pipeline.trace(model, strategy, options.opset)
     graph, encoder = graphs.model, graphs.encoder
     del graphs
+    job = replace(job, lengths=_lengths_of(job, strategy).seen_in(graph if encoder is None else encoder))
     paths, specification = job.paths, job.specification
     described = describe(
         checkpoint,
@@ -153,7 +184,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         strategy=strategy,
         files=paths.stamp,
         dtype=options.dtype,
-        max_length=job.max_length,
+        max_length=job.lengths.longest,
         choices=options.choices,
     )
     graph.metadata_props.update(described)
@@ -179,13 +210,13 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         _write_sidecar_files(job, sidecars)
         staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, paths.files))
         stopwatch.lap("write")
-        verifications = [_verify(file, job, strategy) if options.verify else None for file in (path, *twin)]
+        verifications = [verify_export(file, job, strategy) if options.verify else None for file in (path, *twin)]
         if specification is not None:
             specification.check(sidecars, path)
         # The two graphs of an encoder-decoder are verified together.
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
-            _stamp_inputs(file, job, strategy, is_encoder=file in before)
+            _stamp_inputs(file, job, strategy, figures, is_encoder=file in before)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
             specification.target.pack(specification.model, sidecars, path)
@@ -210,6 +241,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
             *job.reasons,
             *_loading_notes(architecture, checkpoint),
             *job.pipeline.notes(architecture, strategy),
+            *job.lengths.notes,
             *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
@@ -222,7 +254,7 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     with_weights = specification is not None and specification.needs_module_weights
     write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
     if specification is not None:
-        specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
+        specification.write_files(checkpoint.config, job.tokenizer, folder, job.lengths.longest)
 
 
 def _describe_decoder(job: Job) -> dict[str, str]:
@@ -250,24 +282,18 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
     return [twin]
 
 
-def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
-    """Compare the file with a model that was loaded again: running and tracing may change a model."""
-    fixed = _fixed(strategy)
-    if fixed not in job.references:
-        # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
-        model = job.models.load(None).float()
-        job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
-        del model
-        gc.collect()  # its weights make room for onnxruntime's
-    try:
-        return job.pipeline.verify(path, job.references[fixed], job.options.tolerance)
-    finally:
-        job.stopwatch.lap("verify")
+def _lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
+    """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
+    given = {} if isinstance(job.pipeline, GenerationPipeline) else job.pipeline.signature.given
+    fixed = {**given, **strategy.fixed}.get(SEQUENCE)
+    return job.lengths if fixed is None or job.lengths.longest is None else Lengths.fixed(fixed)
 
 
-def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder: bool) -> None:
-    """Write into a file what inputs it takes, as far as it takes those of the model."""
-    reference, pipeline = job.references.get(_fixed(strategy)), job.pipeline
+def _stamp_inputs(
+    file: Path, job: Job, strategy: ExportStrategy, verification: Verification | None, *, is_encoder: bool
+) -> None:
+    """Write into a file what inputs it takes, as far as it takes those of the model, and how long its texts were."""
+    reference, pipeline = merged_reference(job, strategy), job.pipeline
     if is_encoder and isinstance(pipeline, EncoderDecoderPipeline):
         described = pipeline.encoder_inputs(strategy, reference)
     else:
@@ -275,10 +301,8 @@ def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder:
     found = InputStamp.of(ModelFile.open(file).structure.inputs, described.kinds, described.cases)
     if found.kinds:
         stamp(file, {INPUTS_KEY: found.json})
-
-
-def _fixed(strategy: ExportStrategy) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(strategy.fixed.items()))
+    if verification is not None and job.lengths.longest is not None:
+        stamp(file, {VERIFIED_LENGTH_KEY: str(longest_case(verification, pipeline))})
 
 
 def _loading_notes(architecture: str, checkpoint: Checkpoint) -> tuple[str, ...]:
