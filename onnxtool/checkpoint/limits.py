@@ -52,7 +52,7 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is no number of tokens.
     """
-    stamped = [*_stamped_limits(model)]
+    stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
     limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
 
@@ -82,6 +82,15 @@ def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | No
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
 
 
+def verified_limit(model: ModelFile) -> Limit | None:
+    """Return up to which length export compared the file with the checkpoint; None where it did not.
+
+    Raises:
+        ModelFileError: the stamp is no number of tokens.
+    """
+    return _stamped_limit(model, VERIFIED_LENGTH_KEY)
+
+
 def reserved_positions(folder: CheckpointFolder | None) -> int:
     """Return how many rows at the start of the position table no token ever uses."""
     config = folder.read("config.json") if folder else {}
@@ -100,11 +109,9 @@ def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _stamped_limits(model: ModelFile) -> Iterator[Limit]:
-    for key in (MAX_LENGTH_KEY, VERIFIED_LENGTH_KEY):
-        tokens = model.metadata_number(key)
-        if tokens is not None:
-            yield Limit(tokens, f"{key} of the model's metadata")
+def _stamped_limit(model: ModelFile, key: str) -> Limit | None:
+    stamped = model.metadata_number(key)
+    return None if stamped is None else Limit(stamped, f"{key} of the model's metadata")
 
 
 def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
@@ -133,7 +140,9 @@ def _shape_limit(model: ModelFile) -> Iterator[Limit]:
 
 def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
     yield from _shape_limit(model)
-    yield from _stamped_limits(model)
+    verified = verified_limit(model)
+    if verified is not None:
+        yield verified
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
     named = (named_inputs(node.domain, node.op_type, node.inputs) for node in read_nodes(model.path))
     fused = {inputs.get("position_embedding") for inputs in named}

@@ -27,6 +27,7 @@ from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance
+from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
 from onnxtool.verification import Verification
 
@@ -251,12 +252,17 @@ class EncoderDecoderPipeline:
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
         """Let the model generate; with `lengths` from texts of so many tokens."""
         parts = EncoderDecoder(model, self.start_id, self.in_parallel)
-        reference = EncoderDecoderReference(parts, self.modality, self.longest, self.vocabulary_size)
+        reference = EncoderDecoderReference(parts, self.modality, self.verified_answer, self.vocabulary_size)
         return reference.reference_outputs({**self.signature.given, **strategy.fixed}, lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Let the files generate, token by token."""
         return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+
+    @property
+    def verified_answer(self) -> int | None:
+        """The most tokens of the decoder that verification reaches; None for no limit."""
+        return min(self.longest or LONGEST_CASE, LONGEST_CASE) if self.in_parallel else self.longest
 
     def inputs(self, _strategy: ExportStrategy, _reference: ReferenceOutputs | None) -> DescribedInputs:
         """Describe the inputs of the decoder's steps."""

@@ -21,7 +21,7 @@ from onnxtool.export.modalities.finding import find_both_sides, find_modality, t
 from onnxtool.export.modalities.pages import is_of_pages, restrict_to_pages
 from onnxtool.export.modalities.sides import Side, find_side, restrict, scales_to_length_one, with_padding
 from onnxtool.export.modalities.sizes import SEQUENCE, Modality
-from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.modalities.text import TextInputs, longest_text
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.pipelines import (
     EncoderDecoderPipeline,
@@ -157,7 +157,7 @@ def prepare(options: ExportOptions) -> Job:
         modality = with_padding(models.first, modality, side)
     text = text_of(modality)
     tokenizer = None if text is None else text.tokenizer
-    lengths = _choose_lengths(options, models.first, modality)
+    lengths = _choose_lengths(options, models.first, modality, source)
     if checkpoint.task in _WITH_CACHE:
         plan = _plan_with_cache(options, models, checkpoint, modality, target, paths)
     else:
@@ -177,8 +177,10 @@ def prepare(options: ExportOptions) -> Job:
     )  # fmt: skip
 
 
-def _choose_lengths(options: ExportOptions, model: Any, modality: Modality) -> Lengths:
+def _choose_lengths(options: ExportOptions, model: Any, modality: Modality, source: Source) -> Lengths:
     """Choose how long texts are that the file is for.
+
+    What sentence-transformers cuts queries or documents to takes the place of the tokenizer's limit, longer or shorter.
 
     Raises:
         ExportError: --max_length was passed for a model that takes no texts, or none of this length.
@@ -188,7 +190,12 @@ def _choose_lengths(options: ExportOptions, model: Any, modality: Modality) -> L
         if options.max_length is not None:
             raise ExportError("--max_length was passed for a model whose texts have no length", "leave it out")
         return Lengths.fixed(None if text is None else text.longest)
-    return Lengths.of(model, text.longest, asked=options.max_length, verified=options.verify)
+    own = (source.sentence_modules.stated_length(task) for task in ("query", "document"))
+    longer = max((length for length in own if length is not None and length > (text.longest or length)), default=None)
+    stated = text.longest
+    if longer is not None:
+        stated = min(longer, longest_text(model, None) or longer)
+    return Lengths.of(model, stated, asked=options.max_length, verified=options.verify)
 
 
 def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:

@@ -22,7 +22,13 @@ from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline
 from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
-from onnxtool.export.sidecar_files import SIDECAR_FILES, module_files, obsolete_sidecar_files, write_sidecar_files
+from onnxtool.export.sidecar_files import (
+    SIDECAR_FILES,
+    module_files,
+    obsolete_sidecar_files,
+    state_length,
+    write_sidecar_files,
+)
 from onnxtool.export.static import is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target_specification import TargetSpecification
@@ -242,6 +248,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
             *_loading_notes(architecture, checkpoint),
             *job.pipeline.notes(architecture, strategy),
             *job.lengths.notes,
+            *_answer_notes(job),
             *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
@@ -253,15 +260,34 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     checkpoint, specification = job.checkpoint, job.specification
     with_weights = specification is not None and specification.needs_module_weights
     write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
+    if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
+        state_length(folder, job.lengths.longest)
     if specification is not None:
         specification.write_files(checkpoint.config, job.tokenizer, folder, job.lengths.longest)
 
 
 def _describe_decoder(job: Job) -> dict[str, str]:
     """Return what the decoder of an encoder-decoder says of itself: where its encoder is, and what bounds it."""
-    longest = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
+    longest = _longest_answer(job)
     limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
     return {ENCODER_KEY: encoder_path(job.paths.graph).name, **limit}
+
+
+def _longest_answer(job: Job) -> int | None:
+    """Return the most tokens of the decoder of an encoder-decoder; None for no limit, and for other models."""
+    if not isinstance(job.pipeline, EncoderDecoderPipeline):
+        return None
+    return job.pipeline.verified_answer if job.options.verify else job.pipeline.longest
+
+
+def _answer_notes(job: Job) -> tuple[str, ...]:
+    """Say where answers are shorter than the decoder's own, because longer ones are not verified."""
+    longest = _longest_answer(job)
+    stated = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
+    if longest == stated:
+        return ()
+    of_stated = "" if stated is None else f", of the {stated} that the checkpoint states"
+    return (f"for answers of up to {longest} tokens{of_stated}: longer ones are not verified",)
 
 
 def _encoder_of(decoder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.decoding.encoder_decoder import ENCODER_MASK, WITHOUT_CACHE, EncoderDecoder
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK, PAST, present_name
 from onnxtool.export.decoding.verification import GENERATED, NEW_TOKENS, choose
-from onnxtool.export.modalities.sizes import BATCH, Modality, Sizes, text_case
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality, Sizes, text_case
 from onnxtool.export.signature import to_tensors
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.quiet import quiet
@@ -103,6 +103,13 @@ class EncoderDecoderReference:
             prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
             prompt[:, 0] = self.parts.start_id
             yield replace(case, feeds={**case.feeds, PROMPT: prompt})
+        if self.parts.in_parallel and self.longest is not None and self.longest - NEW_TOKENS > max(lengths):
+            prompt = np.random.default_rng(0).integers(0, self.vocabulary_size, (1, self.longest - NEW_TOKENS))
+            prompt[:, 0] = self.parts.start_id
+            text = text_case(self.modality, fixed, fixed.get(SEQUENCE, 8))
+            yield replace(
+                text, description=f"a long answer, {self.longest} tokens", feeds={**text.feeds, PROMPT: prompt}
+            )
 
 
 def verify_encoder_decoder(
