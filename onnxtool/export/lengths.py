@@ -9,6 +9,7 @@ Letters of shapes: S sequence.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -26,13 +27,20 @@ from onnxtool.runtime.timing import available_memory_bytes
 # so that an export gives the same file on every machine. With two cores that is about a minute for PyTorch and as much
 # for the file, and a base model of 8192 tokens (ModernBERT, nomic-embed, gte) is within it.
 WORK = 12e12
-_UNLIMITED = 4096  # what a model without a maximum is verified up to, and its file is for
+# What models without a maximum are verified up to, and their files are for: transformers, and tables without a layer.
+_UNLIMITED, _UNLIMITED_TABLE = 4096, 1 << 16
 _STEP = 1024  # of a maximum that is within the budget
 _SHORTEST = 16  # smaller numbers are no lengths, and the usual cases lie on both sides of them
 # How many tensors of the size of all scores of an attention are in memory at once, and how many of all outputs.
 _COPIES = 5
 _SHARE_OF_MEMORY = 0.7
 
+_SIZES = (
+    ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+    ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    ("hidden_size", "d_model", "n_embd"),
+    ("vocab_size",),
+)
 _NAMES = re.compile(r"window|block|chunk|local|radius|position_embeddings|seq_len|distance|landmark|buckets")
 _COMPARISONS = frozenset(
     ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Clip", "Div")
@@ -66,7 +74,7 @@ class Work:
 
     @classmethod
     def of(cls, model: Any) -> Work:
-        """Count the weights of a transformers model, and read its sizes; a model that does not say them is a base."""
+        """Count the weights of a model, and read its sizes; one that names no layers or heads has none."""
         import torch
 
         tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
@@ -78,12 +86,9 @@ class Work:
             for weight in module.parameters(recurse=False)
         )
         config = text_config(model)
-        layers, width, heads = (
-            _positive(config, name, otherwise)
-            for name, otherwise in (("num_hidden_layers", 12), ("hidden_size", 768), ("num_attention_heads", 12))
-        )
+        layers, heads, width, words = (_first_number(config, names) for names in _SIZES)
         has_logits = getattr(model, "get_output_embeddings", lambda: None)() is not None
-        return cls(parameters, layers, width, heads, _positive(config, "vocab_size", width) if has_logits else width)
+        return cls(parameters, layers, width, heads, words if has_logits else width)
 
     def operations(self, length: int) -> float:
         """Return the additions and multiplications for a text of `length` tokens."""
@@ -134,7 +139,7 @@ class Lengths:
         if not verified:
             return cls(stated, asked or stated, why="as --max_length says" if asked else "")
         work = Work.of(model)
-        longest, why = asked or stated or _UNLIMITED, ""
+        longest, why = asked or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
         if asked is not None:
             why = "as --max_length says" if asked != stated else ""
         else:
@@ -160,10 +165,18 @@ class Lengths:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a user should know of the maximum."""
-        if not self.why:
-            return ()
-        stated = "" if self.stated is None else f", of the {self.stated} that the checkpoint states"
-        return (f"for texts of up to {self.longest} tokens{stated}: {self.why}",)
+        notes = []
+        if self.why:
+            stated = "" if self.stated is None else f", of the {self.stated} that the checkpoint states"
+            notes.append(f"for texts of up to {self.longest} tokens{stated}: {self.why}")
+        compared = self.beyond(0)
+        left_out = sorted({size for size in self.thresholds if size < (self.longest or 0) and size not in compared})
+        if left_out and compared:
+            notes.append(
+                f"not compared on both sides of {', '.join(map(str, left_out))} tokens, where the model may begin to "
+                "compute otherwise: these texts are beyond the budget"
+            )
+        return tuple(notes)
 
     def beyond(self, covered: int, *, steps: int = 0) -> tuple[int, ...]:
         """Return the lengths to verify beside the usual cases, the longest first.
@@ -244,9 +257,10 @@ def _affordable(work: Work, longest: int) -> tuple[int, str]:
     return length, f"{reason}; --max_length asks for more"
 
 
-def _positive(config: Any, name: str, otherwise: int) -> int:
-    try:
-        value = getattr(config, name, None)
-    except RuntimeError:  # of transformers, for a figure that its layers do not share
-        return otherwise
-    return value if isinstance(value, int) and value > 0 else otherwise
+def _first_number(config: Any, names: Iterable[str]) -> int:
+    """Return the first of these figures that a configuration has; 0 without any."""
+    for name in names:
+        with contextlib.suppress(RuntimeError):  # of transformers, for a figure that its layers do not share
+            if isinstance(value := getattr(config, name, None), int):
+                return value
+    return 0

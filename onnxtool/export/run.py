@@ -312,7 +312,7 @@ def _lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
     """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
     given = {} if isinstance(job.pipeline, GenerationPipeline) else job.pipeline.signature.given
     fixed = {**given, **strategy.fixed}.get(SEQUENCE)
-    return job.lengths if fixed is None or job.lengths.longest is None else Lengths.fixed(fixed)
+    return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
 def _stamp_inputs(
