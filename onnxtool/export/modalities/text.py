@@ -235,7 +235,7 @@ def _check_vocabulary(tokenizer: Any, model: Any) -> None:
 def text_config(model: Any) -> Any:
     """Return the part of a model's configuration that is about text."""
     config: Any = getattr(model, "config", None)
-    return config.gettext_config() if hasattr(config, "gettext_config") else config
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _end_id(config: Any, ids: int) -> int | None:
