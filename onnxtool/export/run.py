@@ -99,10 +99,13 @@ def _export(options: ExportOptions) -> ExportReport:
         else:
             return _with_reasons(report, strategy, failures)
     shorter = _best_shorter(failures)
-    if shorter is not None:
+    others = [row for row in failures if shorter is None or row[1] is not shorter[1]]
+    while shorter is not None:
         strategy, limit = shorter
-        report = _export_by(strategy, replace(job, lengths=limit.lengths))
-        return _with_reasons(report, strategy, [row for row in failures if row[1] is not limit])
+        try:
+            return _with_reasons(_export_by(strategy, replace(job, lengths=limit.lengths)), strategy, others)
+        except ShorterError as error:  # below the maximum thresholds are tried that were not before
+            shorter = (strategy, error)
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"

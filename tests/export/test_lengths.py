@@ -31,6 +31,12 @@ SIZES: dict[str, Any] = {
 HEADS: dict[str, Any] = {**SIZES, "num_key_value_heads": 2, "head_dim": 16}
 
 
+@pytest.fixture(autouse=True)
+def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no other process on this machine decide how long texts are."""
+    monkeypatch.setattr(lengths, "available_memory_bytes", lambda: None)
+
+
 def bert(**sizes: Any) -> Any:
     return transformers.BertModel(transformers.BertConfig(**{**SIZES, **sizes}))
 
