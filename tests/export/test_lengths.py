@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def stated(report: ExportReport) -> tuple[str | None, str | None]:
     [
         (modernbert, "torchscript", 1200, {300, 301, 600, 601}),
         (dynamic_ntk, "torchscript", 1100, set()),
-        pytest.param(longrope, "dynamo", 1100, {700, 701}, marks=pytest.mark.slow),
+        (longrope, "dynamo", 1100, {700, 701}),
         (mistral, "torchscript", 1300, {1050, 1051}),
     ],
 )
@@ -200,7 +201,7 @@ def test_a_model_that_refuses_the_length_that_it_states_is_exported_up_to_what_i
             raise IndexError("index out of range in self")
         return forward(self, input_ids=input_ids, **arguments)
 
-    refusing.__signature__ = __import__("inspect").signature(forward)  # type: ignore[attr-defined]
+    refusing.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(transformers.BertModel, "forward", refusing)
     _, report = exported(lambda: bert(max_position_embeddings=500), tmp_path, exporter="torchscript")
     assert stated(report) == ("301", "301")
@@ -253,7 +254,6 @@ def test_optimize_verifies_at_the_same_lengths(tmp_path: Path) -> None:
     assert ModelFile.open(Path(optimized.output)).metadata["onnxtool.verified_length"] == "1200"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sliding window", "no maximum"])
 def test_a_decoder_with_a_cache_generates_across_thresholds_and_up_to_its_maximum(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
