@@ -27,8 +27,9 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
+    "max_length",
     *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
-    *("atol", "rtol", "min_cosine", "max_length"),
+    *("atol", "rtol", "min_cosine"),
 )
 
 
