@@ -23,7 +23,7 @@ from onnxtool.graph.edit import constant
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.timing import available_memory_bytes
 
-# Operations of a run at the maximum, and of those at all thresholds together. It is a budget of work and not of seconds,
+# Operations of a run at the maximum, and of those at all thresholds together. A budget of work and not of seconds,
 # so that an export gives the same file on every machine. With two cores a teraflop takes PyTorch about 7 s and the file
 # 14 s; a base model of 8192 tokens (ModernBERT, nomic-embed, gte) takes 4 to 6.
 WORK = 12e12
