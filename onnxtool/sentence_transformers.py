@@ -23,6 +23,7 @@ import torch
 from sentence_transformers.base import modules
 from sentence_transformers.base.model import BaseModel
 
+from onnxtool.checkpoint.limits import verified_limit
 from onnxtool.errors import InputError, OutputExistsError, TrainingError
 from onnxtool.model_file.wire import read_structure
 from onnxtool.runtime.bounds import MAX_THREADS
@@ -87,10 +88,16 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         """Run the graph on int64 tensors [B, S] and return its outputs by name, as float32 on the device of the ids.
 
         Raises:
-            InputError: the graph has an input that the features lack.
+            InputError: the graph has an input that the features lack, or texts are longer than its export has verified.
             SessionError: onnxruntime fails on them.
         """
         ids = features["input_ids"]
+        limit = verified_limit(self._session.model)
+        if limit is not None and ids.shape[1] > limit.tokens:
+            raise InputError(
+                f"{self.path} is for texts of up to {limit.tokens} tokens ({limit.source}), and one has {ids.shape[1]}",
+                f"set max_seq_length to {limit.tokens}, or export the model with --max_length",
+            )
         names = {*self._session.input_names}
         arrays = {name: tensor.cpu().numpy() for name, tensor in features.items() if name in names}
         if "token_type_ids" in names:  # which PyTorch takes for zeros where a tokenizer gives none
@@ -174,6 +181,9 @@ class Transformer(modules.Transformer):
                 f"{model_name_or_path} has an ONNX file, and the backend openvino was asked for", "leave `backend` out"
             )
         super().__init__(model_name_or_path, backend="onnx", **arguments)
+        limit = verified_limit(self.model.session.model)
+        if limit is not None and (self.max_seq_length or limit.tokens + 1) > limit.tokens:
+            self.max_seq_length = limit.tokens
 
     @classmethod
     def load(cls, model_name_or_path: str, *arguments: Any, **named: Any) -> Self:

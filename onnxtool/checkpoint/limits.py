@@ -10,7 +10,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.graph.operators import named_inputs
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, VERIFIED_LENGTH_KEY
 from onnxtool.model_file.wire import read_nodes
 from onnxtool.reports import Json
 
@@ -52,8 +52,8 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
         InputError: a file of the checkpoint is malformed.
         ModelFileError: the stamp is no number of tokens.
     """
-    stamped = _stamped_limit(model)
-    limits = _deduced_limits(model, folder) if stamped is None else (stamped, *_shape_limit(model))
+    stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
+    limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
     return min((*limits, *_sentence_limit(folder, task)), default=None)
 
 
@@ -76,10 +76,19 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
-    """Return the limit beyond which the graph itself fails; None where none shows, or it takes no tokens."""
+    """Return the limit beyond which the graph fails or was not verified; None where none shows, or without tokens."""
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
         return None  # pictures and sound; their positions are of patches and frames
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
+
+
+def verified_limit(model: ModelFile) -> Limit | None:
+    """Return up to which length export compared the file with the checkpoint; None where it did not.
+
+    Raises:
+        ModelFileError: the stamp is no number of tokens.
+    """
+    return _stamped_limit(model, VERIFIED_LENGTH_KEY)
 
 
 def reserved_positions(folder: CheckpointFolder | None) -> int:
@@ -100,9 +109,9 @@ def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _stamped_limit(model: ModelFile) -> Limit | None:
-    stamped = model.metadata_number(MAX_LENGTH_KEY)
-    return None if stamped is None else Limit(stamped, f"{MAX_LENGTH_KEY} of the model's metadata")
+def _stamped_limit(model: ModelFile, key: str) -> Limit | None:
+    stamped = model.metadata_number(key)
+    return None if stamped is None else Limit(stamped, f"{key} of the model's metadata")
 
 
 def _sentence_limit(folder: CheckpointFolder, task: str) -> Iterator[Limit]:
@@ -131,6 +140,9 @@ def _shape_limit(model: ModelFile) -> Iterator[Limit]:
 
 def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
     yield from _shape_limit(model)
+    verified = verified_limit(model)
+    if verified is not None:
+        yield verified
     rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) == 2}
     named = (named_inputs(node.domain, node.op_type, node.inputs) for node in read_nodes(model.path))
     fused = {inputs.get("position_embedding") for inputs in named}

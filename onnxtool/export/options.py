@@ -27,6 +27,7 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
+    "max_length",
     *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
     *("allow_unused_weights", "atol", "rtol", "min_cosine"),
 )
@@ -114,6 +115,14 @@ class ExportOptions:
     min_cosine: Annotated[
         float | None,
         Option("The least cosine of an output with PyTorch's, in place of the dtype's.", minimum=0, maximum=1),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        Option(
+            "The most tokens of a text that the file is for: verified there whatever that takes.",
+            minimum=1,
+            default="the checkpoint's, within a budget",
+        ),
     ] = None
     force: Force = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import onnx_ir as ir
 
@@ -13,7 +13,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.decoding.encoder_decoder import ENCODER_MASK, WITHOUT_CACHE, EncoderDecoder, trace_encoder_decoder
 from onnxtool.export.decoding.encoder_decoder_verification import EncoderDecoderReference, verify_encoder_decoder
 from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
-from onnxtool.export.decoding.verification import GenerationReference, verify_generation
+from onnxtool.export.decoding.verification import NEW_TOKENS, GenerationReference, verify_generation
 from onnxtool.export.graph import tidy
 from onnxtool.export.heads.head import Head, append_head
 from onnxtool.export.heads.vocabulary_rows import keep_read_rows
@@ -27,6 +27,7 @@ from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import EXPORTERS, trace
 from onnxtool.export.verification import TorchReference, verify_file
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance
+from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
 from onnxtool.verification import Verification
 
@@ -58,6 +59,8 @@ class SingleCallPipeline:
         specification: what the target makes of the graph; None where it takes any.
         left_out: inputs of the model beside text, which the file does not take.
     """
+
+    steps: ClassVar[int] = 0  # tokens that come to those of a case
 
     modality: Modality
     signature: Signature
@@ -99,12 +102,12 @@ class SingleCallPipeline:
             graph.metadata_props.update(self.modality.metadata)
         return Graphs(graph)
 
-    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
-        """Run the model on all cases of its modality that fit the fixed axes."""
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Run the model on all cases of its modality that fit the fixed axes; with `lengths` on such texts instead."""
         sizes = {**self.signature.given, **strategy.fixed}
         return TorchReference(
             model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw
-        ).reference_outputs()
+        ).reference_outputs(lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Compare all outputs."""
@@ -137,6 +140,8 @@ class GenerationPipeline:
         kinds: what ids and mask hold.
     """
 
+    steps: ClassVar[int] = NEW_TOKENS
+
     tokenizer: Any
     longest: int | None
     left_out: tuple[str, ...]
@@ -159,9 +164,9 @@ class GenerationPipeline:
         """Trace the step that `generate` takes."""
         return Graphs(trace_with_cache(model, prompts=strategy.prompts, opset=opset))
 
-    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
-        """Let the model generate."""
-        return GenerationReference(model, self.tokenizer, self.longest).reference_outputs()
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate; with `lengths` up to so many tokens."""
+        return GenerationReference(model, self.tokenizer, self.longest).reference_outputs(lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Let the file generate, token by token."""
@@ -193,6 +198,8 @@ class EncoderDecoderPipeline:
         default_attention: what transformers chooses for this model.
         left_out: inputs of the model beside text, which the file does not take.
     """
+
+    steps: ClassVar[int] = 0
 
     modality: Modality
     signature: Signature
@@ -242,15 +249,20 @@ class EncoderDecoderPipeline:
         parts = EncoderDecoder(model, self.start_id, self.in_parallel)
         return Graphs(*trace_encoder_decoder(parts, sample, strategy, shapes, opset))
 
-    def reference_outputs(self, model: Any, strategy: ExportStrategy) -> ReferenceOutputs:
-        """Let the model generate."""
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate; with `lengths` from texts of so many tokens."""
         parts = EncoderDecoder(model, self.start_id, self.in_parallel)
-        reference = EncoderDecoderReference(parts, self.modality, self.longest, self.vocabulary_size)
-        return reference.reference_outputs({**self.signature.given, **strategy.fixed})
+        reference = EncoderDecoderReference(parts, self.modality, self.verified_answer, self.vocabulary_size)
+        return reference.reference_outputs({**self.signature.given, **strategy.fixed}, lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Let the files generate, token by token."""
         return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+
+    @property
+    def verified_answer(self) -> int | None:
+        """The most tokens of the decoder that verification reaches; None for no limit."""
+        return min(self.longest or LONGEST_CASE, LONGEST_CASE) if self.in_parallel else self.longest
 
     def inputs(self, _strategy: ExportStrategy, _reference: ReferenceOutputs | None) -> DescribedInputs:
         """Describe the inputs of the decoder's steps."""

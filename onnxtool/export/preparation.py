@@ -16,12 +16,13 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import Choice, choose_head, choose_no_head, choose_side_head, require_expanding_token
 from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
+from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.combined import PaddedTexts
 from onnxtool.export.modalities.finding import find_both_sides, find_modality, text_of
 from onnxtool.export.modalities.pages import is_of_pages, restrict_to_pages
 from onnxtool.export.modalities.sides import Side, find_side, restrict, scales_to_length_one, with_padding
-from onnxtool.export.modalities.sizes import Modality
-from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.modalities.sizes import SEQUENCE, Modality
+from onnxtool.export.modalities.text import TextInputs, longest_text
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.pipelines import (
     EncoderDecoderPipeline,
@@ -74,6 +75,11 @@ class Models:
             first = self.load(attention)
         return as_floats(first) if is_quantized(first) else first
 
+    def reference(self) -> Any:
+        """Load the model that files are compared with: in float32, as half precision rounds itself."""
+        model = self.load(None)
+        return model if is_quantized(model) else model.float()
+
     def load(self, attention: str | None) -> Any:
         """Load the weights again."""
         model = self._checkpoint.load_model(
@@ -95,9 +101,9 @@ class Job:
 
     Attributes:
         tokenizer: that of a model of text, or that lies beside another model; None where there is none.
-        max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
+        lengths: how long texts are that the file is for and verified on.
         reasons: decisions that were made for the user, and why.
-        references: PyTorch's outputs, by the sizes of the fixed axes.
+        references: PyTorch's outputs, by the sizes of the fixed axes and, beside the usual cases, the lengths of texts.
     """
 
     options: ExportOptions
@@ -109,10 +115,12 @@ class Job:
     task: str
     head_name: str
     tokenizer: Any
-    max_length: int | None
+    lengths: Lengths
     reasons: tuple[str, ...]
     stopwatch: Stopwatch
-    references: dict[tuple[tuple[str, int], ...], ReferenceOutputs] = field(default_factory=dict)
+    references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,8 @@ def prepare(options: ExportOptions) -> Job:
     if side is not None:
         modality = with_padding(models.first, modality, side)
     text = text_of(modality)
-    tokenizer, max_length = (None, None) if text is None else (text.tokenizer, text.longest)
+    tokenizer = None if text is None else text.tokenizer
+    lengths = _choose_lengths(options, models.first, modality, source)
     if checkpoint.task in _WITH_CACHE:
         plan = _plan_with_cache(options, models, checkpoint, modality, target, paths)
     else:
@@ -174,8 +183,29 @@ def prepare(options: ExportOptions) -> Job:
     stopwatch.lap("load")
     return Job(
         options, paths, checkpoint, models, plan.pipeline, specification, plan.task, plan.head_name, tokenizer,
-        max_length, plan.reasons, stopwatch,
+        lengths, plan.reasons, stopwatch,
     )  # fmt: skip
+
+
+def _choose_lengths(options: ExportOptions, model: Any, modality: Modality, source: Source) -> Lengths:
+    """Choose how long texts are that the file is for.
+
+    What sentence-transformers cuts queries or documents to takes the place of the tokenizer's limit, longer or shorter.
+
+    Raises:
+        ExportError: --max_length was passed for a model that takes no texts, or none of this length.
+    """
+    text = text_of(modality)
+    if text is None or all(axis.name != SEQUENCE for axis in modality.axes):  # of one length, and compared there
+        if options.max_length is not None:
+            raise ExportError("--max_length was passed for a model whose texts have no length", "leave it out")
+        return Lengths.fixed(None if text is None else text.longest)
+    own = (source.sentence_modules.stated_length(task) for task in ("query", "document"))
+    longer = max((length for length in own if length is not None and length > (text.longest or length)), default=None)
+    stated = text.longest
+    if longer is not None:
+        stated = min(longer, longest_text(model, None) or longer)
+    return Lengths.of(model, stated, asked=options.max_length, verified=options.verify)
 
 
 def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:

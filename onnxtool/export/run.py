@@ -14,26 +14,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
-from onnxtool.errors import (
-    CheckpointError,
-    ExportError,
-    ModelFileError,
-    OutputExistsError,
-    SessionError,
-    VerificationError,
-)
+from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.length_verification import ShorterError, longest_case, merged_reference, verify_export
+from onnxtool.export.lengths import Lengths
+from onnxtool.export.modalities.sizes import SEQUENCE
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
-from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
+from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline, encoder_path
 from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
-from onnxtool.export.quantizers import is_quantized
 from onnxtool.export.report import ExportReport
-from onnxtool.export.sidecar_files import SIDECAR_FILES, module_files, obsolete_sidecar_files, write_sidecar_files
+from onnxtool.export.sidecar_files import (
+    SIDECAR_FILES,
+    module_files,
+    obsolete_sidecar_files,
+    state_length,
+    write_sidecar_files,
+)
 from onnxtool.export.static import is_static
 from onnxtool.export.strategies import ExportStrategy
 from onnxtool.export.target_specification import TargetSpecification
@@ -55,13 +54,13 @@ from onnxtool.model_file.metadata import (
     INPUTS_KEY,
     MAX_DECODER_LENGTH_KEY,
     TOKENIZER_KEY,
+    VERIFIED_LENGTH_KEY,
     stamp,
     stamp_step,
 )
 from onnxtool.model_file.weights import write_inline
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
-from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
@@ -97,6 +96,8 @@ def _export(options: ExportOptions) -> ExportReport:
     _check_tokens(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
     for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
+        if _has_longer_texts(failures, strategy):
+            break
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
@@ -105,11 +106,15 @@ def _export(options: ExportOptions) -> ExportReport:
             failures.append((strategy, error))
             _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
         else:
-            _LOGGER.info("strategy %s is taken", strategy.name)
-            reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
-            return replace(
-                report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons))
-            )
+            return _with_reasons(report, strategy, failures)
+    shorter = _best_shorter(failures)
+    others = [row for row in failures if shorter is None or row[1] is not shorter[1]]
+    while shorter is not None:
+        strategy, limit = shorter
+        try:
+            return _with_reasons(_export_by(strategy, replace(job, lengths=limit.lengths)), strategy, others)
+        except ShorterError as error:  # below the maximum thresholds are tried that were not before
+            shorter = (strategy, error)
     if not failures:
         raise ExportError(
             f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
@@ -118,6 +123,29 @@ def _export(options: ExportOptions) -> ExportReport:
     if job.checkpoint.quantizer:
         failed.hint = f"{job.checkpoint.quantizer} computes otherwise than with its weights; {FLOAT_CHECKPOINT}"
     raise failed
+
+
+def _best_shorter(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> tuple[ExportStrategy, ShorterError] | None:
+    """Return the strategy whose file is right for the longest texts, the first of several; None without any."""
+    found = [(strategy, error) for strategy, error in failures if isinstance(error, ShorterError)]
+    return max(found, key=lambda row: row[1].longest, default=None)
+
+
+def _has_longer_texts(failures: Sequence[tuple[ExportStrategy, _Failure]], strategy: ExportStrategy) -> bool:
+    """Whether a dynamic file for shorter texts is better than what is next: a file of one length, or the same limit."""
+    shorter = _best_shorter(failures)
+    if shorter is None:
+        return False
+    return shorter[1].is_own or shorter[1].longest >= strategy.fixed.get(SEQUENCE, shorter[1].longest + 1)
+
+
+def _with_reasons(
+    report: ExportReport, strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]
+) -> ExportReport:
+    """Add to a report why the strategies before did not give the file."""
+    _LOGGER.info("strategy %s is taken", strategy.name)
+    reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
+    return replace(report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons)))
 
 
 def plan_export(options: ExportOptions) -> WritePlan:
@@ -170,6 +198,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
     graphs = job.pipeline.trace(model, strategy, options.opset)
     graph, encoder = graphs.model, graphs.encoder
     del graphs
+    job = replace(job, lengths=_lengths_of(job, strategy).seen_in(graph if encoder is None else encoder))
     paths, specification = job.paths, job.specification
     described = describe(
         checkpoint,
@@ -178,7 +207,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         strategy=strategy,
         files=paths.stamp,
         dtype=options.dtype,
-        max_length=job.max_length,
+        max_length=job.lengths.longest,
         choices=options.choices,
     )
     graph.metadata_props.update(described)
@@ -204,13 +233,13 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         _write_sidecar_files(job, sidecars)
         staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, paths.files))
         stopwatch.lap("write")
-        verifications = [_verify(file, job, strategy) if options.verify else None for file in (path, *twin)]
+        verifications = [verify_export(file, job, strategy) if options.verify else None for file in (path, *twin)]
         if specification is not None:
             specification.check(sidecars, path)
         # The two graphs of an encoder-decoder are verified together.
         stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
         for file, figures in stamped:
-            _stamp_inputs(file, job, strategy, is_encoder=file in before)
+            _stamp_inputs(file, job, strategy, figures, is_encoder=file in before)
             _stamp_tokenizer(file, job, sidecars)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
@@ -237,6 +266,8 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
             *_loading_notes(checkpoint),
             *_tokenizer_notes(job),
             *job.pipeline.notes(architecture, strategy),
+            *job.lengths.notes,
+            *_answer_notes(job),
             *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
@@ -251,8 +282,10 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     if checkpoint.source.base is not None:
         content = json.dumps(checkpoint.adapted_config, indent=2, ensure_ascii=False) + "\n"
         (folder / "config.json").write_text(content, encoding="utf-8")
+    if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
+        state_length(folder, job.lengths.longest)
     if specification is not None:
-        specification.write_files(checkpoint.config, job.tokenizer, folder, job.max_length)
+        specification.write_files(checkpoint.config, job.tokenizer, folder, job.lengths.longest)
 
 
 def _check_tokens(job: Job) -> None:
@@ -287,9 +320,26 @@ def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
 
 def _describe_decoder(job: Job) -> dict[str, str]:
     """Return what the decoder of an encoder-decoder says of itself: where its encoder is, and what bounds it."""
-    longest = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
+    longest = _longest_answer(job)
     limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
     return {ENCODER_KEY: encoder_path(job.paths.graph).name, **limit}
+
+
+def _longest_answer(job: Job) -> int | None:
+    """Return the most tokens of the decoder of an encoder-decoder; None for no limit, and for other models."""
+    if not isinstance(job.pipeline, EncoderDecoderPipeline):
+        return None
+    return job.pipeline.verified_answer if job.options.verify else job.pipeline.longest
+
+
+def _answer_notes(job: Job) -> tuple[str, ...]:
+    """Say where answers are shorter than the decoder's own, because longer ones are not verified."""
+    longest = _longest_answer(job)
+    stated = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
+    if longest == stated:
+        return ()
+    of_stated = "" if stated is None else f", of the {stated} that the checkpoint states"
+    return (f"for answers of up to {longest} tokens{of_stated}: longer ones are not verified",)
 
 
 def _encoder_of(decoder: Path) -> list[Path]:
@@ -310,48 +360,18 @@ def _write_second(specification: TargetSpecification | None, second: Any, path: 
     return [twin]
 
 
-def _verify(path: Path, job: Job, strategy: ExportStrategy) -> Verification:
-    """Compare the file with a model that was loaded again: running and tracing may change a model."""
-    fixed = _fixed(strategy)
-    if fixed not in job.references:
-        model = job.models.load(None)
-        # In float32 whatever the weights are: PyTorch in half precision has rounding errors itself.
-        model = model if is_quantized(model) else model.float()
-        job.references[fixed] = job.pipeline.reference_outputs(model, strategy)
-        _require_telling(job.references[fixed], checkpoint_name=job.checkpoint.source.model_name)
-        del model
-        gc.collect()  # its weights make room for onnxruntime's
-    try:
-        return job.pipeline.verify(path, job.references[fixed], job.options.tolerance)
-    finally:
-        job.stopwatch.lap("verify")
+def _lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
+    """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
+    given = {} if isinstance(job.pipeline, GenerationPipeline) else job.pipeline.signature.given
+    fixed = {**given, **strategy.fixed}.get(SEQUENCE)
+    return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
-def _require_telling(reference: ReferenceOutputs, *, checkpoint_name: str) -> None:
-    """Refuse a model that no verification can say anything about, as it ignores what it is given.
-
-    Raises:
-        CheckpointError: all of its outputs are the same for all inputs, or masking tokens out changes none.
-    """
-    names = [name for name, array in reference.outputs[0].items() if array.dtype.kind == "f"]
-    if names and set(names) == {*reference.constant}:
-        first = reference.outputs[0][names[0]]
-        value = f", {first.flat[0]:g} throughout" if np.unique(first).size == 1 else ""
-        raise CheckpointError(
-            f"{checkpoint_name} gives the same {', '.join(names)} for all inputs{value}",
-            "its training has collapsed, or its weights are damaged; --no_verify exports it unverified",
-        )
-    if reference.ignores_mask:
-        raise CheckpointError(
-            f"{checkpoint_name} ignores its attention mask: attending to the padding as well changes no output",
-            "no token sees another one, or all see the padding too: its weights are damaged, or its code ignores the "
-            "mask; --no_verify exports it unverified",
-        )
-
-
-def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder: bool) -> None:
-    """Write into a file what inputs it takes, as far as it takes those of the model."""
-    reference, pipeline = job.references.get(_fixed(strategy)), job.pipeline
+def _stamp_inputs(
+    file: Path, job: Job, strategy: ExportStrategy, verification: Verification | None, *, is_encoder: bool
+) -> None:
+    """Write into a file what inputs it takes, as far as it takes those of the model, and how long its texts were."""
+    reference, pipeline = merged_reference(job, strategy), job.pipeline
     if is_encoder and isinstance(pipeline, EncoderDecoderPipeline):
         described = pipeline.encoder_inputs(strategy, reference)
     else:
@@ -359,10 +379,8 @@ def _stamp_inputs(file: Path, job: Job, strategy: ExportStrategy, *, is_encoder:
     found = InputStamp.of(ModelFile.open(file).structure.inputs, described.kinds, described.cases)
     if found.kinds:
         stamp(file, {INPUTS_KEY: found.json})
-
-
-def _fixed(strategy: ExportStrategy) -> tuple[tuple[str, int], ...]:
-    return tuple(sorted(strategy.fixed.items()))
+    if verification is not None and job.lengths.longest is not None:
+        stamp(file, {VERIFIED_LENGTH_KEY: str(longest_case(verification, pipeline))})
 
 
 def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:

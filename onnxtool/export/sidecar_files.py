@@ -27,6 +27,7 @@ from onnxtool.checkpoint.sentence_modules import (
     STATIC,
     TRANSFORMER_NAMES,
     TRANSFORMERS,
+    positive,
 )
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
 from onnxtool.errors import CheckpointError
@@ -137,6 +138,20 @@ def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
     stored = {token: token_id for token_id, token in enumerate(lines)}
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     return all(stored.get(token, added.get(token)) == token_id for token, token_id in vocabulary.items())
+
+
+def state_length(folder: Path, longest: int) -> None:
+    """Let the sidecar files in `folder` state that texts have at most so many tokens, where they state more."""
+    for name in (TOKENIZER_CONFIG, *TRANSFORMER_NAMES):
+        path = folder / name
+        if not path.is_file():  # the checkpoint has none, or is exported beside itself
+            continue
+        key = "model_max_length" if name == TOKENIZER_CONFIG else "max_seq_length"
+        content = json.loads(path.read_bytes())
+        stated = content.get(key)
+        if (positive(stated) or longest + 1) > longest and (stated is not None or name == TOKENIZER_CONFIG):
+            content = {**content, key: longest}
+            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.head import Head
-from onnxtool.export.modalities.sizes import SEQUENCE, Modality, usual_sizes
+from onnxtool.export.modalities.sizes import SEQUENCE, Modality, text_case, usual_sizes
 from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.model_file import ModelFile
@@ -42,8 +42,10 @@ class TorchReference:
     head: Head | None
     keep_raw: bool = False
 
-    def reference_outputs(self) -> ReferenceOutputs:
+    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
         """Run the model on what the file will be run on: several sizes and masks, and real content.
+
+        With `lengths` these are texts of so many tokens, in their order, and may be few.
 
         What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
 
@@ -52,15 +54,17 @@ class TorchReference:
         """
         import torch
 
-        cases = self.modality.cases(self.fixed)
+        cases = [text_case(self.modality, self.fixed, length) for length in lengths] or self.modality.cases(self.fixed)
         sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
         if self.head is not None:
             sequences |= {one.output for one in self.head.all if one.keeps_tokens}
-            cases += self._unseen_tokens(self.head.unseen_length)
+            cases += [] if lengths else self._unseen_tokens(self.head.unseen_length)
             if self.head.leaves_prompt_out:
                 cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
         before = torch.get_rng_state()
         outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
+        if lengths:
+            return outputs
         if not torch.equal(before, torch.get_rng_state()):
             self._require_same_outputs(outputs)
         if len(outputs.cases) < _FEWEST_CASES:

@@ -18,6 +18,7 @@ HEAD_KEY = "onnxtool.head"
 DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
+VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # the most tokens that its export compared with the checkpoint
 INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
 TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # of a tokenizer.json that reads texts as transformers does

@@ -17,6 +17,7 @@ from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
 from onnxtool.runtime.comparison import ReferenceOutputs, Runner, Tolerance, failure, run_reference, verify
+from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
@@ -135,4 +136,4 @@ def _failing(error: SessionError) -> Runner:
 
 def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
     """Return the inputs on which a model is verified, to measure its inner values."""
-    return [case.feeds for case in input_cases(source)]
+    return [case.feeds for case in input_cases(source, longest=LONGEST_CASE)]

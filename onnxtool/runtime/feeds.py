@@ -30,7 +30,7 @@ _INDEX_DTYPES = ("int64", "int32")
 _BATCH_AXIS = "batch_size"
 PAST_AXIS = "past_sequence"
 _SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
-_LONGEST = 1024  # a longer window would make a check cost more than what it checks
+LONGEST_CASE = 1024  # a longer window would make a check cost more than what it checks
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     them. The longest comes first: some models (BigBird) take a short text as the reason to compute otherwise from then
     on.
     """
-    longest = min(longest or _LONGEST, _LONGEST)
+    longest = min(longest or LONGEST_CASE, LONGEST_CASE)
     return (
         FeedShape.full(1, longest, f"a long text, {longest} tokens"),
         FeedShape.full(1, min(8, longest), "one row"),
@@ -110,7 +110,7 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
 
 def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     """Return the shapes that a model with a cache is verified on as well: steps after some tokens of the past."""
-    longest = min(longest or _LONGEST, _LONGEST)
+    longest = min(longest or LONGEST_CASE, LONGEST_CASE)
     past_length = min(11, longest // 2)
     shapes = (
         FeedShape.full(3, 1, f"a step, {past_length} tokens before it"),

@@ -9,6 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Limit and usage of a container's memory, by versions 2 and 1 of control groups.
+_CONTROL_GROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
 
 @dataclass(frozen=True)
 class LatencySummary:
@@ -74,6 +80,25 @@ def reset_peak_rss() -> bool:
     except OSError:
         return False
     return True
+
+
+def available_memory_bytes() -> int | None:
+    """Return how much memory this process may still take, by the system and its control group; None where unknown."""
+    kilobytes = _number_in("/proc/meminfo", r"^MemAvailable:\s*(\d+) kB$")
+    bounds = [] if kilobytes is None else [kilobytes * 1024]
+    for limit_file, usage_file in _CONTROL_GROUPS:
+        limit, usage = (_number_in(f"/sys/fs/cgroup/{name}", r"^(\d+)$") for name in (limit_file, usage_file))
+        bounds += [] if limit is None or usage is None else [max(0, limit - usage)]
+    return min(bounds, default=None)
+
+
+def _number_in(path: str, pattern: str) -> int | None:
+    """Return the number that a pattern finds in a file of the system; None without one."""
+    try:
+        found = re.search(pattern, Path(path).read_text(encoding="ascii", errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else int(found[1])
 
 
 def _peak_by_getrusage() -> int:

@@ -61,11 +61,11 @@ def test_the_decoder_takes_keys_and_values_and_never_the_states_of_the_encoder(w
 
 
 def test_the_files_name_each_other(written: Path) -> None:
-    """And what bounds texts and answers: T5 counts no positions, BART has a table of them."""
+    """And what bounds texts and answers: T5 counts no positions, and is verified so far; BART has a table of them."""
     decoder, encoder = ModelFile.open(written), ModelFile.open(written.with_name(f"{written.stem}-encoder.onnx"))
     assert decoder.metadata["onnxtool.encoder"] == encoder.path.name
     assert encoder.metadata["onnxtool.decoder"] == decoder.path.name
-    assert decoder.metadata.get("onnxtool.max_decoder_length") == {"bart": "64", "t5": None}[written.stem]
+    assert decoder.metadata.get("onnxtool.max_decoder_length") == {"bart": "64", "t5": "1024"}[written.stem]
     assert encoder.metadata["onnxtool.task"] == decoder.metadata["onnxtool.task"] == generators.ENCODER_DECODER
     assert [step["verified"] for file in (decoder, encoder) for step in file.steps] == [True, True]
 

@@ -6,7 +6,7 @@ V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.decoding.encoder_decoder import ENCODER_MASK, WITHOUT_CACHE, EncoderDecoder
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK, PAST, present_name
 from onnxtool.export.decoding.verification import GENERATED, NEW_TOKENS, choose
-from onnxtool.export.modalities.sizes import BATCH, Modality, Sizes
+from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality, Sizes, text_case
 from onnxtool.export.signature import to_tensors
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.quiet import quiet
@@ -46,8 +46,13 @@ class EncoderDecoderReference:
     longest: int | None
     vocabulary_size: int
 
-    def reference_outputs(self, fixed: Sizes) -> ReferenceOutputs:
-        """Let the model generate from texts of many lengths, alone and together."""
+    def reference_outputs(self, fixed: Sizes, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate from texts of many lengths, alone and together; with `lengths` from such texts."""
+        if lengths:
+            start = np.array([[self.parts.start_id]])
+            texts = [text_case(self.modality, fixed, length) for length in lengths]
+            cases = [replace(text, feeds={**text.feeds, PROMPT: start}) for text in texts]
+            return run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
         # All that a row says depends on all of its text, and none of it is padding.
         return run_reference(self.run, list(self._cases(fixed)), name="PyTorch", sequences=frozenset())
 
@@ -98,6 +103,13 @@ class EncoderDecoderReference:
             prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
             prompt[:, 0] = self.parts.start_id
             yield replace(case, feeds={**case.feeds, PROMPT: prompt})
+        if self.parts.in_parallel and self.longest is not None and self.longest - NEW_TOKENS > max(lengths):
+            prompt = np.random.default_rng(0).integers(0, self.vocabulary_size, (1, self.longest - NEW_TOKENS))
+            prompt[:, 0] = self.parts.start_id
+            text = text_case(self.modality, fixed, fixed.get(SEQUENCE, 8))
+            yield replace(
+                text, description=f"a long answer, {self.longest} tokens", feeds={**text.feeds, PROMPT: prompt}
+            )
 
 
 def verify_encoder_decoder(

@@ -5,7 +5,7 @@ Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,20 @@ class GenerationReference:
     tokenizer: Any
     longest: int | None
 
-    def reference_outputs(self) -> ReferenceOutputs:
-        """Let the model generate from prompts of many lengths, alone and together."""
-        return run_reference(self.run, list(self._cases()), name="PyTorch")
+    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate from prompts of many lengths, alone and together.
+
+        With `lengths` it is from prompts after which there are so many tokens, in their order.
+        """
+        if not lengths:
+            return run_reference(self.run, list(self._cases()), name="PyTorch")
+        generator, words = np.random.default_rng(0), self._words()
+        masks = [np.ones((1, length - NEW_TOKENS), np.int64) for length in lengths]
+        cases = [
+            _case(f"up to {length} tokens", generator.choice(words, mask.shape), mask)
+            for length, mask in zip(lengths, masks, strict=True)
+        ]
+        return run_reference(self.run, cases, name="PyTorch", refusal=ExportError)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] of the prompt and each step."""

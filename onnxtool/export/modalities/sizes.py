@@ -76,6 +76,13 @@ class Modality(Protocol):
         ...
 
 
+def text_case(modality: Modality, fixed: Sizes, length: int) -> Case:
+    """Return a case of one text of `length` tokens, without padding."""
+    ones = {axis.name: 1 for axis in modality.axes if not axis.may_fail}
+    sizes = {**usual_sizes(modality), **ones, **fixed, SEQUENCE: length}
+    return Case(f"a text of {length} tokens", modality.feeds(sizes, seed=length), None)
+
+
 def usual_sizes(modality: Modality) -> dict[str, int]:
     """Return the usual size of every axis."""
     return {axis.name: axis.usual for axis in modality.axes}

@@ -69,7 +69,7 @@ class TextInputs:
         offered = {name: np.asarray(array).shape[2:] for name, array in tokens.items()}
         if "input_ids" not in accepted and "inputs" in accepted:  # Perceiver's name for them
             offered = {{"input_ids": "inputs"}.get(name, name): rest for name, rest in offered.items()}
-        config = _text_config(model)
+        config = text_config(model)
         # DeBERTa takes token types and ignores them.
         ignored = {"token_type_ids"} if getattr(config, "type_vocab_size", None) == 0 else set()
         names = {name: rest for name, rest in offered.items() if name in accepted and name not in ignored}
@@ -197,7 +197,7 @@ def _everything_attended(case: Case) -> Case:
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:
     """Return how many tokens the model takes, as far as its configuration and tokenizer tell; None for no limit."""
-    positions = getattr(_text_config(model), "max_position_embeddings", None)
+    positions = getattr(text_config(model), "max_position_embeddings", None)
     limits = [positions, getattr(tokenizer, "model_max_length", None)]
     # RoBERTa and models like it count positions from the padding id on.
     embeddings = getattr(getattr(model, "base_model", model), "embeddings", None)
@@ -214,7 +214,7 @@ def vocabulary_size(model: Any) -> int | None:
 
     None where neither says anything, as CANINE's, which hashes characters.
     """
-    sizes = [getattr(_text_config(model), "vocab_size", None)]
+    sizes = [getattr(text_config(model), "vocab_size", None)]
     with contextlib.suppress(AttributeError, NotImplementedError):
         sizes.append(getattr(model.get_input_embeddings(), "num_embeddings", None))
     known = [size for size in sizes if isinstance(size, int) and size > 0]
@@ -232,7 +232,8 @@ def _check_vocabulary(tokenizer: Any, model: Any) -> None:
         )
 
 
-def _text_config(model: Any) -> Any:
+def text_config(model: Any) -> Any:
+    """Return the part of a model's configuration that is about text."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
