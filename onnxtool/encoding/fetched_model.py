@@ -16,7 +16,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import read_structure
 
 # What a tokenizer, a configuration or a pooling module is made of; weights of other formats are not needed.
-_FOLDERS = r"([^/]+/)?[0-9]+_[A-Za-z]+/"
+_FOLDERS = r"([^/]+/)?([^/]+_)?[0-9]+_[A-Za-z]+/"
 _BESIDE = re.compile(rf"([^/]+/|{_FOLDERS})?[^/]+\.(json|txt|model|jinja)|{_FOLDERS}model\.safetensors")
 _MOST_BYTES = 1 << 28  # of a file beside the model
 

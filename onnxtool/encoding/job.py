@@ -186,7 +186,7 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
     if isinstance(model, LoadedModel) and not model.gives_vectors:
         raise InputError(
             f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
-            "encode with a model for sentence-similarity or sparse-encoding",
+            model.hint_of_vectors,
         )
     kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
     if _is_sparse(model) and kind == "npy":

@@ -143,7 +143,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
         return OnnxReranker(path, model, options)
     raise InputError(
         f"{path} is for {model.task}, and neither gives vectors nor scores pairs of a query and a document",
-        "evaluate a model for sentence-similarity, sparse-encoding, late interaction or ranking",
+        f"{model.hint_of_vectors}, or evaluate a model for late interaction or ranking",
     )
 
 

@@ -12,7 +12,14 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads.choice import Choice, choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import (
+    Choice,
+    check_head,
+    choose_head,
+    choose_no_head,
+    choose_side_head,
+    require_expanding_token,
+)
 from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.modalities.combined import PaddedTexts
@@ -187,12 +194,13 @@ def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
     )
     target = find_target(options.target)
     check_ranges_options(options.vectors_as, options.ranges, options.calibration)
-    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
-    if not target.takes_any_graph and changed:
+    if options.task not in _WITH_CACHE:
+        check_head(options.head, options.task)
+    given = [f"--{name}" for name in ("keep_raw", "dimensions", "vectors_as") if getattr(options, name)]
+    if not target.takes_any_graph and given:
         raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
-            "--vectors_as was passed as well",
-            "leave these out, or pass --target plain",
+            f"the target {target.name} decides on what the graph gives, and {' and '.join(given)} was passed as well",
+            "leave it out, or pass --target plain",
         )
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
@@ -244,7 +252,7 @@ def _plan_single_call(
 ) -> _Plan:
     """Plan for a model that answers in one call."""
     signature = detect_signature(models.first, modality)
-    specification = specify(target, checkpoint, signature, tokenizer)
+    specification = specify(target, checkpoint, signature, tokenizer, options.head)
     reasons: tuple[str, ...] = ()
     if specification is None:
         choice, reasons = _choose(options, models, checkpoint, modality, signature, tokenizer, side)

@@ -57,7 +57,7 @@ def describe(
     metadata = {
         "model_type": str(config.model_type),
         **{key: str(value) for key, value in figures.items() if isinstance(value, int)},
-        "onnxtool.source": source.name if source.is_local else source.model_name,
+        "onnxtool.source": source.origin,
         "onnxtool.revision": checkpoint.revision,
         WEIGHTS_KEY: checkpoint.weights_sha256,
         "onnxtool.module_weights_sha256": checkpoint.module_weights_sha256 if head in _WITH_WEIGHTS else "",

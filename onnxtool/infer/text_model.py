@@ -24,6 +24,7 @@ from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.static_queries import QUERY, StaticQueries
@@ -310,12 +311,18 @@ class TextModel:
                 'encode queries with `onnxtool infer --prompt query`, or with encode(texts, task="query")',
             )
 
+    @property
+    def hint_of_vectors(self) -> str:
+        """What to do where vectors are asked of a model that gives none."""
+        usual = "encode with a model for sentence-similarity or sparse-encoding"
+        return f"{usual}, or {EXPORT_SPLADE}" if isinstance(self.head, Masks) and self.head.may_be_splade else usual
+
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):
             return self.head
         raise InputError(
             f"{self.session.model.path} is for {self.task}, and gives no vector for a text",
-            "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
+            f"{self.hint_of_vectors}; answer() gives what this one is for",
         )
 
     def _finished(self, vectors: Any, *, keep_special: bool) -> AnyVectors:

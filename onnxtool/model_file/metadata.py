@@ -20,6 +20,7 @@ FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
 INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
+ROUTE_KEY = "onnxtool.route"  # of a checkpoint with a Router: whose modules the graph computes
 # Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"

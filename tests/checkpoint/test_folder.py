@@ -105,7 +105,7 @@ def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pyte
     assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), "owner/name").path == wanted
     assert asked[0] == "owner/name"
     weights = [pattern for pattern in asked[1:] if not pattern.endswith((".json", ".jinja", ".metadata"))]
-    assert weights == ["*_Dense/model.safetensors", "*_LayerNorm/model.safetensors"]
+    assert weights == [f"*_{kind}/model.safetensors" for kind in ("Dense", "LayerNorm", "SparseStaticEmbedding")]
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nmore"), ValueError("no network")])
