@@ -295,11 +295,13 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         choice = Choice("none", None, "terms are weighed by a table")
     elif checkpoint.task in (kind.task for kind in _KINDS) or _says_little(checkpoint, task):
         choice = _recognize(checkpoint, task)
-        own = "--head logits leaves the model's logits" if choice.name == "splade" else "--head none leaves the model's"
-        own += "" if choice.name == "splade" else " own outputs"
-        if choice.why:
-            why = f"head {choice.name}: {choice.why}; {own}" if choice.head else f"no head was put on: {choice.why}"
-            choice = replace(choice, why=why)
+        off = (
+            "--head logits leaves the logits"
+            if choice.name == "splade"
+            else "--head none leaves the model's own outputs"
+        )
+        why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was put on: {choice.why}"
+        choice = replace(choice, why=why if choice.why else "")
     else:  # a --task of another kind asks for what the model gives for that
         if task == "auto":
             _require_own_outputs(checkpoint.source)
@@ -329,7 +331,7 @@ def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
         return Choice("reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}")
     choice = recognize_head(source, checkpoint.architecture)
     if task == "sparse-encoding" and choice.head is None:
-        return Choice("splade", read_head("splade", source), "--task sparse-encoding asks for it")
+        return Choice("splade", read_head("splade", source))
     if choice.head is not None and task not in ("auto", choice.head.task, *_ALSO.get(choice.name, ())):
         raise ExportError(
             f"--task {task} was passed, and {source.model_name} is for {choice.head.task}: {choice.why}",
