@@ -19,7 +19,7 @@ from onnxtool.checkpoint.sentence_modules import (
     SentenceModules,
     transformer_folder,
 )
-from onnxtool.errors import InputError, ModelFileError
+from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY
 
@@ -153,24 +153,14 @@ def find_checkpoint_folder(
 
 def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
     beside = path.parent
-    if stamped := model.metadata.get(FILES_KEY):
-        yield beside / _plain_name(model, stamped)
+    if stamped := model.plain_name(FILES_KEY, "folder"):
+        yield beside / stamped
     yield beside / path.stem
     yield beside / path.stem.removesuffix(_OPTIMIZED_SUFFIX)
     # The layouts of the hub: everything in one folder, or the graph in a folder `onnx` inside it.
     yield beside
     if beside.name == "onnx":
         yield beside.parent
-
-
-def _plain_name(model: ModelFile, name: str) -> str:
-    """Return `name` where it can only be a folder beside the model: metadata is untrusted."""
-    if name in (".", "..") or any(character in name for character in "/\\:\0"):
-        raise ModelFileError(
-            f"the metadata {FILES_KEY} of {model.path} is {name!r}, which is not the name of a folder beside it",
-            "do not trust this file, or pass --model_name",
-        )
-    return name
 
 
 def _named_folder(model: ModelFile, model_name: str, needs: Sequence[str]) -> CheckpointFolder:

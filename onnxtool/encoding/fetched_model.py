@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from onnxtool.encoding.remote import remote
 from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.model_file.wire import read_structure
 
 # What a tokenizer, a configuration or a pooling module is made of; weights of other formats are not needed.
@@ -43,7 +44,13 @@ def _fetch(model: Uri) -> Path:
         remote(model).download(model, path)
     except FileNotFoundError:
         raise InputError(f"no such model: {model}", "check --model_path") from None
-    external = {(path.parent / data.location).resolve() for data in read_structure(path).external}
+    structure = read_structure(path)
+    graphs, partner = {path: structure}, ModelFile(path, structure).plain_name(PARTNER_KEY)
+    if partner is not None:  # which encodes other texts: queries, where this one is for documents
+        with suppress(FileNotFoundError):  # missed where such texts come
+            remote(model).download(model.parent / partner, path.with_name(partner))
+            graphs[path.with_name(partner)] = read_structure(path.with_name(partner))
+    external = {(path.parent / data.location).resolve() for graph in graphs.values() for data in graph.external}
     for name, size in remote(base).below(base):
         target = (place / name).resolve()
         is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BYTES)

@@ -27,7 +27,7 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
 # Options that no other entry of the metadata tells.
 _STAMPED = (
-    *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
+    *("target", "dimensions", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
     *("atol", "rtol", "min_cosine"),
 )
 
@@ -89,7 +89,11 @@ class ExportOptions:
     calibration: Calibrated = None
     route: Annotated[
         str | None,
-        Option("Of a checkpoint with a Router, the modules to export, e.g. query or document.", metavar="NAME"),
+        Option(
+            "Of a checkpoint with a Router, the modules to export, e.g. query or document.",
+            metavar="NAME",
+            default="both, where these have encoders of their own",
+        ),
     ] = None
     keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
     exporter: Annotated[

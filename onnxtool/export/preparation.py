@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +49,7 @@ from onnxtool.progress import tell
 from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.timing import Stopwatch
 
+Located = tuple[Source, Target, Layout]
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
 
 
@@ -102,6 +104,7 @@ class Job:
         max_length: the most tokens a text may have; None where the model does not bound it, or takes no text.
         reasons: decisions that were made for the user, and why.
         references: PyTorch's outputs, by the sizes of the fixed axes.
+        stamps: what the file says of the one that is exported with it.
     """
 
     options: ExportOptions
@@ -117,6 +120,7 @@ class Job:
     reasons: tuple[str, ...]
     stopwatch: Stopwatch
     references: dict[tuple[tuple[str, int], ...], ReferenceOutputs] = field(default_factory=dict)
+    stamps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,8 @@ class _Plan:
     reasons: tuple[str, ...] = ()
 
 
-def prepare(options: ExportOptions) -> Job:
-    """Load the model once, and find out all that does not depend on the strategy.
+def prepare(options: ExportOptions, located: Located) -> Job:
+    """Load the model once, and find out all that does not depend on the strategy; `located` is what `locate` gave.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
@@ -149,7 +153,7 @@ def prepare(options: ExportOptions) -> Job:
         OutputExistsError: the output is there and `force` is not set.
     """
     stopwatch = Stopwatch()
-    source, target, paths = locate(options)
+    source, target, paths = located
     tell(f"loading {options.model_name}")
     checkpoint = open_checkpoint(options, source, target)
     models = Models(checkpoint, options)
@@ -180,7 +184,7 @@ def prepare(options: ExportOptions) -> Job:
     )  # fmt: skip
 
 
-def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
+def locate(options: ExportOptions) -> Located:
     """Find the checkpoint, the target and where the files go.
 
     Raises:

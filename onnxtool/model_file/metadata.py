@@ -20,7 +20,12 @@ FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
 INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
-ROUTE_KEY = "onnxtool.route"  # of a checkpoint with a Router: whose modules the graph computes
+# Of a checkpoint with a Router: whose modules the graph computes, and which texts these are for (query, document).
+# Other texts are for the partner, the file beside it of another route. Both have one digest, of all their weights.
+ROUTE_KEY = "onnxtool.route"
+READS_KEY = "onnxtool.reads"
+PARTNER_KEY = "onnxtool.partner"
+PAIR_KEY = "onnxtool.pair_sha256"
 # Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"
