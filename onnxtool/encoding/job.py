@@ -69,7 +69,7 @@ class Job:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
         provider = resolve_provider(options.provider)
-        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path))
+        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path), options.task)
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()

@@ -180,7 +180,7 @@ class Encoder:
         self._column = column
         threads = options.threads or _threads_of_the_pipeline()
         path, model_name = find_file(
-            model_on_this_machine(parse_location(model_path)), options.model_name, options.task
+            model_on_this_machine(parse_location(model_path), options.task), options.model_name, options.task
         )
         self._model = load(
             path,

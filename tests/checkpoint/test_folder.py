@@ -161,7 +161,7 @@ def test_a_route_alone_needs_no_router(tmp_path: Path) -> None:
         *((name, False) for name in ("0_StaticEmbedding/model.safetensors", "runs_1/trainer_state.json")),
     ],
 )
-def test_of_an_id_the_files_of_modules_are_fetched_too(name: str, wanted: bool) -> None:  # noqa: FBT001  a case
+def test_of_an_id_the_files_of_modules_are_fetched_too(name: str, wanted: bool) -> None:
     """By the hub's own filter of names; no weights of a transformer."""
     assert list(filter_repo_objects([name], allow_patterns=_HUB_PATTERNS)) == [name] * wanted
 
