@@ -184,6 +184,7 @@ def test_a_name_says_that_a_masked_language_model_is_a_splade(tmp_path: Path, na
         ("README.md", "---\ntags: []\nbase_model: 3\n---\n", ""),
         ("config.json", '{"_name_or_path": "/splade-experiments/bert", "vocab": "splade"}', ""),
         ("training_args.json", '{"teacher": "naver/splade-v3", "train_data": "splade.jsonl", "to": "splade/a"}', ""),
+        ("training_args.json", '{"output_dir": "splade', ""),
         ("training_args.bin", "splade", ""),
     ],
 )

