@@ -123,8 +123,8 @@ def _vectors(case: Case, folder: Path, model: Any) -> Iterator[str]:
         # Padding overwrites the term [PAD] of a query that is looked up there, so that its weight depends on the batch.
         texts = [text for text in texts if "[PAD]" not in text]
     if case.tasks or case.routes:
-        for task in case.routes or ("query", "document"):
-            expected = getattr(theirs, f"encode_{task}")(texts)
+        for task in case.routes or ("query", "document", None):
+            expected = (theirs.encode if task is None else getattr(theirs, f"encode_{task}"))(texts)
             yield _compare(model.encode(texts, task=task, **settings), expected, task, is_sparse=is_sparse)
         return
     for prompt in (None, *case.prompts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,10 +12,16 @@ from pathlib import Path
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
-from onnxtool.errors import InputError, ModelFileError
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    MODULES_NAME,
+    ROUTER_NAME,
+    SentenceModules,
+    transformer_folder,
+)
+from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import FILES_KEY, TOKENIZER_KEY
+from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY, TOKENIZER_KEY
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -29,21 +36,68 @@ _HUB_PATTERNS = (
     "config.json",
     "preprocessor_config.json",
     "processor_config.json",
-    "modules.json",
+    MODULES_NAME,
+    ROUTER_NAME,
     "sentence_*_config.json",
     ENCODER_NAME,
     METADATA_NAME,
-    "[0-9]*_*/config.json",
-    # Small ones; those of the transformer may lie in a folder as well.
+    # Folders of modules. The transformer may lie in one as well, and then the tokenizer does; its weights are large.
+    "*_*/config.json",
+    f"*_*/{ROUTER_NAME}",
+    "*Transformer/*.json",
+    "*Transformer/*.jinja",
+    "*StaticEmbedding/*.json",
     "*_Dense/model.safetensors",
     "*_LayerNorm/model.safetensors",
+    "*_SparseStaticEmbedding/model.safetensors",
 )
+# What describes the checkpoint as a whole.
+AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
 # Written beside `optimize`'s outputs: they share the folder of the model they came from.
 _OPTIMIZED_SUFFIX = "-optimized"
 
 
+class ModuleFiles(CheckpointFiles):
+    """A checkpoint whose transformer may lie in the folder of a module, or in that of a Router's route.
+
+    Attributes:
+        route: the one of a Router that is meant; None for a checkpoint without routes.
+    """
+
+    route: str | None
+
+    @abstractmethod
+    def file_at(self, name: str) -> Path | None:
+        """Return the path of the file at `name` exactly, relative to the checkpoint; None where there is none."""
+
+    def locate(self, name: str) -> Path | None:
+        """Return the path of a file of the checkpoint; None where it has none.
+
+        A file of the transformer, such as config.json, is looked for in the transformer's folder first.
+        """
+        if "/" not in name and name not in AT_THE_TOP and self.transformer_folder:
+            found = self.file_at(f"{self.transformer_folder}/{name}")
+            if found is not None:
+                return found
+        return self.file_at(name)
+
+    @cached_property
+    def transformer_folder(self) -> str:
+        """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
+        return transformer_folder(self, self.route)
+
+    @cached_property
+    def sentence_modules(self) -> SentenceModules:
+        """What sentence-transformers computes with the checkpoint.
+
+        Raises:
+            OnnxtoolError: a file of it is malformed, or modules.json names a path outside the checkpoint.
+        """
+        return as_multi_vector(SentenceModules.of(self, self.route), self)
+
+
 @dataclass(frozen=True)
-class CheckpointFolder(CheckpointFiles):
+class CheckpointFolder(ModuleFiles):
     """A folder that holds tokenizer.json and, where the checkpoint has them, its other small files.
 
     Attributes:
@@ -53,6 +107,7 @@ class CheckpointFolder(CheckpointFiles):
     """
 
     path: Path
+    route: str | None = None
     tokenizer_sha256: str = ""
 
     @property
@@ -60,16 +115,7 @@ class CheckpointFolder(CheckpointFiles):
         """Its path."""
         return str(self.path)
 
-    @cached_property
-    def sentence_modules(self) -> SentenceModules:
-        """What sentence-transformers computes with the checkpoint.
-
-        Raises:
-            InputError: a file of it is malformed.
-        """
-        return as_multi_vector(SentenceModules.of(self), self)
-
-    def locate(self, name: str) -> Path | None:
+    def file_at(self, name: str) -> Path | None:
         """Return the path of a file in the folder; None where there is none."""
         path = self.path / name
         return path if path.is_file() else None
@@ -99,13 +145,14 @@ def find_checkpoint_folder(
         ModelFileError: the model's metadata names a folder that is not beside it.
     """
     if model_name is not None:
-        return replace(_named_folder(model_name, needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
+        return replace(_named_folder(model, model_name, needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
-        if any((path / name).is_file() for name in needs):
-            return CheckpointFolder(path, model.metadata.get(TOKENIZER_KEY, ""))
+        folder = CheckpointFolder(path, tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
+        if any(folder.locate(name) for name in needs):
+            return folder
     raise InputError(
         f"no {' or '.join(needs)} for {model.path}; looked in {', '.join(str(path) for path in tried)}",
         "pass --model_name with the checkpoint's folder or its id on the hub",
@@ -114,8 +161,8 @@ def find_checkpoint_folder(
 
 def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
     beside = path.parent
-    if stamped := model.metadata.get(FILES_KEY):
-        yield beside / _plain_name(model, stamped)
+    if stamped := model.plain_name(FILES_KEY, "folder"):
+        yield beside / stamped
     yield beside / path.stem
     yield beside / path.stem.removesuffix(_OPTIMIZED_SUFFIX)
     # The layouts of the hub: everything in one folder, or the graph in a folder `onnx` inside it.
@@ -124,17 +171,7 @@ def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
         yield beside.parent
 
 
-def _plain_name(model: ModelFile, name: str) -> str:
-    """Return `name` where it can only be a folder beside the model: metadata is untrusted."""
-    if name in (".", "..") or any(character in name for character in "/\\:\0"):
-        raise ModelFileError(
-            f"the metadata {FILES_KEY} of {model.path} is {name!r}, which is not the name of a folder beside it",
-            "do not trust this file, or pass --model_name",
-        )
-    return name
-
-
-def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
+def _named_folder(model: ModelFile, model_name: str, needs: Sequence[str]) -> CheckpointFolder:
     folder = Path(model_name).expanduser()
     if not folder.is_dir():
         model_name, revision = hub_id(model_name)
@@ -142,12 +179,22 @@ def _named_folder(model_name: str, needs: Sequence[str]) -> CheckpointFolder:
             raise InputError(f"no such folder: {model_name}", "check the path, or pass an id such as org/name")
         require_cached_commit(model_name, revision)
         folder = _fetch(model_name, revision)
-    if not any((folder / name).is_file() for name in needs):
+    checkpoint = CheckpointFolder(folder)
+    if routes := checkpoint.sentence_modules.routes:
+        route = model.metadata.get(ROUTE_KEY)
+        if route is None:
+            raise InputError(
+                f"{model_name} has the routes {', '.join(routes)} (Router), and {model.path} does not say whose it is",
+                "pass --model_name with the folder of one route's transformer; an export by onnxtool says its route",
+            )
+        checkpoint = CheckpointFolder(folder, route)
+    if not any(checkpoint.locate(name) for name in needs):
+        place = Path(model_name) / checkpoint.transformer_folder if checkpoint.transformer_folder else model_name
         raise InputError(
-            f"{model_name} has no {' or '.join(needs)}",
+            f"{place} has no {' or '.join(needs)}",
             "onnxtool reads the file that save_pretrained() of transformers writes; save it there",
         )
-    return CheckpointFolder(folder)
+    return checkpoint
 
 
 def _fetch(model_name: str, revision: str | None) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from onnxtool.errors import CheckpointError
@@ -11,6 +13,36 @@ _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>
 _PAGE = re.compile(r"(?P<id>[^/]+/[^/]+)(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/]+)(?:/.*)?)?/?")
 # Of Windows, where a drive or a backslash is in a path and in no id.
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]|.*\\")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a folder in the hub's cache is of: `models--ORG--NAME/snapshots/COMMIT`.
+
+    Attributes:
+        model_id: the id on the hub.
+        commit: of its repository.
+    """
+
+    model_id: str
+    commit: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Snapshot | None:
+        """Read it from an absolute path; None for a folder that is no snapshot."""
+        repository, *names = folder.parent.parent.name.split("--")
+        if folder.parent.name != "snapshots" or repository != "models" or not all(names) or not 1 <= len(names) <= 2:
+            return None
+        return cls("/".join(names), folder.name)
+
+
+def path_parts(model_name: str) -> tuple[str, ...]:
+    """Return the parts of an id, or of a folder's path; the last is the name. A snapshot has the parts of its id."""
+    if not Path(model_name).is_dir():
+        return tuple(model_name.split("/"))
+    path = Path(os.path.abspath(model_name))  # noqa: PTH100  resolve() would follow links to other names
+    snapshot = Snapshot.of(path)
+    return path.parts if snapshot is None else tuple(snapshot.model_id.split("/"))
 
 
 def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | None]:

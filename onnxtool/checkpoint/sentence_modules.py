@@ -8,7 +8,7 @@ differ, 6.2 decides.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import TypeGuard
@@ -20,6 +20,8 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 # Asym is the older name of Router.
 _ROUTERS = ("Router", "Asym")
+# What texts can be for; the last is nothing in particular.
+_TASKS = ("query", "document", "")
 # Modules that look the tokens of a text up, without a transformer.
 STATIC, SPARSE_STATIC = "StaticEmbedding", "SparseStaticEmbedding"
 STATIC_KINDS = (STATIC, SPARSE_STATIC)
@@ -81,6 +83,8 @@ class SentenceModules:
         prefixes: what stands before texts and is a single token, where the vocabulary has it, whatever the tokenizer
             makes of it.
         routes: the names of those between which a Router among `modules` chooses; empty where there is none.
+        route_of: the route of a Router that reads texts of a task, `query` or `document`, or of none, which is empty;
+            without those that have no model. It is the same whichever route was chosen.
     """
 
     modules: tuple[StoredModule, ...] = ()
@@ -90,6 +94,7 @@ class SentenceModules:
     query: StoredModule | None = None
     prefixes: tuple[str, ...] = ()
     routes: tuple[str, ...] = ()
+    route_of: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: CheckpointFiles, route: str | None = None) -> SentenceModules:
@@ -103,13 +108,14 @@ class SentenceModules:
             OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, a
                 file of settings is not a JSON object, or there is no such route.
         """
-        modules, query, routes = _read_routes(files, route)
+        modules, query, routes, route_of = _read_routes(files, route)
         folder = _transformer_folder(modules)
         # As in 6.2, the first file that says anything decides. An exported model has them at its top.
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
         transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
-        return cls(modules, files.read(ENCODER_NAME), settings, transformer_file, query, routes=routes)
+        encoder = files.read(ENCODER_NAME)
+        return cls(modules, encoder, settings, transformer_file, query, routes=routes, route_of=route_of)
 
     @property
     def encoder_class(self) -> str:
@@ -199,8 +205,10 @@ def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
 
 def _read_routes(
     files: CheckpointFiles, chosen: str | None
-) -> tuple[tuple[StoredModule, ...], StoredModule | None, tuple[str, ...]]:
+) -> tuple[tuple[StoredModule, ...], StoredModule | None, tuple[str, ...], Mapping[str, str]]:
     """Read the modules of the route that is meant, the one that encodes queries without a model, and all other routes.
+
+    The last is which route reads texts of a task.
 
     A Router that looks queries up has one route with a model, that of documents. Of others, one has to be chosen; until
     then they stay a Router, which nothing here computes.
@@ -210,7 +218,7 @@ def _read_routes(
     if place is None:
         if chosen is not None:
             raise files.refuse(f"the route {chosen!r} was chosen, and {files.label} has no routes", "leave it out")
-        return modules, None, ()
+        return modules, None, (), {}
     before, router, behind = modules[:place], modules[place], modules[place + 1 :]
     name = router.file(ROUTER_NAME)
     settings: Mapping[str, Json] = files.read(name)
@@ -227,15 +235,32 @@ def _read_routes(
     if chosen is None or chosen == "document":
         document = _documents_of_lookup(routes, as_object(settings.get("parameters")))
         if document and not before:
-            return (*document, *behind), routes["query"][0], ()
+            return (*document, *behind), routes["query"][0], (), {}
     looked_up = {route for route, found in routes.items() if [module.kind for module in found] == [SPARSE_STATIC]}
+    found = {task: _route_of(task, tuple(routes), as_object(settings.get("parameters"))) for task in _TASKS}
+    route_of = {task: route for task, route in found.items() if route in routes and route not in looked_up}
     if chosen is None:
-        return modules, None, tuple(routes)
+        return modules, None, tuple(routes), route_of
     if chosen not in routes or chosen in looked_up:
         others = ", ".join(route for route in routes if route not in looked_up)
         why = "has no model: its texts are looked up" if chosen in looked_up else "is none of the checkpoint's"
         raise files.refuse(f"the route {chosen!r} of {files.label} {why}", f"choose one of {others or 'none'}")
-    return (*before, *routes[chosen], *behind), None, ()
+    return (*before, *routes[chosen], *behind), None, (), route_of
+
+
+def _route_of(task: str, routes: Sequence[str], parameters: Mapping[str, Json]) -> Json:
+    """Return the route for texts of a task, as Router of sentence-transformers 6.2 resolves it; None for none."""
+    mappings = as_object(parameters.get("route_mappings"))
+    stated = {"".join(key.split()).replace('"', "'"): route for key, route in mappings.items()}
+    name = f"'{task}'" if task else "None"
+    for key in (f"({name},'text')", f"({name},None)", "(None,'text')", "(None,None)"):
+        if key in stated:
+            return stated[key]
+    direct = next((route for route in (task, "text") if route in routes), None)
+    if direct is not None or task:
+        return direct
+    default = parameters.get("default_route")
+    return routes[0] if default is None and routes and parameters.get("allow_empty_key") is not False else default
 
 
 def _documents_of_lookup(

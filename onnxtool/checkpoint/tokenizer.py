@@ -50,14 +50,14 @@ class TextTokenizer:
             InputError: the tokenizers library cannot read it.
         """
         self._folder = folder
-        path = folder.path / TOKENIZER_NAME
+        self._path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
         try:
-            require_character_maps(path.read_bytes(), self._unreadable)
+            require_character_maps(self._path.read_bytes(), self._unreadable)
         except OSError as error:
             raise self._unreadable(error.strerror or str(error)) from error
         content = None if effective is None else effective.content
         with tokenizer_errors(self._unreadable):
-            self._tokenizer = Tokenizer.from_file(str(path)) if content is None else Tokenizer.from_str(content)
+            self._tokenizer = Tokenizer.from_file(str(self._path)) if content is None else Tokenizer.from_str(content)
         require_bounded(self._tokenizer, self._unreadable)
         self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
@@ -272,14 +272,13 @@ class TextTokenizer:
             return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def _unreadable(self, reason: str) -> InputError:
-        path = self._folder.path / TOKENIZER_NAME
         return InputError(
-            f"cannot read {path}: {reason}", "save it again with a newer transformers, or pass --model_name"
+            f"cannot read {self._path}: {reason}", "save it again with a newer transformers, or pass --model_name"
         )
 
     def _failing(self, reason: str) -> InputError:
         return InputError(
-            f"{self._folder.path / TOKENIZER_NAME} cannot read this text: {reason}",
+            f"{self._path} cannot read this text: {reason}",
             "the file is damaged, or made to do harm; take it from the checkpoint again, or pass --model_name",
         )
 

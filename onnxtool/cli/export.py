@@ -6,7 +6,7 @@ import atexit
 import gc
 import os
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import click
@@ -39,6 +39,7 @@ def command(
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
     from onnxtool.export import export_model, plan_export  # with all that traces, which --help needs not
+    from onnxtool.export.pair import partner_paths
     from onnxtool.export.targets import find_target
 
     if optimize and find_target(options.target).reads_folder:
@@ -49,10 +50,12 @@ def command(
     if dry_run:
         plan = plan_export(options)
         if optimize:
-            graph = Path(plan.files[0].path)
-            second = graph.with_name(f"{graph.stem}-optimized.onnx")
-            check_writable(second, force=options.force)
-            plan = plan._replace(files=(*plan.files, *planned_files([second])))
+            graphs = [Path(plan.files[0].path)]
+            graphs += {*partner_paths(graphs[0])} & {Path(file.path) for file in plan.files}
+            written = [graph.with_name(f"{graph.stem}-optimized.onnx") for graph in graphs]
+            for path in written:
+                check_writable(path, force=options.force)
+            plan = plan._replace(files=(*plan.files, *planned_files(written)))
         emit_plan(plan, format_name)
         return
     # PyTorch's threads spin while they wait: with another process on the cores, verifying takes three times as long.
@@ -61,17 +64,20 @@ def command(
     # at torch's millions of objects again and again, and at the end once more.
     gc.disable()
     atexit.register(gc.freeze)
-    optimized = None
+    optimized = second = None
     with progress(quiet=quiet) as on_progress:
         report = export_model(options, on_progress=on_progress)
         if optimize:
             from onnxtool.optimize import OptimizeOptions, optimize_model
 
-            optimized = optimize_model(
-                OptimizeOptions(Path(report.output), force=options.force, verify=options.verify),
-                on_progress=on_progress,
-            )
+            settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
+            optimized = optimize_model(settings, on_progress=on_progress)
+            if report.partner is not None:
+                settings = replace(settings, model_path=Path(report.partner.output))
+                second = optimize_model(settings, on_progress=on_progress)
     blocks = export_blocks(report)
+    if report.partner is not None:
+        blocks += [Heading("The other encoder"), *export_blocks(report.partner)]
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     if stats:
         from onnxtool.cli.stats import summary_blocks
@@ -84,6 +90,9 @@ def command(
 
         document["optimize"] = optimized
         blocks += optimize_blocks(optimized, stats=stats)
+        if second is not None:
+            document["optimize_partner"] = second
+            blocks += [Heading("The other encoder"), *optimize_blocks(second, stats=stats)]
     last = optimized or report
     emit(document, [*blocks, verdict(last.verification, last.output)], format_name)
 

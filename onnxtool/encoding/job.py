@@ -24,6 +24,7 @@ from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
+from onnxtool.infer.routes import find_file
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import available_cores
@@ -68,7 +69,7 @@ class Job:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
         provider = resolve_provider(options.provider)
-        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path))
+        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path), options.task)
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()
@@ -78,9 +79,10 @@ class Job:
             _refuse_for_pictures(options)
         else:
             sources, left_out = find_sources(corpus)
+            model_path, model_name = find_file(model_path, options.model_name, options.task)
             model = load(
                 model_path,
-                model_name=options.model_name,
+                model_name=model_name,
                 provider=provider,
                 threads=threads,
                 representation=options.representation,
@@ -186,7 +188,7 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
     if isinstance(model, LoadedModel) and not model.gives_vectors:
         raise InputError(
             f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
-            "encode with a model for sentence-similarity or sparse-encoding",
+            model.hint_of_vectors,
         )
     kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
     if _is_sparse(model) and kind == "npy":
@@ -265,6 +267,8 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: S
         return
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
+    if task is None and model.route_note:
+        yield model.route_note
     limit = model.limit_of(task)
     if num_truncated and limit is not None:
         cut = f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"

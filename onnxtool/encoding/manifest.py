@@ -33,7 +33,8 @@ _CHECKPOINT_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_*_config.json",
-    "[0-9]_*/config.json",
+    "router_config.json",
+    "*[0-9]_*/config.json",
     "[0-9]_*/model.safetensors",
 )
 _VERSIONED = ("onnxtool", "onnxruntime", "tokenizers", "numpy", "pillow")
@@ -187,7 +188,8 @@ def make_identity(
             except PackageNotFoundError:
                 continue
     model_files = (model.path, *(model.path.parent / location for location in model.external_locations))
-    present = sorted({path for pattern in _CHECKPOINT_FILES for path in folder.path.glob(pattern)})
+    places = {folder.path, folder.path / folder.transformer_folder}
+    present = sorted({path for place in places for pattern in _CHECKPOINT_FILES for path in place.glob(pattern)})
     return {
         "model": [file_sha256(path) for path in model_files],
         "checkpoint": {path.relative_to(folder.path).as_posix(): file_sha256(path) for path in present},

@@ -28,6 +28,7 @@ from onnxtool.encoding.workers import OnEvent, RemoteWorker, RunOptions, runs_of
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import CUT
+from onnxtool.infer.routes import find_file
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
 
@@ -178,9 +179,12 @@ class Encoder:
             )
         self._column = column
         threads = options.threads or _threads_of_the_pipeline()
+        path, model_name = find_file(
+            model_on_this_machine(parse_location(model_path), options.task), options.model_name, options.task
+        )
         self._model = load(
-            model_on_this_machine(parse_location(model_path)),
-            model_name=options.model_name,
+            path,
+            model_name=model_name,
             provider=options.provider,
             threads=threads,
             representation=options.representation,

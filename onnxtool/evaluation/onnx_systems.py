@@ -35,7 +35,9 @@ class OnnxVectors(VectorSystem):
     def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
         super().__init__(options)
         self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
-        self._path, self._model = path, model
+        self._model = model
+        self._documents = model.of_task("document")
+        self._path = self._documents.session.model.path
         self.kind = SPARSE if model.is_sparse else LATE_INTERACTION if model.is_late_interaction else DENSE
         self.similarity = _similarity(model)
         head = model.head
@@ -51,9 +53,9 @@ class OnnxVectors(VectorSystem):
 
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
         """Yield vectors of documents, which are encoded where the cache does not have them."""
-        options = self._options
+        options, is_partner = self._options, self._documents is not self._model
         corpus_options = CorpusOptions(
-            model_name=options.model_name,
+            model_name=None if is_partner and self._documents.folder.route is None else options.model_name,
             task="document",
             representation=options.representation,
             long=options.long,
@@ -80,7 +82,7 @@ class OnnxVectors(VectorSystem):
         elif report.num_truncated:
             num_long = report.num_truncated
             self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads each whole"
-        for shard in read_shards(folder, self._model.tokenizer.vocabulary):
+        for shard in read_shards(folder, self._documents.tokenizer.vocabulary):
             restored = shard._replace(vectors=self._restored(shard.vectors))
             yield by_document(restored) if options.long == "window" else restored
 
@@ -96,7 +98,7 @@ class OnnxVectors(VectorSystem):
         stated = {
             "model": [file_sha256(path) for path in files],
             "corpus": [(source.name, file_sha256(source.path)) for source in sources],
-            "checkpoint": str(self._model.folder.path.resolve()),
+            "checkpoint": str(self._documents.folder.path.resolve()),
             **{name: str(value) for name, value in vars(options).items() if name != "workers"},
         }
         digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()
@@ -132,6 +134,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,
+        partner_path=options.partner,
     )
     if options.candidates is not None and model.head.kind != "scores":
         raise InputError(
@@ -143,7 +146,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
         return OnnxReranker(path, model, options)
     raise InputError(
         f"{path} is for {model.task}, and neither gives vectors nor scores pairs of a query and a document",
-        "evaluate a model for sentence-similarity, sparse-encoding, late interaction or ranking",
+        f"{model.hint_of_vectors}, or evaluate a model for late interaction or ranking",
     )
 
 

@@ -31,6 +31,7 @@ class EvaluateOptions:
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
         model_name: as in CorpusOptions, and so are `representation`, `provider`, `workers`, `threads`, `dimensions`
             and `keep_special`.
+        partner: the file of the other model, where queries and documents are encoded by one each.
         fail_if: gates on measures, such as `ndcg@10<0.4`, or `ndcg@10<-0.5%` against the base.
     """
 
@@ -77,6 +78,13 @@ class EvaluateOptions:
         ),
     ] = None
     model_name: ModelName = None
+    partner: Annotated[
+        Path | None,
+        Option(
+            "Of a checkpoint that encodes queries and documents by different models, the ONNX file of the other one.",
+            default="the file that the model names",
+        ),
+    ] = None
     representation: Representation = None
     long: Annotated[
         str,

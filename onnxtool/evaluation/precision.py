@@ -10,6 +10,7 @@ from onnxtool.errors import GateError
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.evaluation.run import check_evaluation, evaluate_model
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
 from onnxtool.progress import listener
 
@@ -35,7 +36,10 @@ def judge_by_retrieval(model_path: Path, data: Path, options: EvaluateOptions) -
             "pass what is not allowed, such as --fail_if 'ndcg@10<-0.5%'",
         )
     folder = find_checkpoint_folder(ModelFile.open(model_path), options.model_name)
-    options = replace(options, model_name=str(folder.path), against=str(model_path))
+    # Candidates are no neighbours of the partner, which they name as the model does.
+    name = ModelFile.open(model_path).plain_name(PARTNER_KEY)
+    partner = options.partner or (None if name is None else model_path.with_name(name))
+    options = replace(options, model_name=str(folder.path), against=str(model_path), partner=partner)
     check_evaluation(model_path, data, options)
 
     def judge(path: Path) -> Judgement:

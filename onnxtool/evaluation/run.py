@@ -143,7 +143,7 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
         return Bm25(options)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
-        return open_model(path, replace(options, model_name=_own_files(path, options.model_name)))
+        return open_model(path, replace(options, model_name=_own_files(path, options.model_name), partner=None))
     from onnxtool.evaluation.pytorch import open_checkpoint
 
     return open_checkpoint(name, kind, options)

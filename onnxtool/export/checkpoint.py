@@ -149,7 +149,9 @@ class Checkpoint:
 
     @property
     def revision(self) -> str:
-        """The commit on the hub; empty for a folder."""
+        """The commit on the hub; empty for a folder that is no snapshot of it."""
+        if self.source.snapshot is not None:
+            return self.source.snapshot.commit
         return getattr(self.config, "_commit_hash", None) or ""
 
     @cached_property

@@ -91,7 +91,11 @@ class ExportOptions:
     calibration: Calibrated = None
     route: Annotated[
         str | None,
-        Option("Of a checkpoint with a Router, the modules to export, e.g. query or document.", metavar="NAME"),
+        Option(
+            "Of a checkpoint with a Router, the modules to export, e.g. query or document.",
+            metavar="NAME",
+            default="both, where these have encoders of their own",
+        ),
     ] = None
     keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
     exporter: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +14,14 @@ from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads.choice import Choice, choose_head, choose_no_head, choose_side_head, require_expanding_token
+from onnxtool.export.heads.choice import (
+    Choice,
+    check_head,
+    choose_head,
+    choose_no_head,
+    choose_side_head,
+    require_expanding_token,
+)
 from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.storage import choose_storage
 from onnxtool.export.lengths import Lengths
@@ -44,6 +52,7 @@ from onnxtool.progress import tell
 from onnxtool.runtime.comparison import ReferenceOutputs
 from onnxtool.runtime.timing import Stopwatch
 
+Located = tuple[Source, Target, Layout]
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
 
 
@@ -104,6 +113,7 @@ class Job:
         lengths: how long texts are that the file is for and verified on.
         reasons: decisions that were made for the user, and why.
         references: PyTorch's outputs, by the sizes of the fixed axes and, beside the usual cases, the lengths of texts.
+        stamps: what the file says of the one that is exported with it.
     """
 
     options: ExportOptions
@@ -121,6 +131,7 @@ class Job:
     references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = field(
         default_factory=dict
     )
+    stamps: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -143,8 +154,8 @@ class _Plan:
     reasons: tuple[str, ...] = ()
 
 
-def prepare(options: ExportOptions) -> Job:
-    """Load the model once, and find out all that does not depend on the strategy.
+def prepare(options: ExportOptions, located: Located) -> Job:
+    """Load the model once, and find out all that does not depend on the strategy; `located` is what `locate` gave.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
@@ -153,7 +164,7 @@ def prepare(options: ExportOptions) -> Job:
         OutputExistsError: the output is there and `force` is not set.
     """
     stopwatch = Stopwatch()
-    source, target, paths = locate(options)
+    source, target, paths = located
     tell(f"loading {options.model_name}")
     checkpoint = open_checkpoint(options, source, target)
     models = Models(checkpoint, options)
@@ -208,7 +219,7 @@ def _choose_lengths(options: ExportOptions, model: Any, modality: Modality, sour
     return Lengths.of(model, stated, asked=options.max_length, verified=options.verify)
 
 
-def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
+def locate(options: ExportOptions) -> Located:
     """Find the checkpoint, the target and where the files go.
 
     Raises:
@@ -223,12 +234,13 @@ def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
     )
     target = find_target(options.target)
     check_ranges_options(options.vectors_as, options.ranges, options.calibration)
-    changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
-    if not target.takes_any_graph and changed:
+    if options.task not in _WITH_CACHE:
+        check_head(options.head, options.task)
+    given = [f"--{name}" for name in ("keep_raw", "dimensions", "vectors_as") if getattr(options, name)]
+    if not target.takes_any_graph and given:
         raise TargetError(
-            f"the target {target.name} decides on the head of the graph, and --head, --keep_raw, --dimensions or "
-            "--vectors_as was passed as well",
-            "leave these out, or pass --target plain",
+            f"the target {target.name} decides on what the graph gives, and {' and '.join(given)} was passed as well",
+            "leave it out, or pass --target plain",
         )
     paths = layout(target, options.output, source.name)
     check_model_output(paths.graph, force=options.force)
@@ -280,7 +292,7 @@ def _plan_single_call(
 ) -> _Plan:
     """Plan for a model that answers in one call."""
     signature = detect_signature(models.first, modality)
-    specification = specify(target, checkpoint, signature, tokenizer)
+    specification = specify(target, checkpoint, signature, tokenizer, options.head)
     reasons: tuple[str, ...] = ()
     if specification is None:
         choice, reasons = _choose(options, models, checkpoint, modality, signature, tokenizer, side)

@@ -12,7 +12,16 @@ from typing import Any
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.strategies import ExportStrategy
-from onnxtool.model_file.metadata import DTYPE_KEY, FILES_KEY, HEAD_KEY, MAX_LENGTH_KEY, TASK_KEY, WEIGHTS_KEY
+from onnxtool.model_file.metadata import (
+    DTYPE_KEY,
+    FILES_KEY,
+    HEAD_KEY,
+    MAX_LENGTH_KEY,
+    READS_KEY,
+    ROUTE_KEY,
+    TASK_KEY,
+    WEIGHTS_KEY,
+)
 from onnxtool.reports import Json
 
 _PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
@@ -55,11 +64,15 @@ def describe(
     metadata = {
         "model_type": str(config.model_type),
         **{key: str(value) for key, value in figures.items() if isinstance(value, int)},
-        "onnxtool.source": source.name if source.is_local else source.model_name,
+        "onnxtool.source": source.origin,
         "onnxtool.revision": checkpoint.revision,
         WEIGHTS_KEY: checkpoint.weights_sha256,
         "onnxtool.checkpoint_sha256": checkpoint.checkpoint_sha256,
         "onnxtool.adapter_base": "" if source.base is None else source.base.name,
+        ROUTE_KEY: source.route or "",
+        READS_KEY: ", ".join(
+            task for task, route in source.sentence_modules.route_of.items() if task and route == source.route
+        ),
         "onnxtool.architecture": checkpoint.architecture,
         "onnxtool.random_weights": ", ".join(checkpoint.initialized),
         **source.license.stamps,

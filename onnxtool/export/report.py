@@ -22,6 +22,7 @@ class ExportReport:
         metadata: what was stamped into the file.
         notes: what a user should know, such as an exporter that failed before another did it.
         duration_ms: wall time by stage.
+        partner: of a checkpoint that encodes queries and documents by different models, the export of the other one.
     """
 
     output: str
@@ -41,3 +42,4 @@ class ExportReport:
     verification: Verification | None
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
+    partner: ExportReport | None = None

@@ -10,11 +10,13 @@ import logging
 import re
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
+from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
@@ -22,8 +24,9 @@ from onnxtool.export.length_verification import ShorterError, longest_case, merg
 from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.sizes import SEQUENCE
 from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
+from onnxtool.export.pair import Side, find_sides
 from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline, encoder_path
-from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
+from onnxtool.export.preparation import Job, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import (
@@ -72,6 +75,8 @@ _Failure = ExportError | VerificationError | SessionError
 def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
+    A checkpoint whose Router encodes queries and documents by different models becomes two files, both or none.
+
     Strategies are tried in their order until one gives a file with the model's outputs; the report says which, and its
     notes why the ones before did not.
 
@@ -82,15 +87,35 @@ def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) ->
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
-    with listening(on_progress):
-        return _export(options)
+    with listening(on_progress), ExitStack() as outputs:
+        _check_options(options)
+        reports = [_export(side, outputs) for side in find_sides(options)]
+        if len(reports) == 1:
+            return reports[0]
+        _require_comparable(*reports)
+        return replace(reports[0], partner=reports[1])
 
 
-def _export(options: ExportOptions) -> ExportReport:
+def _check_options(options: ExportOptions) -> None:
     if options.exporter not in EXPORTER_NAMES:
         raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     check_opset(options.opset)
-    job = prepare(options)
+
+
+def _require_comparable(first: ExportReport, second: ExportReport) -> None:
+    """Refuse queries and documents of which no similarity could be computed."""
+    shapes = [(report.outputs[0].name, report.outputs[0].shape[-1]) for report in (first, second)]
+    if shapes[0] != shapes[1]:
+        found = " and ".join(f"{name} of {width}" for name, width in shapes)
+        raise ExportError(
+            f"the routes of {first.source} give {found}, which cannot be compared", "export one of them with --route"
+        )
+
+
+def _export(side: Side, outputs: ExitStack) -> ExportReport:
+    """Export one side by the first strategy that is right; its files get their names when `outputs` closes."""
+    options = side.options
+    job = replace(prepare(options, side.located), stamps=side.stamps)
     if not options.force:
         check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
     _check_tokens(job)
@@ -101,7 +126,7 @@ def _export(options: ExportOptions) -> ExportReport:
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
-            report = _export_by(strategy, job)
+            report = _export_by(strategy, job, outputs)
         except (ExportError, VerificationError, SessionError) as error:
             failures.append((strategy, error))
             _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
@@ -112,7 +137,7 @@ def _export(options: ExportOptions) -> ExportReport:
     while shorter is not None:
         strategy, limit = shorter
         try:
-            return _with_reasons(_export_by(strategy, replace(job, lengths=limit.lengths)), strategy, others)
+            return _with_reasons(_export_by(strategy, replace(job, lengths=limit.lengths), outputs), strategy, others)
         except ShorterError as error:  # below the maximum thresholds are tried that were not before
             shorter = (strategy, error)
     if not failures:
@@ -154,13 +179,21 @@ def plan_export(options: ExportOptions) -> WritePlan:
     Raises:
         OnnxtoolError: as `export_model`, as far as it is known without the model.
     """
-    source, target, paths = locate(options)
+    plans = [_plan(side) for side in find_sides(options)]
+    files = [file for plan in plans for file in plan.files]
+    return WritePlan("export", tuple(files), tuple(dict.fromkeys(note for plan in plans for note in plan.notes)))
+
+
+def _plan(side: Side) -> WritePlan:
+    options, (source, target, paths) = side.options, side.located
     checkpoint = open_checkpoint(options, source, target)
     graphs = [paths.graph]
     if checkpoint.task == TEXT_TO_TEXT_WITH_CACHE and getattr(checkpoint.config, "is_encoder_decoder", False):
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
+    if source.route is not None:  # the files of a route are of its modules alone
+        names.pop(ROUTER_NAME)
     found = {name: file for name in names if (file := source.locate(name)) is not None}
     existing = {name for name in found if (paths.files / name).is_file()}
     same = {name for name in existing if filecmp.cmp(found[name], paths.files / name, shallow=False)}
@@ -189,7 +222,7 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
     )
 
 
-def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
+def _export_by(strategy: ExportStrategy, job: Job, outputs: ExitStack) -> ExportReport:
     options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
     model = job.models.take(strategy.attention)
     architecture = type(model).__name__
@@ -210,6 +243,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         max_length=job.lengths.longest,
         choices=options.choices,
     )
+    described |= job.stamps
     graph.metadata_props.update(described)
     if encoder is not None:
         graph.metadata_props.update(_describe_decoder(job))
@@ -221,7 +255,8 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         specification.adapt(graph)
     stopwatch.lap("trace")
     _LOGGER.info("strategy %s traced %d nodes, opset %d", strategy.name, graph.graph.num_nodes(), opset)
-    with staged(paths.graph, force=options.force, root=paths.root) as staging:
+    with ExitStack() as output:
+        staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
         tell(f"writing {paths.graph}")
         path = save_model(graph, staging)
         twin = _write_second(specification, second, path)
@@ -245,6 +280,7 @@ def _export_by(strategy: ExportStrategy, job: Job) -> ExportReport:
         if specification is not None:
             specification.target.pack(specification.model, sidecars, path)
         exported = ModelFile.open(path)
+        outputs.push(output.pop_all())
     return ExportReport(
         output=str(paths.graph),
         files=str(paths.files),

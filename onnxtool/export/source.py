@@ -5,7 +5,6 @@ Everything is read through transformers, so that its cache, its mirrors and its 
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import urllib.request
@@ -15,31 +14,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from onnxtool.checkpoint.files import ADAPTER_NAME, CheckpointFiles
-from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
-from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
+from onnxtool.checkpoint.files import ADAPTER_NAME
+from onnxtool.checkpoint.folder import AT_THE_TOP, ModuleFiles
+from onnxtool.checkpoint.hub_names import Snapshot, hub_id, is_path, path_parts, require_cached_commit
 from onnxtool.checkpoint.module_settings import require_no_routes
-from onnxtool.checkpoint.sentence_modules import (
-    ENCODER_NAME,
-    MODULES_NAME,
-    ROUTER_NAME,
-    TRANSFORMERS,
-    SentenceModules,
-    stays_inside,
-    transformer_folder,
-)
+from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError
 from onnxtool.export.downloads import fetch
 from onnxtool.model_file.licenses import License
 from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
-# What describes the checkpoint as a whole.
-_AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
 
 
 @dataclass(frozen=True)
-class Source(CheckpointFiles):
+class Source(ModuleFiles):
     """Where a checkpoint lies. Its files are looked up once: each look-up on the hub is a request.
 
     Attributes:
@@ -133,10 +122,20 @@ class Source(CheckpointFiles):
 
     @property
     def name(self) -> str:
-        """The last part of the id or folder, after which the output is called."""
+        """The last part of the id or folder, after which the output is called; of a snapshot, that of its id."""
+        return path_parts(self.model_name)[-1]
+
+    @cached_property
+    def snapshot(self) -> Snapshot | None:
+        """What a folder of the hub's cache is of, also one that is reached by a link; None for any other."""
+        return Snapshot.of(Path(self.model_name).resolve()) if self.is_local else None
+
+    @property
+    def origin(self) -> str:
+        """What the model is called elsewhere: its id on the hub, or the name of its folder without the path."""
         if not self.is_local:
-            return self.model_name.rsplit("/", 1)[-1]
-        return Path(os.path.abspath(self.model_name)).name  # noqa: PTH100  resolve() would follow links to other names
+            return self.model_name
+        return self.name if self.snapshot is None else self.snapshot.model_id
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -149,14 +148,9 @@ class Source(CheckpointFiles):
         return {**arguments, "subfolder": self.transformer_folder} if self.transformer_folder else arguments
 
     @cached_property
-    def transformer_folder(self) -> str:
-        """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
-        return transformer_folder(self, self.route)
-
-    @cached_property
     def adapter(self) -> dict[str, Json]:
         """The settings of PEFT's adapter beside or in place of the transformer; empty where there is none."""
-        return self._read_own(ADAPTER_NAME)
+        return self.read(ADAPTER_NAME)
 
     @cached_property
     def base(self) -> Source | None:
@@ -166,7 +160,7 @@ class Source(CheckpointFiles):
             CheckpointError: the adapter does not name it, or it cannot be found.
         """
         inside = f"{self.transformer_folder}/" if self.transformer_folder else ""
-        if not self.adapter or any(self._find(name) for name in (f"{inside}config.json", "config.json")):
+        if not self.adapter or any(self.file_at(name) for name in (f"{inside}config.json", "config.json")):
             return None
         name, revision = self.adapter.get("base_model_name_or_path"), self.adapter.get("revision")
         if not isinstance(name, str) or not name:
@@ -201,7 +195,7 @@ class Source(CheckpointFiles):
     @property
     def tokenizer(self) -> Source:
         """Where the tokenizer is: here, or in the base of an adapter that was saved without one."""
-        return self if self.base is None or self._locate_own("tokenizer_config.json") is not None else self.base
+        return self if self.base is None or super().locate("tokenizer_config.json") is not None else self.base
 
     @property
     def label(self) -> str:
@@ -209,16 +203,7 @@ class Source(CheckpointFiles):
         return self.model_name
 
     @cached_property
-    def sentence_modules(self) -> SentenceModules:
-        """What sentence-transformers computes with the checkpoint.
-
-        Raises:
-            CheckpointError: a file of it is malformed, or modules.json names a path outside the checkpoint.
-        """
-        return as_multi_vector(SentenceModules.of(self, self.route), self)
-
-    @cached_property
-    def _card(self) -> dict[str, Any]:
+    def card(self) -> dict[str, Any]:
         """The front matter of the model card; empty where it has none that can be read."""
         import yaml
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
@@ -235,14 +220,14 @@ class Source(CheckpointFiles):
     @property
     def card_tags(self) -> tuple[str, ...]:
         """The tags in the model card's front matter, and the pipeline that it names."""
-        tags, pipeline = self._card.get("tags"), self._card.get("pipeline_tag")
+        tags, pipeline = self.card.get("tags"), self.card.get("pipeline_tag")
         named = [*(tags if isinstance(tags, list) else ()), *([pipeline] if pipeline else ())]
         return tuple(str(tag) for tag in named)
 
     @property
     def license(self) -> License:
         """The license that the model card names, or else config.json."""
-        return License.of_checkpoint(self._card, self.read("config.json"))
+        return License.of_checkpoint(self.card, self.read("config.json"))
 
     def locate(self, name: str) -> Path | None:
         """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.
@@ -250,22 +235,13 @@ class Source(CheckpointFiles):
         A file of the transformer, such as config.json, is looked for in the transformer's folder first, and that of an
         adapter in the folder of its base last.
         """
-        found = self._locate_own(name)
-        if found is not None or "/" in name or name in (*_AT_THE_TOP, ADAPTER_NAME) or self.base is None:
+        found = super().locate(name)
+        if found is not None or "/" in name or name in (*AT_THE_TOP, ADAPTER_NAME) or self.base is None:
             return found
         return self.base.locate(name)
 
-    def _read_own(self, name: str) -> dict[str, Json]:
-        return self.read(name) if self._locate_own(name) is not None else {}
-
-    def _locate_own(self, name: str) -> Path | None:
-        if "/" not in name and name not in _AT_THE_TOP and self.transformer_folder:
-            found = self._find(f"{self.transformer_folder}/{name}")
-            if found is not None:
-                return found
-        return self._find(name)
-
-    def _find(self, name: str) -> Path | None:
+    def file_at(self, name: str) -> Path | None:
+        """Return the path of a file in the folder or the hub's cache; None where there is none."""
         from transformers.utils import cached_file
 
         if name in self._located:

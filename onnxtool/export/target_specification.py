@@ -23,7 +23,7 @@ from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.choice import read_head, require_expanding_token
+from onnxtool.export.heads.choice import read_head, require_expanding_token, task_with_head
 from onnxtool.export.heads.head import Head
 from onnxtool.export.heads.m3 import is_m3
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
@@ -285,19 +285,29 @@ class TargetSpecification:
             model.ir_version = min(model.ir_version, self.target.max_ir)
 
 
-def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any) -> TargetSpecification | None:
+def specify(
+    target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any, head_name: str = "auto"
+) -> TargetSpecification | None:
     """Work out what the export of a checkpoint must be for a target; None for one that takes any graph.
+
+    Args:
+        target: the consumer.
+        checkpoint: the checkpoint.
+        signature: of its model.
+        tokenizer: of the checkpoint.
+        head_name: the head that a user asked for, which has to be the one that the target needs.
 
     Raises:
         CheckpointError: the checkpoint pools as onnxtool cannot.
-        TargetError: the target takes no such model, or needs something of it that it does not have.
+        TargetError: the target takes no such model, needs something of it that it does not have, or needs another head.
     """
     if target.takes_any_graph:
         return None
+    task = task_with_head(head_name, checkpoint.task)
     source, architecture = checkpoint.source, checkpoint.architecture
     inputs, outputs = tuple(signature.inputs), signature.outputs
     looks_up = source.sentence_modules.query is not None
-    kind = kind_of(checkpoint.task, looks_up_queries=looks_up)
+    kind = kind_of(task, looks_up_queries=looks_up)
     trained = None if target.computes_all(kind) else _trained_head(source, kind)
     if trained is not None and trained.leaves_prompt_out:
         raise TargetError(
@@ -312,7 +322,7 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
             "pass --target plain",
         )
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
-    use = target.use_for(checkpoint.task, modules, pads_left=pads_left, looks_up_queries=looks_up)
+    use = target.use_for(task, modules, pads_left=pads_left, looks_up_queries=looks_up)
     left_out = ""
     if kind == DENSE and is_m3(source):
         left_out = f"{target.title} gets the dense vector of this M3 embedder alone, no weights or vectors of tokens"
@@ -324,6 +334,15 @@ def specify(target: Target, checkpoint: Checkpoint, signature: Signature, tokeni
             )
     if kind == TOKENS:
         require_expanding_token(source, tokenizer)
+    names = ("none", *(info.name for info in use.outputs)) if use.head == "none" else (use.head,)
+    if head_name not in ("auto", *names):
+        how = f"with the head {use.head}"
+        if use.head == "none":
+            how = f"by their {' and '.join(names[1:])}, and computes the rest itself"
+        raise TargetError(
+            f"{target.title} takes {use.kind} {how}; --head {head_name} was passed",
+            "leave --head out, or pass --target plain",
+        )
     target.check_checkpoint(use, source, tokenizer)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:

@@ -299,7 +299,8 @@ def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenV
             yield Answer(outputs={TOKENS: vectors.shape}, token_vectors=vectors)
             continue
         if text.query not in read.queries:
-            query = model.encode_windows(model.windows([text.query], task=QUERY))
+            asking = model.of_task(QUERY)
+            query = asking.encode_windows(asking.windows([text.query], task=QUERY))
             assert isinstance(query, TokenVectors)  # noqa: S101  as `encoded`, of the same head
             read.queries[text.query] = query
         scores = read.queries[text.query].max_similarities(encoded.take([place]), is_mean=is_mean)
@@ -377,6 +378,8 @@ def _notes(model: TextModel, request: Request, counts: Counts) -> list[str]:
     notes = []
     if not stated_task(model.session.model):
         notes.append(f"the model does not say what it is for; read as {model.task} from its outputs")
+    if request.task is None and (note := model.route_note):
+        notes.append(note)
     if prompt := model.prompts.find(request.prompt, request.task):
         notes.append(f"{prompt!r} stands before each text")
     limit = model.limit_of(request.task)

@@ -17,6 +17,7 @@ from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.report import InferReport
+from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.text_model import TASKS, AnyVectors, TextModel
@@ -58,7 +59,8 @@ class LoadedModel(TextModel):
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         asked = None if long is None else LongTexts.of(long)
-        return answer_texts(self, make_request(self, texts, query, Asked(prompt, task, asked, top_k)), on_progress)
+        model = self.of_task(self.task_of(task))
+        return answer_texts(model, make_request(model, texts, query, Asked(prompt, task, asked, top_k)), on_progress)
 
     def stream(
         self,
@@ -70,7 +72,7 @@ class LoadedModel(TextModel):
         on_progress: Callable[[str], None] = lambda _stage: None,
     ) -> Iterator[InferReport]:
         """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
-        return stream_answers(self, texts, query, asked, on_progress, total)
+        return stream_answers(self.of_task(self.task_of(asked.task)), texts, query, asked, on_progress, total)
 
 
 def load(
@@ -82,6 +84,7 @@ def load(
     inter_threads: int = 0,
     representation: str | None = None,
     encoder_path: Path | None = None,
+    partner_path: Path | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -95,6 +98,8 @@ def load(
         representation: of an M3 embedder (bge-m3), which of its vectors: `dense`, `sparse` or `colbert`; None for
             dense, and for every other model.
         encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
+        partner_path: of a checkpoint that encodes queries and documents by different models, the file of the other
+            one; None for the file that this one names. It is loaded once texts come that it is for.
         on_progress: is told what is being done.
 
     Raises:
@@ -121,6 +126,13 @@ def load(
         head.require_room(limits.get(QUERY) or graph_limit(reads, folder))
     prompts = Prompts.of(folder)
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
+
+    def open_partner(other: Path) -> LoadedModel:
+        return load(
+            other, model_name=None if folder.route is None else model_name, provider=provider, threads=threads,
+            inter_threads=inter_threads, representation=representation,
+        )  # fmt: skip
+
     on_progress(f"loading {path}")
     return LoadedModel(
         session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
@@ -134,6 +146,8 @@ def load(
         prompts=prompts,
         limits=limits,
         chats=None if template is None else Chats(template, tokenizer),
+        partner_path=partner_path,
+        open_partner=open_partner,
     )
 
 
@@ -161,7 +175,8 @@ def encode(
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         return queries.encode(texts, prompt=prompt)
-    model = load(model_path, model_name=model_name, provider=provider, representation=representation)
+    path, model_name = find_file(Path(model_path), model_name, task)
+    model = load(path, model_name=model_name, provider=provider, representation=representation)
     return model.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
     )

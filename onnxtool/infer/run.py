@@ -19,6 +19,7 @@ from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures.answering import answer_pictures
 from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.infer.report import InferReport
+from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.model_file import ModelFile
 
@@ -55,6 +56,7 @@ def run_texts(
     if takes_pictures(ModelFile.open(options.model_path)):
         return answer_pictures(options, on_progress)
     _refuse_pictures(options)
+    options = _for_task(options)
     texts = tuple(given_texts(options)) if texts is None else texts
     queries = _queries(options)
     if queries is not None:
@@ -97,6 +99,7 @@ def stream_texts(
         yield replace(answer_pictures(options, on_progress), similarities=(), rankings=())
         return
     _refuse_pictures(options)
+    options = _for_task(options)
     texts = given_texts(options) if texts is None else texts
     if generation is not None:
         yield from _stream_written(options, generation, texts, on_progress)
@@ -135,6 +138,12 @@ def _queries(options: InferOptions) -> StaticQueries | None:
     if QUERY not in (options.task, options.prompt):
         return None
     return load_queries(options.model_path, model_name=options.model_name)
+
+
+def _for_task(options: InferOptions) -> InferOptions:
+    """Return the options with the file that the texts are for, where queries and documents have one each."""
+    path, model_name = find_file(options.model_path, options.model_name, options.task)
+    return replace(options, model_path=path, model_name=model_name)
 
 
 def _asked(options: InferOptions) -> Asked:

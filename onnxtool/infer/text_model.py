@@ -5,9 +5,10 @@ Letters of shapes: B batch, N texts, S sequence, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,14 @@ from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.routes import file_for
 from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.vector_form import RangesLike, VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
@@ -53,6 +57,9 @@ class TextModel:
         prompts: what the checkpoint has written before texts.
         limits: of queries and of documents, by task, where the checkpoint has others for these.
         chats: what reads texts as chats; None for a model that takes them as they are.
+        partner_path: the file for the texts that this one is not for, of a checkpoint that encodes queries and
+            documents by different models; None for the one that the file names.
+        open_partner: loads that file.
     """
 
     session: Session
@@ -66,6 +73,8 @@ class TextModel:
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
     limits: Mapping[str, Limit] = field(default_factory=dict)
     chats: Chats | None = None
+    partner_path: Path | None = None
+    open_partner: Callable[[Path], TextModel] | None = None
 
     @property
     def is_sparse(self) -> bool:
@@ -81,6 +90,37 @@ class TextModel:
     def gives_vectors(self) -> bool:
         """Whether the model encodes texts to vectors: a sentence encoder, a sparse one, or one of late interaction."""
         return isinstance(self.head, VectorHead)
+
+    def of_task(self, task: str | None) -> TextModel:
+        """Return the model that encodes texts for a task: this one, or its partner, which is loaded the first time.
+
+        Args:
+            task: `query` or `document`; None for this one.
+
+        Raises:
+            InputError: the file for these texts is not there, or does not belong to this one.
+            OnnxtoolError: it cannot be loaded.
+        """
+        path = self.session.model.path
+        return self if self._file_for(task) == path or self.open_partner is None else self._partner
+
+    @property
+    def route_note(self) -> str:
+        """What a user should know who says nothing of what texts are for; empty where one file reads all of them."""
+        metadata = self.session.model.metadata
+        others = [task for task in TASKS if task not in metadata.get(READS_KEY, ", ".join(TASKS)).split(", ")]
+        if not others:
+            return ""
+        return f"the route {metadata.get(ROUTE_KEY)} reads the texts; the task {others[0]} has an encoder of its own"
+
+    def _file_for(self, task: str | None) -> Path:
+        return file_for(self.session.model, task, self.partner_path)
+
+    @cached_property
+    def _partner(self) -> TextModel:
+        assert self.open_partner is not None  # noqa: S101  of_task asks for it
+        (task,) = (task for task in TASKS if self._file_for(task) != self.session.model.path)
+        return self.open_partner(self._file_for(task))
 
     def tokenize(
         self, texts: Sequence[Text], *, prompt: str | None = None, task: str | None = None
@@ -124,6 +164,11 @@ class TextModel:
         """
         if task is not None and task not in TASKS:
             raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
+        if (path := self._file_for(task)) != self.session.model.path:
+            raise InputError(
+                f"{self.session.model.path} does not read texts of the task {task}: {path} does",
+                "load that file, or take the model that of_task() gives",
+            )
         self.require_documents(task or prompt)
         before, limit, long = self.prompts.find(prompt, task), self.limit_of(task), LongTexts.of(long)
         if self.chats is not None:
@@ -262,6 +307,11 @@ class TextModel:
         """
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
+        if (model := self.of_task(task)) is not self:
+            return model.encode(
+                texts, prompt=prompt, task=task, long=long, keep_special=keep_special, vectors_as=vectors_as,
+                ranges=ranges, dimensions=dimensions,
+            )  # fmt: skip
         form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
         if task == QUERY and self.queries is not None:
             return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
@@ -310,12 +360,18 @@ class TextModel:
                 'encode queries with `onnxtool infer --prompt query`, or with encode(texts, task="query")',
             )
 
+    @property
+    def hint_of_vectors(self) -> str:
+        """What to do where vectors are asked of a model that gives none."""
+        usual = "encode with a model for sentence-similarity or sparse-encoding"
+        return f"{usual}, or {EXPORT_SPLADE}" if isinstance(self.head, Masks) and self.head.may_be_splade else usual
+
     def _vector_head(self) -> VectorHead[Any]:
         if isinstance(self.head, VectorHead):
             return self.head
         raise InputError(
             f"{self.session.model.path} is for {self.task}, and gives no vector for a text",
-            "encode with a model for sentence-similarity or sparse-encoding; answer() gives what this one is for",
+            f"{self.hint_of_vectors}; answer() gives what this one is for",
         )
 
     def _finished(self, vectors: Any, *, keep_special: bool) -> AnyVectors:

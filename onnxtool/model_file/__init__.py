@@ -87,6 +87,20 @@ class ModelFile:
         files = {self.path, *(self.path.parent / location for location in self.external_locations)}
         return sum(file.stat().st_size for file in files)
 
+    def plain_name(self, key: str, kind: str = "file") -> str | None:
+        """Return the name of what lies beside the file, which its metadata has under `key`; None where it has none.
+
+        Raises:
+            ModelFileError: it leads elsewhere: metadata is untrusted.
+        """
+        name = self.metadata.get(key)
+        if name is not None and (name in (".", "..") or any(character in name for character in "/\\:\0")):
+            raise ModelFileError(
+                f"the metadata {key} of {self.path} is {name!r}, which is not the name of a {kind} beside it",
+                "do not trust this file, or name the other one yourself",
+            )
+        return name or None
+
     def metadata_number(self, key: str) -> int | None:
         """Return the positive number in the metadata under `key`; None where there is none.
 

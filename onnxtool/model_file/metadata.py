@@ -22,6 +22,12 @@ VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # the most tokens that its exp
 INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
 TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # of a tokenizer.json that reads texts as transformers does
+# Of a checkpoint with a Router: whose modules the graph computes, and which texts these are for (query, document).
+# Other texts are for the partner, the file beside it of another route. Both have one digest, of all their weights.
+ROUTE_KEY = "onnxtool.route"
+READS_KEY = "onnxtool.reads"
+PARTNER_KEY = "onnxtool.partner"
+PAIR_KEY = "onnxtool.pair_sha256"
 # Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"

@@ -12,6 +12,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from onnxtool.benchmarking import BenchmarkOptions
+from onnxtool.checkpoint.hub_names import path_parts
 from onnxtool.errors import InputError
 from onnxtool.evaluation import EvaluateOptions
 from onnxtool.export import ExportOptions
@@ -116,7 +117,7 @@ def read_config(path: Path) -> ReleaseConfig:
     checkpoint = tables["checkpoint"]
     if (here / checkpoint).is_dir() or checkpoint.startswith((".", "/", "~")):
         checkpoint = str(here / Path(checkpoint).expanduser())
-    name = tables.get("name", Path(tables["checkpoint"]).name)
+    name = tables.get("name", path_parts(checkpoint)[-1])
     if not _NAME.fullmatch(name):
         raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
     provider = tables.get("provider", "cpu")

@@ -165,7 +165,7 @@ class _Release:
             options = ExportOptions(
                 config.checkpoint, output=folder / f"{config.name}.onnx", revision=config.revision, **config.export
             )
-            export_model(options, on_progress=listener())
+            _export_one(options)
             return None
 
         return Step("export", {**self._of_export(), "name": config.name}, make)
@@ -198,7 +198,7 @@ class _Release:
                 revision=config.revision,
                 **{"force": True, **config.export},
             )
-            export_model(options, on_progress=listener())
+            _export_one(options)
             return str(layout(target, output, config.name).graph.relative_to(folder))
 
         return Step(f"target {name}", {**self._of_export(), "target": name, "name": config.name}, make)
@@ -438,6 +438,19 @@ def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[Verifie
         for step in metadata_steps
         if step.get("verified")
     )
+
+
+def _export_one(options: ExportOptions) -> None:
+    """Export a checkpoint that becomes one file.
+
+    Raises:
+        InputError: it encodes queries and documents by different models.
+    """
+    if export_model(options, on_progress=listener()).partner is not None:
+        raise InputError(
+            f"{options.model_name} encodes queries and documents by different models, and a release is of one file",
+            'add route = "query" or "document" to [export], and release each',
+        )
 
 
 def _model(name: str, path: Path) -> ReleasedModel:

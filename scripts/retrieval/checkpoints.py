@@ -289,6 +289,38 @@ def _mapped_router(folder: Path, base: Path) -> None:
     SentenceTransformer(modules=[Router(routes, route_mappings=mappings)]).save_pretrained(str(folder))
 
 
+def _first_route(folder: Path, base: Path) -> None:
+    """As Router makes it of routes alone: texts of no task take the first."""
+    query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
+    draw(document, 5)
+    routes = {"query": [query, Pooling(HIDDEN, "cls")], "document": [document, Pooling(HIDDEN, "mean")]}
+    SentenceTransformer(modules=[Router(routes)], prompts=_PROMPTS).save_pretrained(str(folder))
+
+
+def _named_routes(folder: Path, base: Path) -> None:
+    query, document = Transformer(str(encoder(base / "q"))), Transformer(str(encoder(base / "d")))
+    draw(document, 5)
+    routes = {"light": [query, Pooling(HIDDEN, "cls")], "heavy": [document, Pooling(HIDDEN, "mean")]}
+    mappings: Any = {("query", None): "light", ("document", "text"): "heavy"}
+    router = Router(routes, default_route="heavy", route_mappings=mappings)
+    SentenceTransformer(modules=[router]).save_pretrained(str(folder))
+
+
+def _table_of_queries(folder: Path, base: Path) -> None:
+    document = Transformer(str(encoder(base)))
+    query = seeded(StaticEmbedding(document.tokenizer, embedding_dim=HIDDEN))
+    router = Router.for_query_document([query], [document, Pooling(HIDDEN, "mean")])
+    SentenceTransformer(modules=[router, Normalize()]).save_pretrained(str(folder))
+
+
+def _two_splades(folder: Path, base: Path) -> None:
+    paths = (str(encoder(base / name, masked=True)) for name in ("q", "d"))
+    query, document = (Transformer(path, transformer_task="fill-mask") for path in paths)
+    draw(document, 5)
+    router = Router.for_query_document([query, SpladePooling("max")], [document, SpladePooling("sum")])
+    SparseEncoder(modules=[router]).save_pretrained(str(folder))
+
+
 def _csr(folder: Path, base: Path) -> None:
     first = Transformer(str(encoder(base)))
     autoencoder = seeded(SparseAutoEncoder(HIDDEN, 64, k=8))
@@ -708,6 +740,11 @@ def _dense_cases() -> Iterator[Case]:
     yield Case("StaticEmbedding and Normalize, truncate_dim", DENSE, _static_chain, needs_text=True)
     yield Case("StaticEmbedding of model2vec", DENSE, _model2vec, needs_text=True)
     yield Case("Router of two encoders", DENSE, _dense_router, tasks=True)
+    yield Case("Router of two encoders, the first for any text", DENSE, _first_route, tasks=True)
+    yield Case("Router of a table and an encoder", DENSE, _table_of_queries, tasks=True, needs_text=True)
+    yield Case("Router with route_mappings", DENSE, _mapped_router, tasks=True)
+    yield Case("Router with routes of other names", DENSE, _named_routes, tasks=True)
+    yield Case("Router behind the pooling", DENSE, _asymmetric, tasks=True)
     yield Case("Router of two encoders, by --route", DENSE, _dense_router, routes=("query", "document"))
     yield Case("Router behind the pooling, by --route", DENSE, _asymmetric, routes=("query", "document"))
     yield Case("Router with route_mappings, by --route", DENSE, _mapped_router, routes=("query", "document"))
@@ -766,6 +803,7 @@ def _sparse_cases() -> Iterator[Case]:
     lengths = {"query_length": 8, "document_length": 20}
     yield Case("SPLADE, query_length and document_length", SPARSE, _splade(transformer=lengths), tasks=True)
     yield Case("inference-free SPLADE", SPARSE, _inference_free, tasks=True)
+    yield Case("Router of two SPLADEs", SPARSE, _two_splades, tasks=True)
     yield Case("SparseStaticEmbedding alone", SPARSE, _static_sparse, needs_text=True)
     yield Case("SparseAutoEncoder", SPARSE, _csr)
     yield Case("SPLADE without modules", SPARSE, _plain_splade)

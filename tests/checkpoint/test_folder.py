@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.utils import filter_repo_objects
 
-from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
+from onnxtool.checkpoint.folder import _HUB_PATTERNS, CheckpointFolder, find_checkpoint_folder
+from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, ModelFileError
+from onnxtool.export.source import Source
 from onnxtool.model_file import ModelFile
-from tests.infer.tiny_models import TinyModel, table, write_checkpoint
+from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
 
 def _model(path: Path, files: str | None = None) -> ModelFile:
@@ -91,6 +96,76 @@ def test_model_name_must_hold_a_tokenizer(tmp_path: Path) -> None:
         find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(tmp_path / "empty"))
 
 
+def _modules(folder: Path, *modules: tuple[str, str], router: dict[str, Any] | None = None) -> None:
+    """Write modules.json with the kinds and the folders of modules, and what a Router chooses between."""
+    listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for kind, path in modules]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    if router is not None:
+        types = {name: f"sentence_transformers.models.{name[-11:]}" for names in router.values() for name in names}
+        (folder / "router_config.json").write_text(json.dumps({"types": types, "structure": router, "parameters": {}}))
+
+
+@pytest.mark.parametrize("inside", ["0_Transformer", "transformer/text"])
+def test_the_tokenizer_may_lie_in_the_folder_of_a_module(tmp_path: Path, inside: str) -> None:
+    """As for an export: the transformer's files come from its own folder, all others from the top."""
+    folder = tmp_path / "checkpoint"
+    write_checkpoint(folder / inside, config={"model_type": "of the module"})
+    (folder / "config.json").write_text('{"model_type": "of the top"}')
+    _modules(folder, ("Transformer", inside))
+    found = find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(folder))
+    assert found.path == folder
+    assert found.read("config.json")["model_type"] == "of the module"
+    assert TextTokenizer(found).vocabulary_size == len(VOCABULARY)
+    assert Source.find(str(folder)).locate("tokenizer.json") == found.locate("tokenizer.json")
+
+
+@pytest.mark.parametrize("route", ["query", "document"])
+def test_of_a_router_the_folder_of_the_models_route_is_read(tmp_path: Path, route: str) -> None:
+    """Which one it is, the file says; one that does not say it is refused by the names of all."""
+    folder = tmp_path / "checkpoint"
+    routes = {name: [f"{name}_0_Transformer"] for name in ("query", "document")}
+    for name, (inside,) in routes.items():
+        write_checkpoint(folder / inside, config={"model_type": name})
+    _modules(folder, ("Router", ""), router=routes)
+    written = TinyModel(table(4, 2), "last_hidden_state", metadata={"onnxtool.route": route}).write(tmp_path / "r.onnx")
+    found = find_checkpoint_folder(ModelFile.open(written), str(folder))
+    assert found.read("config.json")["model_type"] == route
+    assert found.sentence_modules.modules[0].folder == f"{route}_0_Transformer"
+    with pytest.raises(InputError, match="has the routes query, document .* does not say whose it is"):
+        find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(folder))
+    (folder / f"{route}_0_Transformer" / "tokenizer.json").unlink()
+    with pytest.raises(InputError, match=rf"{route}_0_Transformer has no tokenizer\.json"):
+        find_checkpoint_folder(ModelFile.open(written), str(folder))
+
+
+def test_a_route_alone_needs_no_router(tmp_path: Path) -> None:
+    """Beside the file of a route lie the modules of that route, and any folder of one model will do."""
+    metadata = {"onnxtool.route": "query"}
+    written = TinyModel(table(4, 2), "last_hidden_state", metadata=metadata).write(tmp_path / "bert.onnx")
+    beside = write_checkpoint(tmp_path / "bert")
+    assert find_checkpoint_folder(ModelFile.open(written)).path == beside
+    assert find_checkpoint_folder(ModelFile.open(written), str(beside)).path == beside
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        *((name, True) for name in ("tokenizer.json", "0_Transformer/tokenizer.json", "0_Transformer/config.json")),
+        *((name, True) for name in ("router_config.json", "query_0_Transformer/tokenizer_config.json")),
+        *((name, True) for name in ("1_Router/query_0_MLMTransformer/tokenizer.json", "1_Router/router_config.json")),
+        *(
+            (name, True)
+            for name in ("query_0_SparseStaticEmbedding/model.safetensors", "document_1_Pooling/config.json")
+        ),
+        *((name, False) for name in ("model.safetensors", "0_Transformer/model.safetensors", "onnx/model.onnx")),
+        *((name, False) for name in ("0_StaticEmbedding/model.safetensors", "runs_1/trainer_state.json")),
+    ],
+)
+def test_of_an_id_the_files_of_modules_are_fetched_too(name: str, wanted: bool) -> None:
+    """By the hub's own filter of names; no weights of a transformer."""
+    assert list(filter_repo_objects([name], allow_patterns=_HUB_PATTERNS)) == [name] * wanted
+
+
 def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights are never asked for, but those of the small layers behind a pooling."""
     wanted = write_checkpoint(tmp_path / "cache")
@@ -105,7 +180,7 @@ def test_a_hub_id_fetches_the_small_files_only(tmp_path: Path, monkeypatch: pyte
     assert find_checkpoint_folder(_model(tmp_path / "bert.onnx"), "owner/name").path == wanted
     assert asked[0] == "owner/name"
     weights = [pattern for pattern in asked[1:] if not pattern.endswith((".json", ".jinja", ".metadata"))]
-    assert weights == ["*_Dense/model.safetensors", "*_LayerNorm/model.safetensors"]
+    assert weights == [f"*_{kind}/model.safetensors" for kind in ("Dense", "LayerNorm", "SparseStaticEmbedding")]
 
 
 @pytest.mark.parametrize("error", [LocalEntryNotFoundError("no network\nmore"), ValueError("no network")])

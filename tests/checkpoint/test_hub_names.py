@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
+from onnxtool.checkpoint.hub_names import Snapshot, hub_id, is_path, path_parts, require_cached_commit
 from onnxtool.errors import CheckpointError
 
 
@@ -77,3 +77,34 @@ def test_a_pipe_in_the_cache_is_not_waited_for(
     path.unlink()
     path.write_text("0" * 40, "utf-8")
     require_cached_commit("org/name", revision)
+
+
+@pytest.mark.parametrize(
+    ("folder", "found"),
+    [
+        ("/hub/models--naver--splade-v3/snapshots/ab12", Snapshot("naver/splade-v3", "ab12")),
+        ("/hub/models--bert-base-uncased/snapshots/ab12", Snapshot("bert-base-uncased", "ab12")),
+        ("/hub/datasets--mteb--nq/snapshots/ab12", None),
+        ("/hub/models--a--b--c/snapshots/ab12", None),
+        ("/hub/models--/snapshots/ab12", None),
+        ("/hub/models/snapshots/ab12", None),
+        ("/hub/models--naver--splade-v3/refs/main", None),
+        ("/hub/models--naver--splade-v3/snapshots/ab12/onnx", None),
+        ("/", None),
+    ],
+)
+def test_a_snapshot_is_known_by_its_place_in_the_cache(folder: str, found: Snapshot | None) -> None:
+    """The id and the commit stand in the path."""
+    assert Snapshot.of(Path(folder)) == found
+
+
+def test_the_name_of_a_checkpoint_is_the_last_part_of_its_id_or_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from inside of the folder, and of a snapshot that of the id."""
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "ab12"
+    snapshot.mkdir(parents=True)
+    assert path_parts("org/name") == path_parts(str(snapshot)) == ("org", "name")
+    assert path_parts(str(tmp_path))[-1] == tmp_path.name
+    monkeypatch.chdir(snapshot)
+    assert path_parts(".")[-1] == "name"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from sentence_transformers.base.modules import Router
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.module_settings import require_known_settings
@@ -99,6 +102,70 @@ def test_a_route_that_cannot_be_read_is_refused(
     """Whatever router_config.json says."""
     with pytest.raises(InputError, match=reason):
         read(routed(tmp_path, **change), route)
+
+
+BOTH = {"query": "query", "document": "document"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({"default_route": "document"}, {**BOTH, "": "document"}),
+        ({}, {**BOTH, "": "query"}),
+        ({"default_route": None, "allow_empty_key": True}, {**BOTH, "": "query"}),
+        ({"default_route": None, "allow_empty_key": False}, BOTH),
+        ({"default_route": "table"}, BOTH),
+        ({"default_route": "nothing"}, BOTH),
+        ({"default_route": 3}, BOTH),
+        (
+            {"route_mappings": {"('query', 'text')": "document"}},
+            {"query": "document", "document": "document", "": "query"},
+        ),
+        ({"route_mappings": {"(None, None)": "query"}}, {"query": "query", "document": "query", "": "query"}),
+        ({"route_mappings": {"('query', 'image')": "document"}}, {**BOTH, "": "query"}),
+        ({"route_mappings": {'( "document",None )': "query"}}, {"query": "query", "document": "query", "": "query"}),
+        ({"route_mappings": {"('query', None)": "table"}}, {"document": "document", "": "query"}),
+        ({"route_mappings": 3}, {**BOTH, "": "query"}),
+    ],
+)
+def test_the_route_of_a_task_is_that_of_sentence_transformers(
+    tmp_path: Path, parameters: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """By the mappings of tasks and texts, by its name, or by default; routes without a model are left out."""
+    modules = read(routed(tmp_path, parameters=parameters))
+    assert modules.route_of == expected
+    assert read(tmp_path, "query").route_of == expected
+
+
+@pytest.mark.parametrize("default", [None, "document"])
+@pytest.mark.parametrize("names", [("query", "document"), ("document", "text"), ("a", "b"), ("text", "query")])
+@pytest.mark.parametrize(
+    "mappings",
+    [
+        {},
+        {("query", "text"): 0, (None, None): 1},
+        {("document", None): 0, (None, "text"): 1},
+        {(None, "image"): 0, ("query", None): 1},
+    ],
+)
+def test_tasks_are_resolved_as_by_router_itself(
+    tmp_path: Path, default: str | None, names: tuple[str, str], mappings: dict[Any, int]
+) -> None:
+    """Whatever its routes are called; what it refuses has no route."""
+    routes = {name: [torch.nn.Identity()] for name in names}
+    stated = {key: names[place] for key, place in mappings.items()}
+    router = Router(routes, default_route=default if default in names else None, route_mappings=stated)
+    listed: dict[str, Any] = {"structure": {name: [f"{name}_0_Transformer"] for name in names}}
+    listed["types"] = {f"{name}_0_Transformer": MODELS + "Transformer" for name in names}
+    parameters = router.get_config_dict()
+    parameters["route_mappings"] = {str(key): route for key, route in parameters["route_mappings"].items()}
+    (tmp_path / "modules.json").write_text(json.dumps([{"path": "", "type": MODELS + "Router"}]))
+    (tmp_path / "router_config.json").write_text(json.dumps({**listed, "parameters": parameters}))
+    expected = {}
+    for task in ("query", "document", ""):
+        with suppress(ValueError):
+            expected[task] = router._resolve_route(task=task or None, modality="text")
+    assert read(tmp_path).route_of == expected
 
 
 def test_a_checkpoint_without_routes_has_none_to_choose(tmp_path: Path) -> None:

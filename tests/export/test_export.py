@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,64 @@ def test_the_head_that_a_checkpoint_was_trained_with_is_put_on(workshop: Worksho
     report = unverified(workshop.checkpoint("tiny-splade"), tmp_path / "m.onnx")
     assert [(tensor.name, tensor.shape) for tensor in report.outputs] == [("sparse", ("batch_size", 30522))]
     assert report.head == "splade"
-    assert any("tags name splade" in note and "--head none" in note for note in report.notes)
+    assert any("tags name splade" in note and "--head logits" in note for note in report.notes)
+
+
+def without_card(workshop: Workshop, folder: Path) -> Path:
+    """Copy the SPLADE-shaped model as a script of training saves it."""
+    return shutil.copytree(workshop.checkpoint("tiny-splade"), folder, ignore=shutil.ignore_patterns("README.md"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "made", "note"),
+    [
+        ("splade-tiny", {}, ("splade", "sparse-encoding"), "it is called splade-tiny; --head logits leaves the logits"),
+        ("splade-tiny", {"head": "logits"}, ("logits", "fill-mask"), ""),
+        ("splade-tiny", {"task": "fill-mask"}, ("logits", "fill-mask"), ""),
+        ("tiny", {}, ("logits", "fill-mask"), "no head was put on: .* if it is a SPLADE, pass --head splade"),
+        ("tiny", {"head": "logits"}, ("logits", "fill-mask"), ""),
+        ("tiny", {"task": "sparse-encoding"}, ("splade", "sparse-encoding"), ""),
+        ("tiny", {"task": "sparse-encoding", "head": "logits"}, ("logits", "sparse-encoding"), ""),
+        ("tiny", {"task": "fill-mask", "head": "splade"}, ("splade", "sparse-encoding"), ""),
+    ],
+)
+def test_a_masked_language_model_without_a_card_is_what_its_name_or_a_user_says(
+    workshop: Workshop, tmp_path: Path, name: str, options: dict[str, str], made: tuple[str, str], note: str
+) -> None:
+    """What a user says needs no note; what was found out, or could not be, is said with the way out."""
+    report = unverified(without_card(workshop, tmp_path / name), tmp_path / "m.onnx", **options)
+    assert (report.head, report.task) == made
+    notes = [one for one in report.notes if "head" in one]
+    assert len(notes) == bool(note)
+    assert all(re.search(note, one) for one in notes)
+
+
+def test_a_task_that_the_checkpoint_was_not_trained_for_is_refused(minilm: Path, tmp_path: Path) -> None:
+    """Rather than exported with the head of another one."""
+    with pytest.raises(ExportError, match="--task late-interaction was passed, and .* is for sentence-similarity"):
+        unverified(minilm, tmp_path / "m.onnx", task="late-interaction")
+    with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding, and --task text-class"):
+        unverified(minilm, tmp_path / "m.onnx", task="text-classification", head="splade")
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_a_snapshot_of_the_hubs_cache_is_the_model_of_its_id(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, link: bool
+) -> None:
+    """It is called by the id, and stamped with id and commit; a link to it gives the name, as of any folder."""
+    snapshot = tmp_path / "hub" / "models--naver--splade-x" / "snapshots" / "0123abc"
+    snapshot.parent.mkdir(parents=True)
+    without_card(workshop, snapshot)
+    folder = snapshot
+    if link:
+        folder = tmp_path / "linked"
+        folder.symlink_to(snapshot)
+    monkeypatch.chdir(tmp_path)
+    report = export_model(ExportOptions(f"{folder}/", exporter="torchscript", verify=False))
+    assert report.output == ("models/linked.onnx" if link else "models/splade-x.onnx")
+    assert report.head == "splade"
+    assert report.metadata["onnxtool.source"] == "naver/splade-x"
+    assert report.metadata["onnxtool.revision"] == "0123abc"
 
 
 def test_a_task_that_is_asked_for_comes_without_a_head(workshop: Workshop, tmp_path: Path) -> None:
@@ -358,7 +416,7 @@ def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Pa
         ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges are of 64 numbers, and the vectors have 384"),
         ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
         ({"vectors_as": "binary", "head": "none"}, "stores the numbers of one embedding for each text"),
-        ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on the head"),
+        ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on what the graph gives"),
     ]
     for settings, reason in rows:
         with pytest.raises(OnnxtoolError, match=reason) as caught:

@@ -18,9 +18,10 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Dense, LogitScore, Normalize, Pooling
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sparse_modules import SpladePooling
+from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads.choice import read_head, recognize_head
+from onnxtool.export.heads.choice import check_head, read_head, recognize_head
 from onnxtool.export.heads.head import Head, append_head, require_output
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.signature import Signature
@@ -131,6 +132,9 @@ def checkpoint(folder: Path, *modules: tuple[str, dict[str, Any]], tags: str = "
         ([("Pooling", {"pooling_mode_cls_token": True})], "", "BertModel", "embedding"),
         ([], "splade, other", "BertForMaskedLM", "splade"),
         ([], "sparse-encoder", "BertForMaskedLM", "splade"),
+        ([], "naver-splade-v3", "BertForMaskedLM", "splade"),
+        ([], "not-splade", "BertForMaskedLM", "none"),
+        ([], "splade", "XLMWithLMHeadModel", "splade"),
         ([], "splade", "BertModel", "none"),
         ([], "", "BertForMaskedLM", "none"),
     ],
@@ -141,8 +145,108 @@ def test_the_head_is_recognized(
     """By modules.json, else by the card's tags of a model with the vocabulary's logits."""
     choice = recognize_head(checkpoint(tmp_path, *modules, tags=tags), architecture)
     assert choice.name == head
-    assert choice.why
+    assert bool(choice.why) == (tags != "not-splade")  # a card that says what it is needs no word
     assert (choice.head is None) == (head == "none")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        *((name, True) for name in ("splade-v3", "distilsplade_max", "Splade_PP_en_v1", "my.SPLADE", "spladev2")),
+        *((name, True) for name in ("splade-negation", "bert-no-1-splade", "efficient-splade-V-large-doc")),
+        *((name, True) for name in ("splade-x/checkpoint-500", "splade/final", "splade_a/best/pytorch", "splade/")),
+        *((name, False) for name in ("not-splade", "Not_a_SPLADE", "bert-for-splade", "no.splade", "nosplade")),
+        *((name, False) for name in ("splade-free-bert", "bert-splade-negatives", "blade", "splayed", "spl-ade")),
+        *((name, False) for name in ("splade-experiments/bert-base", "splade/baseline/checkpoint-5")),
+    ],
+)
+def test_a_name_says_that_a_masked_language_model_is_a_splade(tmp_path: Path, name: str, says: bool) -> None:
+    """Its last part does, above folders that are called after a step or after nothing; names that deny it do not."""
+    (tmp_path / name).mkdir(parents=True)
+    choice = recognize_head(checkpoint(tmp_path / name), "BertForMaskedLM")
+    assert choice.name == ("splade" if says else "none")
+    assert ("it is called" in choice.why) == says
+    assert ("if it is a SPLADE, pass --head splade" in choice.why) == (not says)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        ("README.md", "---\nbase_model: naver/splade-v3\n---\n", "the model card's base_model says naver/splade-v3"),
+        ("README.md", "---\nbase_model: [a/b, naver/splade-v3]\n---\n", "card's base_model says naver/splade-v3"),
+        ("README.md", "---\nmodel_name: My SPLADE\n---\n", "the model card's model_name says My SPLADE"),
+        ("config.json", '{"_name_or_path": "naver/splade-v3"}', "_name_or_path of config.json says naver/splade-v3"),
+        ("training_args.json", '{"output_dir": "out/splade-1/"}', "training_args.json says out/splade-1/"),
+        ("trainer_state.json", '{"best_model_checkpoint": "out/splade/checkpoint-5"}', "says out/splade/checkpoint-5"),
+        ("trainer_state.json", '{"log_history": [{"loss": 1}, {"query_regularizer_loss": 1}]}', "query_regularizer_"),
+        ("training_args.json", '[{"loss": ["SpladeLoss"]}]', "training_args.json says SpladeLoss"),
+        ("README.md", "---\ndatasets: [a/splade-scores]\n---\nNot unlike SPLADE.\n", ""),
+        ("README.md", "---\ntags: []\nbase_model: 3\n---\n", ""),
+        ("config.json", '{"_name_or_path": "/splade-experiments/bert", "vocab": "splade"}', ""),
+        ("training_args.json", '{"teacher": "naver/splade-v3", "train_data": "splade.jsonl", "to": "splade/a"}', ""),
+        ("training_args.json", '{"output_dir": "splade', ""),
+        ("training_args.bin", "splade", ""),
+    ],
+)
+def test_a_card_and_training_files_say_splade(tmp_path: Path, file: str, content: str, why: str) -> None:
+    """Of the model itself; what they say of a teacher or of data is of another one, and pickles are never read."""
+    source = checkpoint(tmp_path)
+    (tmp_path / file).write_text(content)
+    choice = recognize_head(source, "BertForMaskedLM")
+    assert choice.name == ("splade" if why else "none")
+    assert why in choice.why
+
+
+@pytest.mark.parametrize("architecture", ["BertModel", "BertForSequenceClassification", "Qwen3ForCausalLM"])
+def test_the_name_of_a_model_that_weighs_no_vocabulary_is_not_asked(tmp_path: Path, architecture: str) -> None:
+    """A cross-encoder or an embedder may be called after the SPLADE that it belongs to."""
+    (tmp_path / "splade-reranker").mkdir()
+    assert recognize_head(checkpoint(tmp_path / "splade-reranker"), architecture).name == "none"
+
+
+def test_modules_come_before_a_name(tmp_path: Path) -> None:
+    """An embedder that was trained from a masked language model keeps that class in its config."""
+    (tmp_path / "splade-v3-dense").mkdir()
+    source = checkpoint(tmp_path / "splade-v3-dense", ("Pooling", {"pooling_mode_cls_token": True}))
+    assert recognize_head(source, "BertForMaskedLM").name == "embedding"
+
+
+@pytest.mark.parametrize(
+    ("head", "task", "own"),
+    [
+        ("splade", "sentence-similarity", "sparse-encoding"),
+        ("splade", "text-classification", "sparse-encoding"),
+        ("embedding", "sparse-encoding", "sentence-similarity"),
+        ("embedding", "late-interaction", "sentence-similarity"),
+        ("m3", "late-interaction", "sentence-similarity"),
+        ("late-interaction", "sentence-similarity", "late-interaction"),
+        ("reranker", "sentence-similarity", "text-ranking"),
+    ],
+)
+def test_a_head_and_a_task_that_contradict_each_other_are_refused(head: str, task: str, own: str) -> None:
+    """By name, with the task that goes with the head."""
+    with pytest.raises(ExportError, match=f"--head {head} makes a file for {own}, and --task {task}") as caught:
+        check_head(head, task)
+    assert f"pass --task {own}" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("head", "tasks"),
+    [
+        ("splade", ("auto", "sparse-encoding", "fill-mask", "text-generation")),
+        ("embedding", ("auto", "sentence-similarity", "feature-extraction", "image-feature-extraction")),
+        ("m3", ("auto", "sentence-similarity", "feature-extraction")),
+        ("late-interaction", ("auto", "late-interaction", "feature-extraction")),
+        ("reranker", ("auto", "text-ranking", "text-generation", "text-classification")),
+        ("none", TASK_NAMES),
+        ("logits", TASK_NAMES),
+        ("auto", TASK_NAMES),
+    ],
+)
+def test_a_head_goes_with_its_task_and_with_what_it_is_put_on(head: str, tasks: tuple[str, ...]) -> None:
+    """The task of the architecture whose outputs it reads, as the hub tags such models."""
+    for task in tasks:
+        check_head(head, task)
 
 
 @pytest.mark.parametrize(

@@ -385,12 +385,45 @@ def test_infinity_is_told_how_long_texts_are_and_gets_no_rerankers_with_token_ty
     assert "it scales vectors to length 1" in target.instruction(model)
 
 
-def test_a_head_besides_a_target_is_refused(workshop: Workshop, tmp_path: Path) -> None:
-    """The target decides on it."""
-    options = ExportOptions(str(workshop.checkpoint("tiny-splade")), target="vespa", output=tmp_path / "m")
-    with pytest.raises(TargetError, match="decides on the head"):
-        export_model(dataclasses.replace(options, head="splade"))
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"head": "splade"}, "sparse encoders by their logits, and computes the rest itself; --head splade was passed"),
+        ({"head": "embedding"}, "takes sparse encoders by their logits, .*; --head embedding was passed"),
+        ({"head": "splade", "target": "tei"}, "takes text encoders, text classifiers; this model's task is sparse-enc"),
+        ({"head": "logits", "target": "anserini"}, "takes sparse encoders with the head splade; --head logits"),
+        ({"keep_raw": True}, "decides on what the graph gives, and --keep_raw was passed"),
+        ({"dimensions": 4, "keep_raw": True}, "--keep_raw and --dimensions was passed"),
+    ],
+)
+def test_what_contradicts_a_target_is_refused(
+    workshop: Workshop, tmp_path: Path, options: dict[str, Any], reason: str
+) -> None:
+    """By name, and with what the target takes."""
+    model = str(workshop.checkpoint("tiny-splade"))
+    with pytest.raises(TargetError, match=reason):
+        export_model(ExportOptions(model, **{"target": "vespa", "output": tmp_path / "m", **options}))
     assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "head", "task", "outputs"),
+    [
+        ("anserini", "splade", "auto", ["output_idx", "output_weights"]),
+        ("anserini", "splade", "sparse-encoding", ["output_idx", "output_weights"]),
+        ("anserini", "splade", "fill-mask", ["output_idx", "output_weights"]),
+        ("anserini", "auto", "sparse-encoding", ["output_idx", "output_weights"]),
+        ("vespa", "logits", "sparse-encoding", ["logits"]),
+        ("vespa", "none", "auto", ["logits"]),
+    ],
+)
+def test_the_head_that_a_target_needs_may_be_named(
+    workshop: Workshop, tmp_path: Path, target: str, head: str, task: str, outputs: list[str]
+) -> None:
+    """By its name, by the task that means it, or by both."""
+    model = str(workshop.checkpoint("tiny-splade"))
+    options = ExportOptions(model, target=target, head=head, task=task, output=tmp_path / "m", exporter="torchscript")
+    assert [info.name for info in export_model(options).outputs] == outputs
 
 
 def test_every_target_is_checked_against_its_consumer() -> None:

@@ -25,14 +25,22 @@ from onnxtool.checkpoint.pooling_modules import (
     read_modules_of_sides,
     read_pooling_modules,
 )
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SPARSE_STATIC, STATIC, TOKENS, TRANSFORMERS
+from onnxtool.checkpoint.sentence_modules import (
+    ENCODER_NAME,
+    SPARSE_STATIC,
+    STATIC,
+    TOKENS,
+    TRANSFORMERS,
+    SentenceModules,
+)
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS, TASK_OF_PICTURES
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, TASK_OF_PICTURES
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.head import Head, require_output
 from onnxtool.export.heads.m3 import M3, is_m3, read_m3
+from onnxtool.export.heads.splade import splade_evidence
 from onnxtool.export.modalities.sides import SIDES, Side
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
@@ -45,7 +53,8 @@ if TYPE_CHECKING:
 class _HeadKind:
     """A head before its checkpoint is known; `pooling` is the module that pools the tokens, before all others.
 
-    In late interaction nothing does, and `pooling` says which tokens count.
+    In late interaction nothing does, and `pooling` says which tokens count. A user may ask for `task`, or for one of
+    the `general` tasks, whose architectures give what the head reads.
     """
 
     name: str
@@ -53,14 +62,23 @@ class _HeadKind:
     output: str
     task: str
     pooling: type[PoolingModule]
+    general: tuple[str, ...]
 
 
 _KINDS: tuple[_HeadKind, ...] = (
-    _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling),
-    _HeadKind("embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling),
-    _HeadKind(LATE_INTERACTION, "last_hidden_state", TOKENS, LATE_INTERACTION, MultiVectorMask),
-    _HeadKind("reranker", "logits", "logits", RANKING, LogitScore),
+    _HeadKind("splade", "logits", "sparse", "sparse-encoding", SpladePooling, ("fill-mask", "text-generation")),
+    _HeadKind(
+        "embedding", "last_hidden_state", "sentence_embedding", "sentence-similarity", Pooling, ("feature-extraction",)
+    ),
+    _HeadKind(
+        LATE_INTERACTION, "last_hidden_state", TOKENS, LATE_INTERACTION, MultiVectorMask, ("feature-extraction",)
+    ),
+    _HeadKind("reranker", "logits", "logits", RANKING, LogitScore, ("text-generation",)),
 )
+# What a head goes with beside that: sides of dual encoders, and rerankers that score a vector of a pair.
+_ALSO = {"embedding": (TASK_OF_PICTURES,), "reranker": ("text-classification",)}
+# How the names of architectures end that weigh a vocabulary at every token; the second is older.
+_MASKED = ("ForMaskedLM", "WithLMHeadModel")
 # What a reranker without modules says of a document, as CrossEncoder of sentence-transformers asks it.
 _VERDICTS = ("yes", "no")
 _CROSS_ENCODER = "CrossEncoder"
@@ -104,7 +122,7 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
     if is_m3(source):
         return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
-    if modules.encoder_class == _CROSS_ENCODER and Pooling.__name__ in modules.kinds:
+    if _scores_vectors(modules):
         return Choice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
     for kind in _KINDS:
         if kind.pooling.__name__ in modules.kinds:
@@ -115,14 +133,15 @@ def recognize_head(source: Source, architecture: str) -> Choice:
             f"modules.json of {source.model_name} names {', '.join(modules.kinds)}, and onnxtool computes no pooling "
             f"but {' and '.join(kind.pooling.__name__ for kind in _KINDS)}"
         )
-    if not architecture.endswith("ForMaskedLM"):
+    if not architecture.endswith(_MASKED):
         return Choice("none", None, "the checkpoint does not say how it is pooled")
-    if modules.encoder_class == "SparseEncoder":
-        return Choice("splade", read_head("splade", source), f"{ENCODER_NAME} names SparseEncoder")
-    tags = [tag for tag in SPARSE_TAGS if tag in source.card_tags]
-    if not tags:
-        return Choice("none", None, "neither modules.json nor the model card's tags speak of pooling")
-    return Choice("splade", read_head("splade", source), f"the model card's tags name {' and '.join(tags)}")
+    if evidence := splade_evidence(source):
+        return Choice("splade", read_head("splade", source), evidence)
+    if source.card_tags:  # which would say it
+        return Choice("none", None)
+    return Choice(
+        "none", None, "nothing says what this masked language model is for; if it is a SPLADE, pass --head splade"
+    )
 
 
 def read_head(name: str, source: Source) -> Head | None:
@@ -140,6 +159,8 @@ def read_head(name: str, source: Source) -> Head | None:
         return None
     if kind.pooling is MultiVectorMask:
         return _late_interaction(kind, source)
+    if kind.pooling is LogitScore and _scores_vectors(source.sentence_modules):
+        return _scored_embedding(source)
     modules = read_pooling_modules(source.sentence_modules, kind.pooling)
     if (query := source.sentence_modules.query) is not None:
         require_same_tokens(query, source)
@@ -182,6 +203,11 @@ def require_expanding_token(source: Source, tokenizer: Any) -> None:
         expansion.find_token(tokenizer.get_vocab().get, usual, source, pads_left=pads_left)
 
 
+def _scores_vectors(modules: SentenceModules) -> bool:
+    """Whether a reranker pools a pair before it scores it."""
+    return modules.encoder_class == _CROSS_ENCODER and Pooling.__name__ in modules.kinds
+
+
 def _scored_embedding(source: Source) -> Head:
     """Return the head of a CrossEncoder that makes scores of a vector of the pair: pooling, and a Dense at the end.
 
@@ -219,6 +245,34 @@ def _plain_reranker(checkpoint: Checkpoint) -> Head:
     return Head(kind.name, kind.source, kind.output, kind.task, (score,))
 
 
+def check_head(name: str, task: str) -> None:
+    """Refuse a head and a task that contradict each other, both as a user typed them.
+
+    Raises:
+        ExportError: the head makes something else of the model than the task says.
+    """
+    own = _own_task(name)
+    if own is None or task in ("auto", own, *_ALSO.get(name, ())) or task_with_head(name, task) == own:
+        return
+    raise ExportError(
+        f"--head {name} makes a file for {own}, and --task {task} was passed",
+        f"leave one of them out, or pass --task {own}",
+    )
+
+
+def task_with_head(name: str, task: str) -> str:
+    """Return what a model of `task` is for with the head called `name` on it."""
+    general = next((kind.general for kind in _KINDS if kind.name == name), ("feature-extraction",))
+    own = _own_task(name)
+    return own if own is not None and task in general else task
+
+
+def _own_task(name: str) -> str | None:
+    """Return the task of a head; None for a name that puts nothing on the model, or leaves the choice to the export."""
+    tasks = {kind.name: kind.task for kind in _KINDS} | {M3: "sentence-similarity"}
+    return tasks.get(name)
+
+
 def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> Choice:
     """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
 
@@ -239,16 +293,15 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         choice = Choice(name, _plain_reranker(checkpoint) if is_plain else read_head(name, checkpoint.source))
     elif checkpoint.architecture == SPARSE_STATIC:
         choice = Choice("none", None, "terms are weighed by a table")
-    elif checkpoint.task in (kind.task for kind in _KINDS):
-        if checkpoint.task == RANKING and not checkpoint.source.sentence_modules.modules:
-            verdicts = " and ".join(map(repr, _VERDICTS))
-            choice = Choice(
-                "reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}"
-            )
-        else:
-            choice = recognize_head(checkpoint.source, checkpoint.architecture)
-        why = f"head {choice.name}: {choice.why}; --head none leaves the model's own outputs"
-        choice = replace(choice, why=why if choice.head else f"no head was put on: {choice.why}")
+    elif checkpoint.task in (kind.task for kind in _KINDS) or _says_little(checkpoint, task):
+        choice = _recognize(checkpoint, task)
+        off = (
+            "--head logits leaves the logits"
+            if choice.name == "splade"
+            else "--head none leaves the model's own outputs"
+        )
+        why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was put on: {choice.why}"
+        choice = replace(choice, why=why if choice.why else "")
     else:  # a --task of another kind asks for what the model gives for that
         if task == "auto":
             _require_own_outputs(checkpoint.source)
@@ -257,6 +310,33 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         choice.head.check(signature)
     elif name == "auto" and "logits" in signature.outputs:
         return replace(choice, name="logits")
+    return choice
+
+
+def _says_little(checkpoint: Checkpoint, task: str) -> bool:
+    """Whether a checkpoint is a masked language model of which neither a user nor modules.json says what it is for."""
+    return task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
+
+
+def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
+    """Tell which head the checkpoint has for its task; `task` is the one that the user asked for.
+
+    Raises:
+        CheckpointError: as `recognize_head`.
+        ExportError: the checkpoint was trained for another task than a user asks for.
+    """
+    source = checkpoint.source
+    if checkpoint.task == RANKING and not source.sentence_modules.modules:
+        verdicts = " and ".join(map(repr, _VERDICTS))
+        return Choice("reranker", _plain_reranker(checkpoint), f"a document is scored by the logits of {verdicts}")
+    choice = recognize_head(source, checkpoint.architecture)
+    if task == "sparse-encoding" and choice.head is None:
+        return Choice("splade", read_head("splade", source))
+    if choice.head is not None and task not in ("auto", choice.head.task, *_ALSO.get(choice.name, ())):
+        raise ExportError(
+            f"--task {task} was passed, and {source.model_name} is for {choice.head.task}: {choice.why}",
+            f"leave --task out, or pass --task {choice.head.task}",
+        )
     return choice
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from onnxtool.errors import InputError, ModelFileError
+from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, WEIGHTS_KEY
 from onnxtool.reports import TensorInfo
@@ -62,13 +62,7 @@ def shown(info: TensorInfo) -> str:
 
 
 def _beside(decoder: ModelFile) -> Path:
-    name = decoder.metadata.get(ENCODER_KEY, "")
-    if any(character in name for character in "/\\:\0") or name in (".", ".."):
-        raise ModelFileError(
-            f"the metadata {ENCODER_KEY} of {decoder.path} is {name!r}, which is not the name of a file beside it",
-            "do not trust this file, or pass --encoder_path",
-        )
-    return decoder.path.with_name(name or f"{decoder.path.stem}-encoder.onnx")
+    return decoder.path.with_name(decoder.plain_name(ENCODER_KEY) or f"{decoder.path.stem}-encoder.onnx")
 
 
 def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:

@@ -89,7 +89,7 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
     "sentence-similarity": _embeddings,
     LATE_INTERACTION: _token_vectors,
     "feature-extraction": _features,
-    "fill-mask": lambda _model, _folder, tokenizer: Masks.of(tokenizer),
+    "fill-mask": lambda _model, folder, tokenizer: Masks.of(folder, tokenizer),
     "text-classification": _labels,
     RANKING: _labels,
     "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
@@ -14,6 +15,7 @@ from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, largest
 from onnxtool.infer.report import Scored
 
 _TOP_K = 10
+EXPORT_SPLADE = "export the checkpoint again with --head splade if it is a SPLADE"
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,17 @@ class Masks(AnswerHead[NDArray[np.float64]]):
 
     Attributes:
         mask_id: the token that is filled in.
+        may_be_splade: whether no file says what the model is for.
     """
 
     kind = "tokens"
 
     tokenizer: TextTokenizer
     mask_id: int
+    may_be_splade: bool = False
 
     @classmethod
-    def of(cls, tokenizer: TextTokenizer) -> Masks:
+    def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer) -> Masks:
         """Find the mask of `tokenizer`.
 
         Raises:
@@ -39,7 +43,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
         mask_id = None if tokenizer.mask_token is None else tokenizer.id_of(tokenizer.mask_token)
         if mask_id is None:
             raise InputError("this model fills in masks, and its tokenizer has no mask token", "pass --model_name")
-        return cls(tokenizer, mask_id)
+        return cls(tokenizer, mask_id, not folder.sentence_modules.modules)
 
     def read(self, batch: Batch) -> list[NDArray[np.float64]]:
         """Return the probabilities at every mask, in the order of the text."""
@@ -53,7 +57,8 @@ class Masks(AnswerHead[NDArray[np.float64]]):
         """Answer with the candidates of all masks in one list."""
         if not len(reading):
             token = self.tokenizer.mask_token
-            return Answer(note=f"a text without {token} has nothing to fill in; write {token} for a word")
+            note = f"a text without {token} has nothing to fill in; write {token} for a word"
+            return Answer(note=f"{note}, or {EXPORT_SPLADE}" if self.may_be_splade else note)
         candidates: list[Scored] = []
         for number, probabilities in enumerate(reading, start=1):
             # Several masks share one list; the number says which one a candidate is for.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from onnxtool.checkpoint.hub_names import path_parts
 from onnxtool.errors import ArtifactError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.model_file import ModelFile, scratch_folder
@@ -140,7 +141,7 @@ def _folder(options: PreparationOptions) -> Path:
         return options.output
     if options.model_path is not None:
         return options.model_path.with_name(f"{options.model_path.stem}-training")
-    name = "" if options.forward is None else Path(options.forward.model_name).name
+    name = "" if options.forward is None else path_parts(options.forward.model_name)[-1]
     return Path("models") / f"{name}-training"
 
 
