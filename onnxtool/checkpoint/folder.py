@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY
+from onnxtool.options import StrPath
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -78,7 +80,7 @@ class CheckpointFolder(CheckpointFiles):
 
 
 def find_checkpoint_folder(
-    model: ModelFile, model_name: str | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
+    model: ModelFile, model_name: StrPath | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
 ) -> CheckpointFolder:
     """Find the tokenizer and configuration of `model`; of a model of pictures, its image processor.
 
@@ -91,7 +93,7 @@ def find_checkpoint_folder(
         ModelFileError: the model's metadata names a folder that is not beside it.
     """
     if model_name is not None:
-        return _named_folder(model_name, needs)
+        return _named_folder(os.fspath(model_name), needs)
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))

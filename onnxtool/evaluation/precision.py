@@ -11,10 +11,12 @@ from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.evaluation.run import check_evaluation, evaluate_model
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import Judge, Judgement
+from onnxtool.options import StrPath, checked
 from onnxtool.progress import listener
 
 
-def judge_by_retrieval(model_path: Path, data: Path, options: EvaluateOptions) -> Judge:
+@checked
+def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return what evaluates a candidate on the collection in `data`, and refuses it where a gate is met.
 
     Relative gates refer to the model that is optimized, at `model_path`.
@@ -29,6 +31,7 @@ def judge_by_retrieval(model_path: Path, data: Path, options: EvaluateOptions) -
         InputError: the collection cannot be read.
         OnnxtoolError: the model cannot be used.
     """
+    model_path, data = Path(model_path), Path(data)
     if not options.fail_if:
         raise GateError(
             "a collection decides nothing without a condition",

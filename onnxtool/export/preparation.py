@@ -8,7 +8,6 @@ from typing import Any
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
-from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint
@@ -186,7 +185,6 @@ def locate(options: ExportOptions) -> tuple[Source, Target, Layout]:
         route=options.route,
     )
     target = find_target(options.target)
-    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
     changed = options.head != "auto" or options.keep_raw or options.dimensions or options.vectors_as
     if not target.takes_any_graph and changed:
         raise TargetError(

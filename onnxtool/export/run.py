@@ -14,7 +14,7 @@ from typing import Any
 from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint, some
-from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
+from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.pipelines import EncoderDecoderPipeline, encoder_path
 from onnxtool.export.preparation import Job, locate, open_checkpoint, prepare
 from onnxtool.export.provenance import describe
@@ -42,6 +42,7 @@ from onnxtool.model_file.metadata import (
     stamp_step,
 )
 from onnxtool.model_file.weights import write_inline
+from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
@@ -51,6 +52,7 @@ _LOGGER = logging.getLogger(__name__)
 _Failure = ExportError | VerificationError | SessionError
 
 
+@checked
 def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
@@ -69,8 +71,6 @@ def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) ->
 
 
 def _export(options: ExportOptions) -> ExportReport:
-    if options.exporter not in EXPORTER_NAMES:
-        raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
     check_opset(options.opset)
     job = prepare(options)
     if not options.force:
@@ -97,6 +97,7 @@ def _export(options: ExportOptions) -> ExportReport:
     raise _sum_up(failures)
 
 
+@checked
 def plan_export(options: ExportOptions) -> WritePlan:
     """Check the options and the configuration of the checkpoint, and say what would be written; loads no weights.
 

@@ -21,6 +21,7 @@ from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.model_file import ModelFile
+from onnxtool.options import checked
 
 
 def given_texts(options: InferOptions) -> Iterator[TextInput]:
@@ -34,6 +35,7 @@ def given_texts(options: InferOptions) -> Iterator[TextInput]:
         yield from iterate_texts(options.input_path)
 
 
+@checked
 def run_texts(
     options: InferOptions,
     on_progress: Callable[[str], None] = lambda _stage: None,
