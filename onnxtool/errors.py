@@ -85,6 +85,14 @@ class InputError(OnnxtoolError):
     """The texts, files or tensors to run cannot be used."""
 
 
+class OptionError(InputError, ValueError, TypeError):
+    """An option or an argument has a value that it does not take; the message lists what it takes.
+
+    A ValueError and a TypeError as well, which Python's own functions raise. The command line ends with 2, as for all
+    wrong usage.
+    """
+
+
 class GateError(OnnxtoolError):
     """A gate expression cannot be understood, or names a figure that is not there."""
 

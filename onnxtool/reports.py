@@ -7,12 +7,57 @@ where it is dynamic, and None where the file says nothing.
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar
 
 from onnxtool.renamed import moved_name
 
+T = TypeVar("T")
+
 Dimension = int | str | None
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
+
+
+def short_repr(owner: type[T]) -> type[T]:
+    """Give a dataclass or a named tuple a `repr` of a line: arrays by type and shape, and what is long by its size.
+
+    Fields that have their default are left out.
+    """
+    owner.__repr__ = _written_shortly  # type: ignore[method-assign]
+    return owner
+
+
+def _written_shortly(made: Any) -> str:
+    fields = getattr(made, "__dataclass_fields__", None)
+    defaults = made._field_defaults if fields is None else {name: field.default for name, field in fields.items()}
+    given = ((name, getattr(made, name)) for name in (made._fields if fields is None else fields))
+    parts = [f"{name}={_brief(value)}" for name, value in given if not _is_default(value, defaults.get(name, made))]
+    text = ", ".join(parts)
+    if len(text) > _MOST_SHOWN:
+        text = f"{text[:_MOST_SHOWN].rpartition(', ')[0]}, …"
+    return f"{type(made).__name__}({text})"
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (type(value) is type(default) and isinstance(value, _PLAIN) and value == default)
+
+
+def _brief(value: Any) -> str:
+    """Write a value in about forty characters."""
+    if isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype"):
+        return f"{value.dtype} {list(value.shape)}"
+    if hasattr(value, "__dataclass_fields__") or hasattr(value, "_fields"):
+        return f"{type(value).__name__}(…)"
+    is_many = isinstance(value, list | tuple | Mapping | set | frozenset)
+    if is_many and (len(value) > _FEW or any(not isinstance(item, _PLAIN) for item in value)):
+        return f"<{len(value)} {'entry' if len(value) == 1 else 'entries'}>"
+    text = str(value) if isinstance(value, Path) else repr(value if not isinstance(value, str) else value[:_LONGEST])
+    is_cut = len(text) > _LONGEST or (isinstance(value, str) and len(value) > _LONGEST)
+    return f"{text[:_LONGEST]}…" if is_cut else text
+
+
+_PLAIN = (str, int, float, tuple, NoneType)
+_FEW, _LONGEST, _MOST_SHOWN = 4, 40, 400
 
 
 class TensorInfo(NamedTuple):
@@ -34,6 +79,7 @@ class PlannedFile(NamedTuple):
     change: str
 
 
+@short_repr
 class WritePlan(NamedTuple):
     """What a command would write, found without doing its work.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxtool.reports import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class VerificationCase:
     """One comparison of the model with its reference on the same inputs.
@@ -28,6 +31,7 @@ class VerificationCase:
     failure: str = ""
 
 
+@short_repr
 @dataclass(frozen=True)
 class Verification:
     """How far a model is from its reference.

@@ -30,9 +30,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("graph",),
     ("summary",),
     ("model_file",),
+    ("options",),
     ("errors",),
     ("verification",),
-    ("interruption", "lazy", "options", "progress", "reports"),
+    ("interruption", "lazy", "progress", "reports"),
     ("renamed", "version"),
 )
 # The package itself holds the version and the public names, which it imports when they are used.

@@ -23,6 +23,7 @@ from onnxtool.autodiff.rules.scatter import add_up
 from onnxtool.errors import GradientError
 from onnxtool.graph.shapes import infer_types
 from onnxtool.model_file.domains import settle_imports
+from onnxtool.options import checked
 
 # The key of a value's gradient in its `meta`, which is not written to files.
 _GRADIENT = "onnxtool.gradient"
@@ -30,6 +31,7 @@ _GRADIENT = "onnxtool.gradient"
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
+@checked
 def differentiate(
     model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
 ) -> dict[str, ir.Value]:

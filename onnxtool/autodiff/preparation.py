@@ -7,10 +7,12 @@ import onnx_ir.passes.common as common
 
 from onnxtool.errors import GradientError
 from onnxtool.model_file.domains import default_opset, settle_imports
+from onnxtool.options import checked
 
 LOWEST_OPSET = 18  # before, ScatterElements has no reduction max, and the axes of ReduceMean are an attribute
 
 
+@checked
 def prepare(model: ir.Model) -> None:
     """Inline the functions of `model`, and convert it to opset 18 if it is older; it is changed in place.
 

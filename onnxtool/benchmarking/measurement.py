@@ -35,6 +35,7 @@ from onnxtool.benchmarking.samples import waited_share as waited_share_of
 from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, fit_lengths, random_workloads
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
+from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage
 from onnxtool.reports import to_json
 from onnxtool.runtime.device_memory import DeviceMemory, device_memory
@@ -47,8 +48,9 @@ _MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape on which a gate is n
 _MORE_RUNS = Limits(float("inf"), 3.0)
 
 
+@checked
 def benchmark(
-    model_path: Path,
+    model_path: StrPath,
     options: BenchmarkOptions | None = None,
     *,
     on_progress: Callable[[str], None] = lambda _stage: None,
@@ -66,8 +68,7 @@ def benchmark(
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load or run the model.
     """
-    options = options or BenchmarkOptions()
-    options.check()
+    model_path, options = Path(model_path), options or BenchmarkOptions()
     gates = Gates.open(options)
     if not options.texts:
         options = fit_lengths(ModelFile.open(model_path), options)

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
-from onnxtool.checkpoint.text_files import TextInput
-from onnxtool.errors import InputError
-from onnxtool.infer.options import ModelName, Provider, Threads
-from onnxtool.options import Option
+from onnxtool.checkpoint.text_files import TextInput, several
+from onnxtool.errors import OptionError
+from onnxtool.infer.options import ModelName
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath, Options
 from onnxtool.runtime.bounds import (
     MAX_BATCH_SIZE,
     MAX_BATCH_TOKENS,
     MAX_DURATION_S,
     MAX_RUNS,
     MAX_SEQUENCE_LENGTH,
-    MAX_THREADS,
+    InterThreads,
+    Threads,
 )
+from onnxtool.runtime.providers import Provider
 
 # What stops a shape where the caller names neither: enough runs for a p95, or as long as one likes to wait.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
-DEFAULT_LENGTHS = (16, 128)
+DEFAULT_BATCH_SIZES: Any = (1, 8)
+DEFAULT_LENGTHS: Any = (16, 128)
+
+if TYPE_CHECKING:
+
+    class Texts:
+        """Texts, with or without an id, or one of them, which are read with one."""
+
+        def __get__(self, instance: object, owner: Any) -> tuple[TextInput, ...]: ...
+        def __set__(self, instance: object, value: TextInput | str | Iterable[TextInput | str]) -> None: ...
+
+else:
+    Texts = tuple[TextInput | str, ...] | TextInput | str
 
 
-@dataclass(frozen=True)
-class BenchmarkOptions:
+class BenchmarkOptions(Options):
     """What to time, and for how long.
 
     Attributes:
@@ -46,11 +58,16 @@ class BenchmarkOptions:
     """
 
     batch_sizes: Annotated[
-        tuple[int, ...], Option("Batch sizes to time.", name="batch_size", maximum=MAX_BATCH_SIZE)
-    ] = (1, 8)
+        Many[int], Option("Batch sizes to time.", name="batch_size", minimum=1, maximum=MAX_BATCH_SIZE)
+    ] = DEFAULT_BATCH_SIZES
     sequence_lengths: Annotated[
-        tuple[int, ...],
-        Option("Sequence lengths to time; texts have their own.", name="sequence_length", maximum=MAX_SEQUENCE_LENGTH),
+        Many[int],
+        Option(
+            "Sequence lengths to time; texts have their own.",
+            name="sequence_length",
+            minimum=1,
+            maximum=MAX_SEQUENCE_LENGTH,
+        ),
     ] = DEFAULT_LENGTHS
     runs: Annotated[
         int | None,
@@ -69,32 +86,32 @@ class BenchmarkOptions:
     warmup: Annotated[int, Option("Runs of each shape that do not count.", minimum=0, maximum=MAX_RUNS)] = 3
     provider: Provider = "auto"
     threads: Threads = 0
-    seed: int = 0
-    inter_threads: Annotated[
-        int,
-        Option("Operators that may run at once; 0: one after the other.", minimum=0, maximum=MAX_THREADS),
-    ] = 0
+    seed: Annotated[int, Option(minimum=0)] = 0
+    inter_threads: InterThreads = 0
     io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time the computation alone.")] = (
         False
     )
-    texts: tuple[TextInput, ...] = ()
-    model_name: ModelName = None
+    texts: Texts = NOTHING
+    model_name: ModelName = UNSET
     compare: Annotated[
-        str | None,
+        OptionalName,
         Option(
             "Time another ONNX file, a checkpoint in PyTorch, or the provider cpu or cuda, in turns with the model.",
             metavar="MODEL_OR_ID",
+            is_checkpoint=True,
         ),
-    ] = None
-    baseline: Annotated[Path | None, Option("An earlier report (--format json) for --fail_if.", metavar="FILE")] = None
+    ] = UNSET
+    baseline: Annotated[OptionalPath, Option("An earlier report (--format json) for --fail_if.", metavar="FILE")] = (
+        UNSET
+    )
     fail_if: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Exit with 1 where this holds for a shape: 'p50>20' in milliseconds, 'throughput_tokens_per_s<5000', "
             "'p95>+10%' against --baseline or --compare, '8x128.p95>+10%' for one shape. May be given several times.",
             metavar="EXPR",
         ),
-    ] = ()
+    ] = NOTHING
 
     @property
     def stop_after(self) -> tuple[float, float]:
@@ -104,32 +121,16 @@ class BenchmarkOptions:
         never = float("inf")
         return never if self.runs is None else self.runs, never if self.duration_s is None else self.duration_s
 
-    def check(self) -> None:
-        """Refuse values out of range.
-
-        Raises:
-            InputError: a figure is out of its range, by its name and with its value.
-        """
-        runs, duration_s = self.stop_after
-        figures = (
-            ("batch_sizes", _all_within(self.batch_sizes, MAX_BATCH_SIZE), self.batch_sizes),
-            ("sequence_lengths", _all_within(self.sequence_lengths, MAX_SEQUENCE_LENGTH), self.sequence_lengths),
-            ("runs", 0 < (self.runs or 1) <= MAX_RUNS and runs > 0, self.runs),
-            ("duration_s", 0 < (self.duration_s or 1) <= MAX_DURATION_S and duration_s > 0, self.duration_s),
-            ("warmup", self.warmup >= 0, self.warmup),
-            ("threads", 0 <= self.threads <= MAX_THREADS, self.threads),
-            ("inter_threads", 0 <= self.inter_threads <= MAX_THREADS, self.inter_threads),
-        )
-        for name, is_valid, value in figures:
-            if not is_valid:
-                raise InputError(f"cannot time with {name} {value}", "pass positive numbers that a machine can have")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = several(self.texts)
+        object.__setattr__(self, "texts", tuple(one if isinstance(one, TextInput) else TextInput(one) for one in given))
+        for name in ("batch_sizes", "sequence_lengths"):
+            if not getattr(self, name):
+                raise OptionError(f"{name} is empty", "pass at least one")
         tokens = max(self.batch_sizes) * max(self.sequence_lengths)
         if not self.texts and tokens > MAX_BATCH_TOKENS:
-            raise InputError(
+            raise OptionError(
                 f"cannot time with batches of {tokens} tokens ({max(self.batch_sizes)} x {max(self.sequence_lengths)})",
                 f"at most {MAX_BATCH_TOKENS} tokens go into a batch",
             )
-
-
-def _all_within(values: tuple[int, ...], highest: int) -> bool:
-    return bool(values) and min(values) > 0 and max(values) <= highest

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxtool.reports import short_repr
 from onnxtool.runtime.timing import LatencySummary, summarize_latencies
 
 
@@ -65,6 +66,7 @@ class TransferTimes:
     device_to_host: LatencySummary
 
 
+@short_repr
 @dataclass(frozen=True)
 class BenchmarkResult:
     """Timing of one shape.
@@ -121,6 +123,7 @@ class BenchmarkResult:
         return f"{self.batch_size}x{'texts' if self.tokens else self.sequence_length}"
 
 
+@short_repr
 @dataclass(frozen=True)
 class BenchmarkEnvironment:
     """Where and with what a benchmark ran.
@@ -150,6 +153,7 @@ class BenchmarkEnvironment:
     disabled_optimizers: tuple[str, ...]
 
 
+@short_repr
 @dataclass(frozen=True)
 class ModelIdentity:
     """What tells whether two benchmarks are of versions of one model.
@@ -174,6 +178,7 @@ class ModelIdentity:
     inputs_sha256: str
 
 
+@short_repr
 @dataclass(frozen=True)
 class ComparedShape:
     """Two models on the same inputs, in turns.
@@ -197,6 +202,7 @@ class ComparedShape:
     cosine_min: float | None
 
 
+@short_repr
 @dataclass(frozen=True)
 class Comparison:
     """What the model was timed against.
@@ -217,6 +223,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class GateOutcome:
     """The outcome of a gate on one shape, or on the whole run.
@@ -260,6 +267,7 @@ class GateOutcome:
         return f"{text}; the interval does not exclude the threshold, so the best estimate decides"
 
 
+@short_repr
 @dataclass(frozen=True)
 class BenchmarkReport:
     """How fast a model runs here.

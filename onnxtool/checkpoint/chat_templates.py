@@ -15,7 +15,7 @@ from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError
-from onnxtool.reports import Json
+from onnxtool.reports import Json, short_repr
 
 TEMPLATE_NAME = "chat_template.jinja"
 _TOKENIZER = "tokenizer_config.json"
@@ -41,6 +41,7 @@ NO_VARIABLES = frozenset(
 FORMATS = ("flat", "structured", "auto")
 
 
+@short_repr
 @dataclass(frozen=True)
 class ChatTemplate:
     """The template, and what it is rendered with.

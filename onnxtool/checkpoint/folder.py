@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from onnxtool.checkpoint.sentence_modules import (
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY, TOKENIZER_KEY
+from onnxtool.options import StrPath
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -132,7 +134,7 @@ class CheckpointFolder(ModuleFiles):
 
 
 def find_checkpoint_folder(
-    model: ModelFile, model_name: str | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
+    model: ModelFile, model_name: StrPath | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
 ) -> CheckpointFolder:
     """Find the tokenizer and configuration of `model`; of a model of pictures, its image processor.
 
@@ -145,7 +147,9 @@ def find_checkpoint_folder(
         ModelFileError: the model's metadata names a folder that is not beside it.
     """
     if model_name is not None:
-        return replace(_named_folder(model, model_name, needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
+        return replace(
+            _named_folder(model, os.fspath(model_name), needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, "")
+        )
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))

@@ -20,7 +20,7 @@ from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.picture_files import MAX_PIXELS
 from onnxtool.checkpoint.sentence_modules import as_object, is_number, positive
 from onnxtool.errors import InputError
-from onnxtool.reports import Json
+from onnxtool.reports import Json, short_repr
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -109,6 +109,7 @@ FOLLOWED = frozenset(
 )  # fmt: skip
 
 
+@short_repr
 @dataclass(frozen=True)
 class PixelScaling:
     """What becomes of colours.
@@ -160,6 +161,7 @@ class PixelScaling:
         return np.ascontiguousarray(pixels)
 
 
+@short_repr
 @dataclass(frozen=True)
 class PictureProcessor:
     """How pixels are made of a picture.

@@ -10,11 +10,13 @@ from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.late_interaction import as_multi_vector
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, SentenceModules
 from onnxtool.errors import InputError
+from onnxtool.reports import short_repr
 
 # What looks like a name; a prompt that is none of the checkpoint's has at least a space or a colon.
 _NAME = re.compile(r"[\w.-]+")
 
 
+@short_repr
 @dataclass(frozen=True)
 class Prompts:
     """What may be written before a text.

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,10 +22,13 @@ from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ra
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
+from onnxtool.options import Option, StrPath, checked
 from onnxtool.reports import Json
 
 # float32 [2, W]: the least and the largest value of each number.
 Ranges = NDArray[np.float32]
+RangesLike = StrPath | NDArray[np.float32]
+StoredAs = Annotated[str, Option(choices=VECTOR_TYPES)]
 
 FLOATS = f"{VECTORS_KEY}.floats"  # what a graph calls its vectors before they are stored
 
@@ -251,8 +254,9 @@ class VectorType:
         return found
 
 
+@checked
 def restore_vectors(
-    stored: ArrayLike, vectors_as: str, *, ranges: Path | str | NDArray[np.float32] | None = None
+    stored: ArrayLike, vectors_as: StoredAs, *, ranges: RangesLike | None = None
 ) -> NDArray[np.float32]:
     """Return the float32 vectors that stored ones stand for: [N, W] of codes [N, W] or of bits [N, W / 8].
 
@@ -269,9 +273,7 @@ def restore_vectors(
     Raises:
         InputError: these are no such vectors, or ranges are missing, not asked for, or malformed.
     """
-    if isinstance(ranges, str | Path):
-        ranges = read_ranges(Path(ranges))
-    found = None if ranges is None else check_ranges(ranges, "ranges")
+    found = None if ranges is None else given_ranges(ranges)
     try:
         array = np.asarray(stored)
     except ValueError:  # rows of different lengths
@@ -283,6 +285,15 @@ def _starts_and_steps(ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.f
     starts = ranges[0]
     steps = (ranges[1] - starts) / np.float32(_STEPS)
     return starts, np.where(steps == 0, np.float32(1), steps)
+
+
+def given_ranges(ranges: RangesLike) -> Ranges:
+    """Return ranges that a caller passed: an array, or a file that `read_ranges` takes.
+
+    Raises:
+        InputError: they are none.
+    """
+    return check_ranges(ranges, "ranges") if isinstance(ranges, np.ndarray) else read_ranges(Path(ranges))
 
 
 def check_ranges(ranges: object, label: str) -> Ranges:

@@ -6,13 +6,14 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from onnxtool.errors import InputError
+from onnxtool.options import StrPath, check, checked
 from onnxtool.reports import Json
 
 STDIN = Path("-")
@@ -33,6 +34,21 @@ class TextInput:
     contents: str
     id: str | None = None
     query: str | None = None
+
+    def __post_init__(self) -> None:
+        is_named = isinstance(self.id, str | None) and isinstance(self.query, str | None)
+        if not isinstance(self.contents, str) or not is_named:  # quick: a corpus has millions
+            for name in ("contents", "id", "query"):
+                check(name, getattr(self, name), str if name == "contents" else str | None)
+
+
+Several = TypeVar("Several")
+
+
+def several(texts: str | TextInput | Iterable[Several]) -> Iterable[Several]:
+    """Return texts as they were given, or the one that was."""
+    given: Any = (texts,) if isinstance(texts, str | TextInput) else texts
+    return given  # type: ignore[no-any-return]  # a text is one of what they are
 
 
 class LineError(ValueError):
@@ -76,9 +92,10 @@ def documents_of_collection(folder: object, names: Collection[str]) -> str | Non
     return found[0] if beside and found else None
 
 
-def read_texts(path: Path) -> tuple[TextInput, ...]:
+@checked
+def read_texts(path: StrPath) -> tuple[TextInput, ...]:
     """Read all texts of the file at `path`; see `iterate_texts`."""
-    return tuple(iterate_texts(path))
+    return tuple(iterate_texts(Path(path)))
 
 
 def iterate_texts(path: Path) -> Iterator[TextInput]:

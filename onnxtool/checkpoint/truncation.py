@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.errors import InputError
+from onnxtool.reports import short_repr
 
 Value = TypeVar("Value")
 
@@ -41,6 +42,7 @@ class ReadOptions:
 PLAIN = ReadOptions()
 
 
+@short_repr
 @dataclass(frozen=True)
 class TokenOffsets:
     """Where in the texts the tokens are.
@@ -66,6 +68,7 @@ class TokenOffsets:
         return TokenOffsets(self.parts + nowhere, self.spans + places, self.words + nowhere, self.first)
 
 
+@short_repr
 @dataclass(frozen=True)
 class EncodedText:
     """A text, or a pair of texts, as the model reads it, without padding.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
-from onnxtool.errors import InputError
-from onnxtool.options import Option
+from onnxtool.errors import OptionError
+from onnxtool.options import Option, OptionalPath, StrPath
 
 # Those of `precision` of sentence-transformers, and float16.
 VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
@@ -31,36 +30,36 @@ VectorsAs = Annotated[
     ),
 ]
 RangesFile = Annotated[
-    Path | None,
+    OptionalPath,
     Option(
         "The range of each number, for int8 and uint8: a .npy with the least and the largest values, [2, numbers], the "
         "manifest of a corpus whose vectors are stored so, or an ONNX file whose graph stores them."
     ),
 ]
 Calibrated = Annotated[
-    Path | None,
+    OptionalPath,
     Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, some hundred texts like the corpus."),
 ]
 
 
-def check_ranges_options(vectors_as: str | None, ranges: Path | None, calibration: Path | None) -> None:
+def check_ranges_options(vectors_as: str | None, ranges: StrPath | None, calibration: StrPath | None) -> None:
     """Refuse ranges that nothing is done with, codes without any, and two sources of them.
 
     Raises:
-        InputError: it is one of these.
+        OptionError: it is one of these.
     """
     if vectors_as not in CODES and (ranges is not None or calibration is not None):
         name = "--calibration" if ranges is None else "--ranges"
-        raise InputError(
+        raise OptionError(
             f"{name} is for int8 and uint8 vectors, and {vectors_as or 'none'} were asked for",
             "pass --vectors_as int8 or uint8, or leave it out",
         )
     if ranges is not None and calibration is not None:
-        raise InputError(
+        raise OptionError(
             "ranges are read from --ranges or measured on --calibration, and both were passed", "leave one of them out"
         )
     if vectors_as in CODES and ranges is None and calibration is None:
-        raise InputError(
+        raise OptionError(
             f"{vectors_as} vectors need the range of each number, and none are known",
             "measure them on some hundred texts like yours (--calibration texts.jsonl), or pass those of an earlier "
             "run (--ranges NAME.manifest.json, or a .npy)",

@@ -45,8 +45,6 @@ def command(
     """
     if (options.model_path is None) == (forward is None):
         raise click.UsageError("pass one of --model_path and --model_name")
-    if options.class_axis == 0:
-        raise click.UsageError("--class_axis is 1 or -1; the first axis is that of the samples")
     source = click.get_current_context().get_parameter_source
     for name in ("lora_targets", "lora_alpha"):
         if lora is None and source(name) is not ParameterSource.DEFAULT:

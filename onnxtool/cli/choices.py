@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
-
 import click
 
-_MOST_LISTED = 10  # where one of them looks like what was written
+from onnxtool.options import not_a_choice
 
 
 class NameChoice(click.Choice[str]):
@@ -17,11 +15,7 @@ class NameChoice(click.Choice[str]):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            names = [str(choice) for choice in self.choices]
-            near = get_close_matches(str(value), names, n=1, cutoff=0.5)
-            listed = f"{len(names)} values" if near and len(names) > _MOST_LISTED else ", ".join(map(repr, names))
-            suggestion = f" Did you mean {near[0]!r}?" if near else ""
-            self.fail(f"{value!r} is not one of {listed}.{suggestion}", param, ctx)
+            self.fail(not_a_choice(value, self.choices), param, ctx)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
         """List the names as the help shows them."""

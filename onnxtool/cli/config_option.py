@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +21,8 @@ from onnxtool.cli.configuration import (
     read_file,
     settings_of,
 )
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, OptionError
+from onnxtool.options import check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -168,33 +169,24 @@ def _value(context: click.Context, option: click.Option, key: str, setting: Sett
         UsageError: the type is wrong, or the option does not take the value.
     """
     value = setting.value
-    if setting.folder is None:
-        if option.multiple:
-            value = value.splitlines()
-    else:
-        kinds, wanted = _kinds(option)
-        if type(value) not in kinds or (option.multiple and not all(isinstance(item, str) for item in value)):
-            raise click.UsageError(f"{setting.source}: {key} is {value!r}, and {wanted} goes there", context)
+    try:
+        if setting.folder is None:
+            return option.type_cast_value(context, value.splitlines() if option.multiple else value)
+        if not (option.type.name == "1,8,…" and type(value) in (int, str)):  # or as the command line has it
+            check("", value, _hint(option))
         if isinstance(option.type, click.Path):
             value = str(setting.folder / value)
         elif isinstance(value, list) and not option.multiple:
             value = ",".join(map(str, value))
-    try:
         return option.type_cast_value(context, value)
-    except click.BadParameter as error:
-        raise click.UsageError(f"{setting.source}: {key} is {value!r}: {error.message}", context) from error
+    except (click.BadParameter, OptionError) as error:
+        raise click.UsageError(f"{setting.source}: {key}: {error.message}", context) from error
 
 
-def _kinds(option: click.Option) -> tuple[Sequence[type], str]:
-    """Return the types of TOML that an option takes, and what they are called."""
+def _hint(option: click.Option) -> Any:
+    """Return the type of a value in a file: that of the field, or of an option that a command has of its own."""
     if option.is_flag:
-        return (bool,), "true or false"
-    if option.multiple:
-        return (list,), "a list of texts"
-    if option.type.name == "1,8,…":
-        return (list, int, str), "a list of integers"
-    if isinstance(option.type, click.types.FloatParamType):
-        return (int, float), "a number"
+        return bool
     if isinstance(option.type, click.types.IntParamType) or option.count:
-        return (int,), "an integer"
-    return (str,), "a text"
+        return int
+    return getattr(option, "hint", tuple[str, ...] if option.multiple else str)

@@ -17,7 +17,7 @@ import click
 from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text, printable
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, OptionError
 from onnxtool.interruption import stop
 from onnxtool.version import __version__
 
@@ -110,6 +110,9 @@ def run_group(arguments: Sequence[str]) -> int:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
         sys.stdout.flush()
+    except OptionError as error:
+        known = arguments[0] if arguments[0] in COMMANDS else ""
+        return report_error(f"{error.message}\n{error.hint}".strip(), f"see {f'onnxtool {known}'.strip()} --help", 2)
     except OnnxtoolError as error:
         return report_error(error.message, error.hint, 1)
     except click.ClickException as error:

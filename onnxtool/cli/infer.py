@@ -106,8 +106,6 @@ def command(
     encoder-decoders always write.
     """
     output = None if output == _STDOUT else output
-    if options.overlap is not None and options.long != "window":
-        raise click.UsageError("no windows to share tokens: pass --long window, or leave out --overlap")
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if format_name == LINES and (benchmark or stream):

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.locations import AnyLocation, Uri
 from onnxtool.encoding.options import CorpusProgress, OnProgress
 from onnxtool.encoding.parts import PartOptions, merge_parts, missing_shards, shard_ranges, wanted_shards
 from onnxtool.encoding.plan import CorpusPlan, read_plan
@@ -23,14 +23,16 @@ from onnxtool.encoding.records import PartRecord, Records
 from onnxtool.encoding.report import PartReport, RunReport
 from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, runs_of
 from onnxtool.errors import StoreError
+from onnxtool.options import checked
 from onnxtool.runtime.session import available_cores
 
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
 _THREADS_OF_A_WORKER = 8
 
 
+@checked
 def encode_part(
-    plan_path: Location | str, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
+    plan_path: AnyLocation, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
 ) -> PartReport:
     """Encode shards of a plan in a worker process; those that are done are left as they are.
 
@@ -64,8 +66,9 @@ def encode_part(
     )
 
 
+@checked
 def encode_plan(
-    plan_path: Location | str,
+    plan_path: AnyLocation,
     options: RunOptions | None = None,
     *,
     on_progress: OnProgress = lambda _progress: None,

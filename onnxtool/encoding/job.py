@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.form import CorpusForm, choose_form
-from onnxtool.encoding.locations import Location, parse_location
+from onnxtool.encoding.locations import AnyLocation, parse_location
 from onnxtool.encoding.manifest import Identity, ShardRecord, make_identity
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
@@ -60,9 +60,7 @@ class Job:
     identity: Identity
 
     @classmethod
-    def open(
-        cls, model_path: Location | str, corpus: Location | str, options: VectorOptions, *, workers: int = 0
-    ) -> Job:
+    def open(cls, model_path: AnyLocation, corpus: AnyLocation, options: VectorOptions, *, workers: int = 0) -> Job:
         """Load the model and find the files of the corpus.
 
         Raises:

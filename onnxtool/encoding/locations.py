@@ -7,10 +7,12 @@ import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from onnxtool.encoding.schemes import require_known
 from onnxtool.errors import InputError
+from onnxtool.options import Address, StrPath
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 # Containers of Azure are written before an @.
@@ -20,7 +22,7 @@ _WITHOUT_HOST = ("hdfs", "viewfs")
 
 
 @dataclass(frozen=True, slots=True)
-class Uri:
+class Uri(Address):
     """A file or a folder in an object store, or in a filesystem that fsspec reaches.
 
     Attributes:
@@ -30,6 +32,11 @@ class Uri:
 
     root: str
     key: str
+
+    @classmethod
+    def parse(cls, text: str) -> Location:
+        """Return the file or folder that is meant by `text`; see `parse_location`."""
+        return parse_location(text)
 
     @property
     def scheme(self) -> str:
@@ -58,6 +65,19 @@ class Uri:
 
 
 Location = Path | Uri
+AnyLocation = Location | StrPath
+"""What callers may pass for one."""
+
+if TYPE_CHECKING:
+
+    class OptionalLocation:
+        """A field that is set to a path or an address, and read as a Location; or None."""
+
+        def __get__(self, instance: object, owner: Any) -> Location | None: ...
+        def __set__(self, instance: object, value: AnyLocation | None) -> None: ...
+
+else:
+    OptionalLocation = Location | None
 
 
 def is_uri(text: str) -> bool:
@@ -65,14 +85,16 @@ def is_uri(text: str) -> bool:
     return _SCHEME.match(text) is not None
 
 
-def parse_location(value: Location | str) -> Location:
+def parse_location(value: AnyLocation) -> Location:
     """Return the file or folder that is meant by `value`, a path or an address such as `s3://bucket/name`.
 
     Raises:
         InputError: there is no such kind of address, or it holds credentials, which would be written into manifests.
     """
-    if not isinstance(value, str):
+    if isinstance(value, Uri):
         return value
+    if not isinstance(value, str):
+        return Path(value)
     match = _SCHEME.match(value)
     if match is None:
         return Path(value)

@@ -6,18 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from onnxtool.checkpoint.vector_types import (
-    VECTOR_TYPES,
-    Calibrated,
-    Dimensions,
-    RangesFile,
-    VectorsAs,
-    check_ranges_options,
+from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
+from onnxtool.encoding.locations import OptionalLocation
+from onnxtool.infer.options import (
+    Long,
+    ModelName,
+    Overlap,
+    Prompt,
+    Representation,
+    TextTask,
+    check_overlap,
 )
-from onnxtool.encoding.locations import Location
-from onnxtool.errors import InputError
-from onnxtool.infer.options import Long, ModelName, Overlap, Prompt, Provider, Representation, TextTask, Threads
-from onnxtool.options import Force, Option
+from onnxtool.options import UNSET, Force, Option, Options
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
 
 # What vectors are written as, and the weights of terms in them.
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
@@ -25,10 +27,10 @@ WEIGHTS = ("int", "float")
 
 # Of a plan that another machine has made.
 ModelElsewhere = Annotated[
-    Location | None, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
+    OptionalLocation, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
 ]
 InputElsewhere = Annotated[
-    Location | None,
+    OptionalLocation,
     Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
 ]
 MemoryLimit = Annotated[
@@ -37,8 +39,7 @@ MemoryLimit = Annotated[
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
 
 
-@dataclass(frozen=True)
-class VectorOptions:
+class VectorOptions(Options):
     """What the bytes of an encoded corpus depend on.
 
     Attributes:
@@ -66,7 +67,7 @@ class VectorOptions:
         batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
     """
 
-    model_name: ModelName = None
+    model_name: ModelName = UNSET
     prompt: Prompt = None
     task: TextTask = None
     representation: Representation = None
@@ -95,28 +96,19 @@ class VectorOptions:
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
     dimensions: Dimensions = None
     vectors_as: VectorsAs = None
-    ranges: RangesFile = None
-    calibration: Calibrated = None
+    ranges: RangesFile = UNSET
+    calibration: Calibrated = UNSET
     shard_size: Annotated[int, Option("Texts per file of vectors, the most that a killed run loses.", minimum=1)] = 4096
     batch_tokens: Annotated[
         int, Option("The most tokens of a batch of a corpus; 0: what fits the model.", minimum=0)
     ] = 0
 
     def __post_init__(self) -> None:
-        for name in ("threads", "batch_tokens"):
-            require_count(name, getattr(self, name))
-        if self.shard_size < 1:
-            raise InputError(f"shard_size is {self.shard_size}", "pass at least 1")
-        if self.output_format not in (None, *OUTPUT_FORMATS):
-            raise InputError(f"unknown output_format {self.output_format!r}", f"use one of {', '.join(OUTPUT_FORMATS)}")
-        if self.vectors_as not in (None, *VECTOR_TYPES):
-            raise InputError(f"unknown vectors_as {self.vectors_as!r}", f"use one of {', '.join(VECTOR_TYPES)}")
+        super().__post_init__()
+        check_overlap(self.long, self.overlap)
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
-        if self.weights not in (None, *WEIGHTS):
-            raise InputError(f"unknown weights {self.weights!r}", f"use one of {', '.join(WEIGHTS)}")
 
 
-@dataclass(frozen=True)
 class CorpusOptions(VectorOptions):
     """How a corpus is encoded.
 
@@ -135,20 +127,6 @@ class CorpusOptions(VectorOptions):
         ),
     ] = False
     force: Force = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_count("workers", self.workers)
-
-
-def require_count(name: str, value: int) -> None:
-    """Refuse a number below 0.
-
-    Raises:
-        InputError: it is.
-    """
-    if value < 0:
-        raise InputError(f"{name} is {value}", "pass 0 for the default, or more")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onnxtool.encoding.files import Entry, create, entries, publish, remove, staged, upload
-from onnxtool.encoding.locations import Location, Uri, parse_location
+from onnxtool.encoding.locations import AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.schemes import STORES
@@ -51,7 +51,7 @@ class OutputFolder:
         path: of the folder.
     """
 
-    def __init__(self, path: Location | str) -> None:
+    def __init__(self, path: AnyLocation) -> None:
         path = parse_location(path)
         # Of `.` and `..` the name shows only when they are resolved; the files beside are called after it.
         self.path = path if isinstance(path, Uri) or path.name not in ("", "..") else path.resolve()

@@ -12,12 +12,12 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from onnxtool.encoding.files import Entry, on_this_machine, remove, write
 from onnxtool.encoding.job import Job
-from onnxtool.encoding.locations import Location, Uri
+from onnxtool.encoding.locations import AnyLocation, Uri
 from onnxtool.encoding.manifest import Manifest, difference, read_manifest
 from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, Workers
 from onnxtool.encoding.output import OutputFolder
@@ -31,7 +31,7 @@ from onnxtool.encoding.windows import Placed, Window, repeated_id
 from onnxtool.encoding.workers import RunOptions
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
-from onnxtool.options import Option
+from onnxtool.options import UNSET, Option, Options, checked
 
 RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
 _NOT_READ_BACK = (
@@ -41,8 +41,7 @@ _PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
-@dataclass(frozen=True)
-class PartOptions:
+class PartOptions(Options):
     """Which shards of a plan are encoded, and how.
 
     Attributes:
@@ -67,8 +66,8 @@ class PartOptions:
     shards: Annotated[
         str | None, Option("Encode these shards: numbers and ranges from 0, as merge lists them.", metavar="3,7-12")
     ] = None
-    model_path: ModelElsewhere = None
-    input_path: InputElsewhere = None
+    model_path: ModelElsewhere = UNSET
+    input_path: InputElsewhere = UNSET
     workers: Workers = 0
     memory_limit: MemoryLimit = 0
 
@@ -260,8 +259,9 @@ def _documents(
         num_read += 1
 
 
+@checked
 def merge_parts(
-    plan_path: Location | str, *, read_back: bool = False, known: Mapping[int, PartRecord] | None = None
+    plan_path: AnyLocation, *, read_back: bool = False, known: Mapping[int, PartRecord] | None = None
 ) -> MergeReport:
     """Check all shards of a plan, and write the manifest and the rejected lines, as `encode_corpus` leaves them.
 
@@ -370,7 +370,8 @@ def _unmerged(plan: CorpusPlan, problems: Mapping[int, str]) -> MergeReport:
     )
 
 
-def corpus_status(plan_path: Location | str) -> StatusReport:
+@checked
+def corpus_status(plan_path: AnyLocation) -> StatusReport:
     """Say how far the machines are that encode a plan, by the names of their records; `merge_parts` reads them.
 
     Raises:

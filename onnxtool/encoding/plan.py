@@ -18,9 +18,9 @@ from typing import Any, get_args, get_type_hints
 
 from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
-from onnxtool.encoding.locations import Location, joined, parse_location, relative
+from onnxtool.encoding.locations import AnyLocation, Location, joined, parse_location, relative
 from onnxtool.encoding.manifest import Identity, json_text
-from onnxtool.encoding.options import OnProgress, VectorOptions, require_count
+from onnxtool.encoding.options import OnProgress, VectorOptions, Workers
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.planned_shards import MOST_SHARDS, PlannedShard
 from onnxtool.encoding.records import remove_records
@@ -28,7 +28,7 @@ from onnxtool.encoding.report import PlanReport
 from onnxtool.encoding.scanning import scan_corpus
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.model_file import check_writable, write_text
-from onnxtool.options import Option
+from onnxtool.options import Option, checked
 from onnxtool.runtime.session import available_cores
 
 SUFFIX = ".plan.json"
@@ -63,13 +63,14 @@ class CorpusPlan:
         return OutputFolder(self.path.with_name(self.path.name.removesuffix(SUFFIX)))
 
 
+@checked
 def make_plan(
-    model_path: Location | str,
-    corpus: Location | str,
-    output: Location | str,
+    model_path: AnyLocation,
+    corpus: AnyLocation,
+    output: AnyLocation,
     options: VectorOptions | None = None,
     *,
-    workers: int = 0,
+    workers: Workers = 0,
     force: bool = False,
     on_progress: OnProgress = lambda _progress: None,
 ) -> PlanReport:
@@ -96,7 +97,6 @@ def make_plan(
         raise _exists(path)
     if folder.require_own(force=force) and not force:
         raise OutputExistsError(f"{folder.path} holds vectors already", "pass --force, or another --output")
-    require_count("workers", workers)
     job = Job.open(model_path, corpus, options or VectorOptions())
     shards, reasons = scan_corpus(job.sources, job.options.shard_size, workers or available_cores(), on_progress)
     with folder.writing():
@@ -147,7 +147,7 @@ def _to_json(
     return f'{json_text(head, indent=1)[:-2]},\n "shards": [\n{lines}\n]}}\n'
 
 
-def read_plan(path: Location | str) -> CorpusPlan:
+def read_plan(path: AnyLocation) -> CorpusPlan:
     """Return the plan in a file.
 
     Raises:

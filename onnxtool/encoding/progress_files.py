@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 from onnxtool.encoding.files import staged
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.errors import OutputWriteError
-from onnxtool.options import Option
+from onnxtool.options import UNSET, Option, OptionalPath, Options
 
 EVERY_S = 10.0
 
 
-@dataclass(frozen=True)
-class ProgressOptions:
+class ProgressOptions(Options):
     """Where a run says how far it is, besides the terminal.
 
     Attributes:
@@ -27,12 +25,12 @@ class ProgressOptions:
     """
 
     progress_log: Annotated[
-        Path | None,
+        OptionalPath,
         Option(f"Append how far the encoding is to this file every {EVERY_S:.0f} s, a line of JSON.", metavar="FILE"),
-    ] = None
+    ] = UNSET
     metrics: Annotated[
-        Path | None, Option("Keep this file up to date with the same, as Prometheus reads it.", metavar="NAME.prom")
-    ] = None
+        OptionalPath, Option("Keep this file up to date with the same, as Prometheus reads it.", metavar="NAME.prom")
+    ] = UNSET
 
 
 _METRICS = {

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.encoding.files import on_this_machine
-from onnxtool.encoding.locations import Location
+from onnxtool.encoding.locations import AnyLocation
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
@@ -23,10 +23,13 @@ from onnxtool.encoding.passages import document_of
 from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.options import checked
+from onnxtool.reports import short_repr
 
 _COLUMNS = ("vector", "vectors", "indices", "values")
 
 
+@short_repr
 class Shard(NamedTuple):
     """The ids of N texts or passages, and their vectors.
 
@@ -39,7 +42,8 @@ class Shard(NamedTuple):
     starts: NDArray[np.int64] | None = None
 
 
-def read_shards(folder: Location | str, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
+@checked
+def read_shards(folder: AnyLocation, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
     """Yield the shards of an encoded corpus in their order; one of them is in memory at a time.
 
     Args:
@@ -85,6 +89,7 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     return Shard(ids, TokenVectors(indptr, rows))
 
 
+@checked
 def by_document(shard: Shard) -> Shard:
     """Put passages of the same document together, which follow each other; the ids are those of the documents."""
     documents = [document_of(name) for name in shard.ids]

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from onnxtool.reports import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class CorpusReport:
     """Vectors for a collection of texts. Figures are of the whole corpus, also where an earlier run made a part of it.
@@ -63,6 +66,7 @@ class CorpusReport:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class PlanReport:
     """What a corpus is split into.
@@ -119,6 +123,7 @@ class PartReport:
     texts_per_s: float
 
 
+@short_repr
 @dataclass(frozen=True)
 class MergeReport:
     """Shards that are published as one, or which of them are missing.
@@ -148,6 +153,7 @@ class MergeReport:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class RunReport:
     """All shards of a plan, encoded by workers and published.
@@ -183,6 +189,7 @@ class RunReport:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class StatusReport:
     """How far a plan is encoded.

@@ -13,7 +13,7 @@ from onnxtool.encoding.clock import Clock
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.files import entries, entry, remove, staged
 from onnxtool.encoding.job import Job, stopped_by
-from onnxtool.encoding.locations import Location
+from onnxtool.encoding.locations import AnyLocation, Location, parse_location
 from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, read_manifest
 from onnxtool.encoding.options import CorpusOptions, OnProgress
 from onnxtool.encoding.output import OutputFolder
@@ -24,15 +24,17 @@ from onnxtool.encoding.windows import Window, accepted
 from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
+from onnxtool.options import checked
 from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
 
 
+@checked
 def encode_corpus(
-    model_path: Location | str,
-    corpus: Location | str,
-    output: Location | str,
+    model_path: AnyLocation,
+    corpus: AnyLocation,
+    output: AnyLocation,
     options: CorpusOptions | None = None,
     *,
     on_progress: OnProgress = lambda _progress: None,
@@ -61,6 +63,7 @@ def encode_corpus(
         SessionError: onnxruntime cannot load or run the model, or it gives no numbers.
     """
     options = options or CorpusOptions()
+    model_path = parse_location(model_path)
     job = Job.open(model_path, corpus, options, workers=options.workers)
     folder = OutputFolder(output)
     with folder.locked():
@@ -95,7 +98,8 @@ def _begin(
     return manifest, records, shards
 
 
-def plan_corpus(model_path: Location, corpus: Location, output: Location, options: CorpusOptions) -> WritePlan:
+@checked
+def plan_corpus(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: CorpusOptions) -> WritePlan:
     """Check the model file, the corpus and the folder, and say what `encode_corpus` would write; loads no weights.
 
     Raises:
@@ -103,6 +107,7 @@ def plan_corpus(model_path: Location, corpus: Location, output: Location, option
     """
     resolve_provider(options.provider)
     notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
+    model_path, corpus = parse_location(model_path), parse_location(corpus)
     if takes_pictures(ModelFile.open(model_on_this_machine(model_path))):
         find_picture_sources(corpus)
     else:

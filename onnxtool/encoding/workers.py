@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere, require_count
+from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere
 from onnxtool.encoding.processes import Died, WorkerProcess
-from onnxtool.errors import InputError, SessionError
+from onnxtool.errors import SessionError
 from onnxtool.interruption import check_interrupted
-from onnxtool.options import Option
+from onnxtool.options import UNSET, Option, Options
 
 if TYPE_CHECKING:  # it loads what encodes, which an actor of Ray leaves to its worker
     from onnxtool.encoding.plan import CorpusPlan
@@ -27,8 +27,7 @@ _MOST_OF_A_RUN = 64
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class RunOptions:
+class RunOptions(Options):
     """How the shards of a plan are encoded.
 
     Attributes:
@@ -51,14 +50,8 @@ class RunOptions:
         int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
     ] = 0
     memory_limit: MemoryLimit = 0
-    model_path: ModelElsewhere = None
-    input_path: InputElsewhere = None
-
-    def __post_init__(self) -> None:
-        if self.engine not in ENGINES:
-            raise InputError(f"unknown engine {self.engine!r}", f"use one of {', '.join(ENGINES)}")
-        for name in ("workers", "threads", "memory_limit"):
-            require_count(name, getattr(self, name))
+    model_path: ModelElsewhere = UNSET
+    input_path: InputElsewhere = UNSET
 
     def worker(self, plan: CorpusPlan, threads: int) -> WorkerOptions:
         """Return what a worker has to know, as JSON has it."""

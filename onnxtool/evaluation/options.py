@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
-from onnxtool.errors import InputError
 from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
-from onnxtool.infer.options import ModelName, Overlap, Provider, Representation, Threads
-from onnxtool.options import Option
+from onnxtool.infer.options import ModelName, Overlap, Representation, check_overlap
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath, Options
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
 
 
-@dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(Options):
     """How a collection is searched, and what is computed of it.
 
     Attributes:
@@ -37,27 +36,27 @@ class EvaluateOptions:
 
     split: Annotated[str, Option("Whose judgements count: qrels/SPLIT.tsv.")] = DEFAULT_SPLIT
     measures: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "A measure such as nDCG@10, MRR@10, Recall@100, MAP or P@5; may be given several times.",
             name="measure",
             metavar="NAME",
             default=", ".join(DEFAULT_MEASURES),
         ),
-    ] = ()
+    ] = NOTHING
     against: Annotated[
-        str | None,
+        OptionalName,
         Option(
             "What to compare with, query by query: another ONNX file, a checkpoint, which sentence-transformers runs "
             f"in PyTorch, or {BM25}.",
             metavar="MODEL_OR_ID",
             is_checkpoint=True,
         ),
-    ] = None
+    ] = UNSET
     candidates: Annotated[
-        Path | None,
+        OptionalPath,
         Option("A run in TREC's format, whose documents a reranker orders.", default="what BM25 finds", metavar="FILE"),
-    ] = None
+    ] = UNSET
     num_candidates: Annotated[
         int, Option("Documents of a query that a reranker orders.", minimum=1, maximum=100_000)
     ] = 100
@@ -70,21 +69,21 @@ class EvaluateOptions:
         ),
     ] = False
     cache: Annotated[
-        Path | None,
+        OptionalPath,
         Option(
             "Where vectors of documents are kept, by the contents of model and corpus; a stopped run goes on there.",
             default="~/.cache/onnxtool/evaluate",
             metavar="DIR",
         ),
-    ] = None
-    model_name: ModelName = None
+    ] = UNSET
+    model_name: ModelName = UNSET
     partner: Annotated[
-        Path | None,
+        OptionalPath,
         Option(
             "Of a checkpoint that encodes queries and documents by different models, the ONNX file of the other one.",
             default="the file that the model names",
         ),
-    ] = None
+    ] = UNSET
     representation: Representation = None
     long: Annotated[
         str,
@@ -100,18 +99,17 @@ class EvaluateOptions:
     dimensions: Dimensions = None
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
     fail_if: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Exit 1 if a measure meets a condition such as 'ndcg@10<0.4', or against a base 'ndcg@10<-0.5%'; may be "
             "given several times.",
             metavar="EXPR",
         ),
-    ] = ()
+    ] = NOTHING
 
     def __post_init__(self) -> None:
-        for name in ("depth", "num_candidates"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}", "pass at least 1")
+        super().__post_init__()
+        check_overlap(self.long, self.overlap)
 
     @property
     def cache_folder(self) -> Path:

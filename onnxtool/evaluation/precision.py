@@ -12,10 +12,12 @@ from onnxtool.evaluation.run import check_evaluation, evaluate_model
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
+from onnxtool.options import StrPath, checked
 from onnxtool.progress import listener
 
 
-def judge_by_retrieval(model_path: Path, data: Path, options: EvaluateOptions) -> Judge:
+@checked
+def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return what evaluates a candidate on the collection in `data`, and refuses it where a gate is met.
 
     Relative gates refer to the model that is optimized, at `model_path`.
@@ -30,6 +32,7 @@ def judge_by_retrieval(model_path: Path, data: Path, options: EvaluateOptions) -
         InputError: the collection cannot be read.
         OnnxtoolError: the model cannot be used.
     """
+    model_path, data = Path(model_path), Path(data)
     if not options.fail_if:
         raise GateError(
             "a collection decides nothing without a condition",

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from onnxtool.evaluation.measures import Difference, Measure
+from onnxtool.reports import short_repr
 
 
+@short_repr
 @dataclass(frozen=True)
 class QueryResult:
     """A query and how well it was answered.
@@ -65,6 +67,7 @@ class SystemReport:
     terms: Terms | None = None
 
 
+@short_repr
 @dataclass(frozen=True)
 class Comparison:
     """How a model differs from its base, over the same queries.
@@ -94,6 +97,7 @@ class GateCheck:
     text: str
 
 
+@short_repr
 @dataclass(frozen=True)
 class EvaluationReport:
     """How well a model finds what is relevant.

@@ -28,6 +28,7 @@ from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, 
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
 from onnxtool.model_file import ModelFile, write_text
+from onnxtool.options import StrPath, checked
 from onnxtool.progress import OnProgress, Stage, ignore, listening, tell
 from onnxtool.runtime.timing import peak_rss_bytes
 from onnxtool.summary.gates import Gate, check_gates, parse_gate
@@ -40,12 +41,13 @@ _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "spars
 _TIE = 1e-5  # of two scores: what rounding in float32 changes
 
 
+@checked
 def evaluate_model(
-    model_path: Path | str,
-    data: Path | str,
+    model_path: StrPath,
+    data: StrPath,
     options: EvaluateOptions | None = None,
     *,
-    run_path: Path | None = None,
+    run_path: StrPath | None = None,
     force: bool = False,
     on_progress: OnProgress = ignore,
 ) -> EvaluationReport:
@@ -105,13 +107,13 @@ def evaluate_model(
     )
     report = replace(report, gates=tuple(_check_gates(gates, report)))
     if run_path is not None:
-        write_text(run_path, run_text(found.run, Path(model_path).stem), force=force)
+        write_text(Path(run_path), run_text(found.run, Path(model_path).stem), force=force)
         report = replace(report, run_path=str(run_path))
     return report
 
 
 def check_evaluation(
-    model_path: Path | str | None, data: Path | str, options: EvaluateOptions
+    model_path: StrPath | None, data: StrPath, options: EvaluateOptions
 ) -> tuple[dict[str, Any], list[Gate], Collection]:
     """Return measures, gates and collection, as far as they can be checked without loading a model.
 

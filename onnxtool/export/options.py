@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from pathlib import Path
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.checkpoint.tasks import TASK_NAMES
-from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs
-from onnxtool.errors import ExportError
+from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
+from onnxtool.errors import ExportError, OptionError
 from onnxtool.export.targets import TARGET_NAMES
-from onnxtool.options import Force, Option
+from onnxtool.options import UNSET, Force, NameField, Option, OptionalPath, Options
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 LOWEST_OPSET = 13  # what heads are written in
 
+DEVICES = ("cpu", "cuda", "mps", "xpu")
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 
 # Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
@@ -49,8 +49,7 @@ AllowUnusedWeights = Annotated[bool, Option("Leave out weights that fit nowhere 
 AllowPickle = Annotated[bool, Option("Load weights from a pickle where there are no safetensors.")]
 
 
-@dataclass(frozen=True)
-class ExportOptions:
+class ExportOptions(Options):
     """What to export and how.
 
     Attributes:
@@ -67,11 +66,11 @@ class ExportOptions:
         atol: replaces the tolerance of the dtype; so do `rtol` and `min_cosine`.
     """
 
-    model_name: Annotated[str, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
+    model_name: Annotated[NameField, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
     output: Annotated[
-        Path | None,
+        OptionalPath,
         Option("The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/"),
-    ] = None
+    ] = UNSET
     task: Task = "auto"
     head: Annotated[
         str,
@@ -87,8 +86,8 @@ class ExportOptions:
     ] = "plain"
     dimensions: Dimensions = None
     vectors_as: VectorsAs = None
-    ranges: RangesFile = None
-    calibration: Calibrated = None
+    ranges: RangesFile = UNSET
+    calibration: Calibrated = UNSET
     route: Annotated[
         str | None,
         Option(
@@ -129,6 +128,15 @@ class ExportOptions:
         ),
     ] = None
     force: Force = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges_options(self.vectors_as, self.ranges, self.calibration)
+        device, colon, number = self.device.partition(":")
+        if device not in DEVICES or (colon and not number.isdecimal()):
+            raise OptionError(
+                f"device: {self.device!r} is none of PyTorch's", f"use one of {', '.join(DEVICES)}, or cuda:0"
+            )
 
     @property
     def choices(self) -> dict[str, Json]:

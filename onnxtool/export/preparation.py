@@ -10,7 +10,6 @@ from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
-from onnxtool.checkpoint.vector_types import check_ranges_options
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint
@@ -233,7 +232,6 @@ def locate(options: ExportOptions) -> Located:
         allow_pickle=options.allow_pickle,
     )
     target = find_target(options.target)
-    check_ranges_options(options.vectors_as, options.ranges, options.calibration)
     if options.task not in _WITH_CACHE:
         check_head(options.head, options.task)
     given = [f"--{name}" for name in ("keep_raw", "dimensions", "vectors_as") if getattr(options, name)]

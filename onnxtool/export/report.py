@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxtool.reports import TensorInfo
+from onnxtool.reports import TensorInfo, short_repr
 from onnxtool.verification import Verification
 
 
+@short_repr
 @dataclass(frozen=True)
 class ExportReport:
     """The result of `export`.

@@ -23,7 +23,7 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.length_verification import ShorterError, longest_case, merged_reference, verify_export
 from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.sizes import SEQUENCE
-from onnxtool.export.options import EXPORTER_NAMES, ExportOptions, check_opset
+from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.pair import Side, find_sides
 from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline, encoder_path
 from onnxtool.export.preparation import Job, open_checkpoint, prepare
@@ -62,6 +62,7 @@ from onnxtool.model_file.metadata import (
     stamp_step,
 )
 from onnxtool.model_file.weights import write_inline
+from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
@@ -72,6 +73,7 @@ _LOGGER = logging.getLogger(__name__)
 _Failure = ExportError | VerificationError | SessionError
 
 
+@checked
 def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
@@ -88,18 +90,12 @@ def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) ->
         OutputWriteError: the output cannot be written.
     """
     with listening(on_progress), ExitStack() as outputs:
-        _check_options(options)
+        check_opset(options.opset)
         reports = [_export(side, outputs) for side in find_sides(options)]
         if len(reports) == 1:
             return reports[0]
         _require_comparable(*reports)
         return replace(reports[0], partner=reports[1])
-
-
-def _check_options(options: ExportOptions) -> None:
-    if options.exporter not in EXPORTER_NAMES:
-        raise ExportError(f"no exporter called {options.exporter}", f"use one of {', '.join(EXPORTER_NAMES)}")
-    check_opset(options.opset)
 
 
 def _require_comparable(first: ExportReport, second: ExportReport) -> None:
@@ -173,6 +169,7 @@ def _with_reasons(
     return replace(report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons)))
 
 
+@checked
 def plan_export(options: ExportOptions) -> WritePlan:
     """Check the options and the configuration of the checkpoint, and say what would be written; loads no weights.
 

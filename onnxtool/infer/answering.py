@@ -18,12 +18,13 @@ from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import LongTexts
-from onnxtool.infer.options import InferOptions
+from onnxtool.infer.options import InferOptions, TextTask
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, TopK
+from onnxtool.options import Options
 from onnxtool.progress import Stage
 
 # A text, one with its id, or a query and a text.
@@ -39,8 +40,7 @@ MAX_SIMILARITIES = 1000
 _TOP_TERMS = 10
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Options):
     """How a model is to answer, as a user says it.
 
     Attributes:
@@ -51,9 +51,9 @@ class Asked:
     """
 
     prompt: str | None = None
-    task: str | None = None
+    task: TextTask = None
     long: LongTexts | None = None
-    top_k: int | None = None
+    top_k: TopK = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,6 @@ def make_request(model: TextModel, texts: Sequence[Item], query: str | None, ask
     """
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
-    if asked.top_k is not None and asked.top_k < 1:
-        raise InputError(f"top_k is {asked.top_k}", "ask for at least one candidate")
     named = [_named(item, query) for item in texts]
     _require_form(model, named)
     long, task = asked.long, asked.task

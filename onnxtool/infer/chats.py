@@ -12,11 +12,13 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.long_texts import LongTexts
+from onnxtool.reports import short_repr
 
 _AS_WRITTEN = ReadOptions(adds_special=False)
 _MOST_ENDS = 256  # that are remembered: one for each prompt, task and form of a text
 
 
+@short_repr
 @dataclass(frozen=True)
 class Chats:
     """A template, and the tokenizer that reads what it makes. Threads may share it."""

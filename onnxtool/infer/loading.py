@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import overload
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.quantized_vectors import RangesLike
+from onnxtool.checkpoint.text_files import TextInput, several
+from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, stream_answers
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
@@ -16,37 +21,44 @@ from onnxtool.infer.generation.encoders import find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.options import Long, LongText, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, load_queries
 from onnxtool.infer.tasks import deduce_task, stated_task
-from onnxtool.infer.text_model import TASKS, AnyVectors, TextModel
-from onnxtool.infer.vector_form import RangesLike
+from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel
+from onnxtool.infer.vectors import TopK
 from onnxtool.model_file import ModelFile
+from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.reports import short_repr
+from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.feeds import index_bounds
+from onnxtool.runtime.providers import Provider
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import require_named_inputs
 from onnxtool.runtime.tokens import open_tokenizer
 
 
+@short_repr
 class LoadedModel(TextModel):
     """A model that encodes texts and answers for them, made by `load`."""
 
+    @checked
     def answer(
         self,
-        texts: Sequence[Item],
+        texts: str | TextInput | Iterable[Item],
         *,
         query: str | None = None,
         prompt: str | None = None,
-        task: str | None = None,
-        long: LongTexts | str | None = None,
-        top_k: int | None = None,
+        task: TextTask = None,
+        long: LongTexts | Long = None,
+        top_k: TopK = None,
         on_progress: Callable[[str], None] = lambda _stage: None,
     ) -> InferReport:
         """Say what the model makes of each of N texts, or of pairs of texts, in their order.
 
         Args:
-            texts: N texts, with or without an id, or pairs of a query and a text.
+            texts: N texts, with or without an id, or pairs of a query and a text; or one text.
             query: makes a pair with every text that is none.
             prompt: as in `tokenize`.
             task: as in `encode`; None for documents in late interaction, where a query reads itself as one.
@@ -60,11 +72,13 @@ class LoadedModel(TextModel):
         """
         asked = None if long is None else LongTexts.of(long)
         model = self.of_task(self.task_of(task))
-        return answer_texts(model, make_request(model, texts, query, Asked(prompt, task, asked, top_k)), on_progress)
+        request = make_request(model, tuple(several(texts)), query, Asked(prompt, task, asked, top_k))
+        return answer_texts(model, request, on_progress)
 
+    @checked
     def stream(
         self,
-        texts: Iterable[Item],
+        texts: str | TextInput | Iterable[Item],
         *,
         query: str | None = None,
         asked: Asked = Asked(),  # noqa: B008  frozen
@@ -72,19 +86,20 @@ class LoadedModel(TextModel):
         on_progress: Callable[[str], None] = lambda _stage: None,
     ) -> Iterator[InferReport]:
         """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
-        return stream_answers(self.of_task(self.task_of(asked.task)), texts, query, asked, on_progress, total)
+        return stream_answers(self.of_task(self.task_of(asked.task)), several(texts), query, asked, on_progress, total)
 
 
+@checked
 def load(
-    model_path: Path | str,
+    model_path: StrPath,
     *,
-    model_name: str | None = None,
-    provider: str = "auto",
-    threads: int = 0,
-    inter_threads: int = 0,
-    representation: str | None = None,
-    encoder_path: Path | None = None,
-    partner_path: Path | None = None,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
+    inter_threads: InterThreads = 0,
+    representation: Representation = None,
+    encoder_path: StrPath | None = None,
+    partner_path: StrPath | None = None,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
@@ -114,7 +129,8 @@ def load(
     folder = find_checkpoint_folder(model, model_name)
     tokenizer = open_tokenizer(folder)
     task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
-    reads = find_encoder(model, encoder_path) or model  # the graph that takes texts
+    encoder = find_encoder(model, None if encoder_path is None else Path(encoder_path))
+    reads = encoder or model  # the graph that takes texts
     require_named_inputs(reads)
     limit = text_limit(reads, folder, task)
     of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
@@ -146,25 +162,56 @@ def load(
         prompts=prompts,
         limits=limits,
         chats=None if template is None else Chats(template, tokenizer),
-        partner_path=partner_path,
+        partner_path=None if partner_path is None else Path(partner_path),
         open_partner=open_partner,
     )
 
 
-def encode(
-    model_path: Path | str,
-    texts: Sequence[str],
+@overload
+def encode(  # type: ignore[overload-overlap]  # a string is iterable as well
+    model_path: StrPath,
+    texts: str,
     *,
-    model_name: str | None = None,
-    provider: str = "auto",
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
     prompt: str | None = None,
-    task: str | None = None,
-    representation: str | None = None,
-    long: LongTexts | str = CUT,
-    vectors_as: str | None = None,
+    task: TextTask = None,
+    representation: Representation = None,
+    long: LongTexts | LongText = CUT,
+    vectors_as: VectorsAs = None,
     ranges: RangesLike | None = None,
-    dimensions: int | None = None,
-) -> AnyVectors:
+    dimensions: Dimensions = None,
+) -> AnyVector: ...
+@overload
+def encode(
+    model_path: StrPath,
+    texts: Iterable[str],
+    *,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    prompt: str | None = None,
+    task: TextTask = None,
+    representation: Representation = None,
+    long: LongTexts | LongText = CUT,
+    vectors_as: VectorsAs = None,
+    ranges: RangesLike | None = None,
+    dimensions: Dimensions = None,
+) -> AnyVectors: ...
+@checked
+def encode(
+    model_path: StrPath,
+    texts: str | Iterable[str],
+    *,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    prompt: str | None = None,
+    task: TextTask = None,
+    representation: Representation = None,
+    long: LongTexts | LongText = CUT,
+    vectors_as: VectorsAs = None,
+    ranges: RangesLike | None = None,
+    dimensions: Dimensions = None,
+) -> AnyVectors | AnyVector:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
     For queries that are looked up, no session is opened.
@@ -174,8 +221,10 @@ def encode(
     """
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
-        return queries.encode(texts, prompt=prompt)
-    path, model_name = find_file(Path(model_path), model_name, task)
+        found = queries.encode(several(texts), prompt=prompt)
+        return found[0] if isinstance(texts, str) else found
+    named = None if model_name is None else os.fspath(model_name)
+    path, model_name = find_file(Path(model_path), named, task)
     model = load(path, model_name=model_name, provider=provider, representation=representation)
     return model.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
-from onnxtool.infer.options import LONG_TEXTS
+from onnxtool.infer.options import LongText, Overlap, check_overlap
+from onnxtool.options import Options, checked
 
 _OVERLAP = 4  # neighbouring windows share one token of so many
 
 
-@dataclass(frozen=True)
-class LongTexts:
+class LongTexts(Options):
     """How long texts are read.
 
     Attributes:
@@ -23,20 +22,15 @@ class LongTexts:
         overlap: tokens that neighbouring windows share; None for a quarter of what the model takes.
     """
 
-    way: str = "truncate"
-    overlap: int | None = None
+    way: LongText = "truncate"
+    overlap: Overlap = None
 
     def __post_init__(self) -> None:
-        if self.way not in LONG_TEXTS:
-            raise InputError(f"unknown way with long texts: {self.way!r}", f"use one of {', '.join(LONG_TEXTS)}")
-        if self.overlap is not None and (self.overlap < 0 or self.way != "window"):
-            raise InputError(
-                f"windows cannot share {self.overlap} tokens"
-                + ("" if self.way == "window" else f" where long texts are treated by {self.way}"),
-                "pass 0 or more, with --long window",
-            )
+        super().__post_init__()
+        check_overlap(self.way, self.overlap)
 
     @classmethod
+    @checked
     def of(cls, way: LongTexts | str) -> LongTexts:
         """Return `way`, made of its name where it is one.
 
@@ -45,6 +39,7 @@ class LongTexts:
         """
         return way if isinstance(way, LongTexts) else cls(way)
 
+    @checked
     def read(
         self,
         tokenizer: TextTokenizer,
@@ -77,6 +72,7 @@ class LongTexts:
         _require_tokens(texts, [group[0] for group in windows], first)
         return windows
 
+    @checked
     def overlap_of(self, limit: Limit) -> int:
         """Return how many tokens neighbouring windows of `limit` share."""
         return limit.tokens // _OVERLAP if self.overlap is None else self.overlap

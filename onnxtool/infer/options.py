@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
+from os import PathLike
 from typing import Annotated
 
-from onnxtool.options import Option
-from onnxtool.runtime.bounds import MAX_THREADS
-from onnxtool.runtime.providers import PROVIDERS
+from onnxtool.errors import OptionError
+from onnxtool.options import (
+    NOTHING,
+    UNSET,
+    ManyPaths,
+    ManyTexts,
+    Option,
+    OptionalName,
+    OptionalPath,
+    Options,
+    PathField,
+)
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
 
 LONG_TEXTS = ("truncate", "window", "fail")
 
 ModelName = Annotated[
-    str | None,
+    OptionalName,
     Option(
         "Folder or hub id with tokenizer.json.",
         default="the files beside the model",
@@ -45,9 +55,6 @@ Representation = Annotated[
         default="dense",
     ),
 ]
-Provider = Annotated[
-    str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
-]
 Long = Annotated[
     str | None,
     Option(
@@ -57,14 +64,13 @@ Long = Annotated[
         default="window for questions, else truncate",
     ),
 ]
+LongText = Annotated[str, Option(choices=LONG_TEXTS)]
 Overlap = Annotated[
     int | None, Option("Tokens that neighbouring windows share.", minimum=0, default="a quarter of a window")
 ]
-Threads = Annotated[int, Option("Intra-op threads; 0: one per core.", minimum=0, maximum=MAX_THREADS)]
 
 
-@dataclass(frozen=True)
-class InferOptions:
+class InferOptions(Options):
     """What to run, and how.
 
     Attributes:
@@ -86,12 +92,12 @@ class InferOptions:
         threads: intra-op threads; 0 for one per core.
     """
 
-    model_path: Annotated[Path, Option("The ONNX file.", is_location=True)]
-    model_name: ModelName = None
-    texts: Annotated[tuple[str, ...], Option("A text to run; may be given several times.", name="text")] = ()
+    model_path: Annotated[PathField, Option("The ONNX file.", is_location=True)]
+    model_name: ModelName = UNSET
+    texts: Annotated[ManyTexts, Option("A text to run; may be given several times.", name="text")] = NOTHING
     images: Annotated[
-        tuple[str, ...], Option("A picture to run, of a model of pictures; may be given several times.", name="image")
-    ] = ()
+        ManyPaths, Option("A picture to run, of a model of pictures; may be given several times.", name="image")
+    ] = NOTHING
     query: Annotated[
         str | None,
         Option(
@@ -100,10 +106,10 @@ class InferOptions:
         ),
     ] = None
     text_model: Annotated[
-        Path | None, Option("The ONNX file that encodes --query, where --model_path encodes pictures.")
-    ] = None
+        OptionalPath, Option("The ONNX file that encodes --query, where --model_path encodes pictures.")
+    ] = UNSET
     input_path: Annotated[
-        Path | None,
+        OptionalPath,
         Option(
             "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line, also with .gz; - "
             "is stdin. Of the folder of a test collection, its documents. For a model of pictures, a folder of them, "
@@ -111,7 +117,7 @@ class InferOptions:
             name="input",
             is_location=True,
         ),
-    ] = None
+    ] = UNSET
     prompt: Prompt = None
     task: TextTask = None
     representation: Representation = None
@@ -127,3 +133,20 @@ class InferOptions:
     ] = None
     provider: Provider = "auto"
     threads: Threads = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("texts", "images"):
+            if isinstance(one := getattr(self, name), str | PathLike):
+                object.__setattr__(self, name, (one,))
+        check_overlap(self.long, self.overlap)
+
+
+def check_overlap(long: str | None, overlap: int | None) -> None:
+    """Refuse tokens that windows share where there are no windows.
+
+    Raises:
+        OptionError: there are none.
+    """
+    if overlap is not None and long != "window":
+        raise OptionError("no windows to share tokens", "pass --long window, or leave out --overlap")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from onnxtool.reports import short_repr
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -31,6 +33,7 @@ class Span:
     end: int
 
 
+@short_repr
 @dataclass(frozen=True)
 class TextAnswer:
     """What the model says about one text, or about a query and a text.
@@ -80,6 +83,7 @@ class Ranking:
     order: tuple[int, ...]
 
 
+@short_repr
 @dataclass(frozen=True)
 class InferReport:
     """Answers for a list of texts.

@@ -22,6 +22,7 @@ from onnxtool.infer.report import InferReport
 from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.model_file import ModelFile
+from onnxtool.options import checked
 
 
 def given_texts(options: InferOptions) -> Iterator[TextInput]:
@@ -35,6 +36,7 @@ def given_texts(options: InferOptions) -> Iterator[TextInput]:
         yield from iterate_texts(options.input_path)
 
 
+@checked
 def run_texts(
     options: InferOptions,
     on_progress: Callable[[str], None] = lambda _stage: None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.runtime.tokens import open_tokenizer
 
 QUERY = "query"  # the name of the prompt, and of the task, of queries
@@ -54,7 +55,8 @@ class StaticQueries:
             [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded
         ]
 
-    def encode(self, texts: Sequence[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
+    @checked
+    def encode(self, texts: Iterable[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
         """Return the terms of N queries, in their order.
 
         Args:
@@ -65,6 +67,7 @@ class StaticQueries:
         Raises:
             InputError: there are no texts, one is no Unicode text, or there is no such prompt.
         """
+        texts = tuple(texts)
         if not texts:
             raise InputError("no texts to encode", "pass at least one")
         vectors = self.weigh(self.read(texts, prompt=prompt))
@@ -81,7 +84,8 @@ class StaticQueries:
         )
 
 
-def load_queries(model_path: Path | str, *, model_name: str | None = None) -> StaticQueries | None:
+@checked
+def load_queries(model_path: StrPath, *, model_name: CheckpointName = None) -> StaticQueries | None:
     """Load what encodes queries without a model, from the files beside the model at `model_path`.
 
     Args:

@@ -5,11 +5,11 @@ Letters of shapes: B batch, N texts, S sequence, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
+from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules
 from onnxtool.infer.chats import Chats
@@ -28,17 +30,21 @@ from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.options import LongText, TextTask
 from onnxtool.infer.routes import file_for
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.vector_form import RangesLike, VectorForm
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.infer.vector_form import VectorForm
+from onnxtool.infer.vectors import DenseVectors, SparseVector, SparseVectors, TokenVectors
 from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
+from onnxtool.options import checked
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
 # What a text can be for, as encode_query and encode_document of sentence-transformers.
 TASKS = (QUERY, "document")
 AnyVectors = DenseVectors | SparseVectors | TokenVectors
+# Of one text: float32 [H], its terms, or float32 [its tokens, W].
+AnyVector = NDArray[np.float32] | SparseVector
 
 
 @dataclass(frozen=True)
@@ -122,13 +128,14 @@ class TextModel:
         (task,) = (task for task in TASKS if self._file_for(task) != self.session.model.path)
         return self.open_partner(self._file_for(task))
 
+    @checked
     def tokenize(
-        self, texts: Sequence[Text], *, prompt: str | None = None, task: str | None = None
+        self, texts: str | Iterable[Text], *, prompt: str | None = None, task: TextTask = None
     ) -> list[EncodedText]:
         """Read N texts, or pairs of texts, each cut to the model's limit.
 
         Args:
-            texts: texts, and pairs of texts.
+            texts: texts, and pairs of texts; or one text.
             prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
                 None for that of the task, or for the checkpoint's default where there is no task.
             task: what the texts are for, `query` or `document`; None for neither.
@@ -138,20 +145,21 @@ class TextModel:
         """
         return [window for (window,) in self.windows(texts, prompt=prompt, task=task)]
 
+    @checked
     def windows(
         self,
-        texts: Sequence[Text],
+        texts: str | Iterable[Text],
         *,
         prompt: str | None = None,
-        task: str | None = None,
-        long: LongTexts | str = CUT,
+        task: TextTask = None,
+        long: LongTexts | LongText = CUT,
         first: int = 1,
         with_offsets: bool = False,
     ) -> list[list[EncodedText]]:
         """Read N texts, or pairs of texts, each as one or more windows that the model takes.
 
         Args:
-            texts: texts, and pairs of texts.
+            texts: texts, and pairs of texts; or one text.
             prompt: as in `tokenize`.
             task: as in `tokenize`.
             long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
@@ -162,13 +170,12 @@ class TextModel:
         Raises:
             InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
         """
-        if task is not None and task not in TASKS:
-            raise InputError(f"no task called {task!r}", f"pass one of {', '.join(TASKS)}, or none")
         if (path := self._file_for(task)) != self.session.model.path:
             raise InputError(
                 f"{self.session.model.path} does not read texts of the task {task}: {path} does",
                 "load that file, or take the model that of_task() gives",
             )
+        texts = (texts,) if isinstance(texts, str) else tuple(texts)
         self.require_documents(task or prompt)
         before, limit, long = self.prompts.find(prompt, task), self.limit_of(task), LongTexts.of(long)
         if self.chats is not None:
@@ -180,7 +187,7 @@ class TextModel:
         )
         num_left_out = 0
         if before:
-            texts = [_with_prompt(before, text) for text in texts]
+            texts = tuple(_with_prompt(before, text) for text in texts)
             if long.way == "window":
                 options = replace(options, with_offsets=True, num_leading=len(before))
             num_left_out = self._num_left_out(before)
@@ -269,24 +276,53 @@ class TextModel:
         head = self._vector_head()
         return self._finished(head.finish(head.pool(batch)), keep_special=keep_special)
 
-    def encode(
+    @overload
+    def encode(  # type: ignore[overload-overlap]  # a string is iterable as well
         self,
-        texts: Sequence[str],
+        texts: str,
         *,
         prompt: str | None = None,
-        task: str | None = None,
-        long: LongTexts | str = CUT,
+        task: TextTask = None,
+        long: LongTexts | LongText = CUT,
         keep_special: bool = False,
-        vectors_as: str | None = None,
+        vectors_as: VectorsAs = None,
         ranges: RangesLike | None = None,
-        dimensions: int | None = None,
-    ) -> AnyVectors:
-        """Return the vectors of N texts, in their order.
+        dimensions: Dimensions = None,
+    ) -> AnyVector: ...
+    @overload
+    def encode(
+        self,
+        texts: Iterable[str],
+        *,
+        prompt: str | None = None,
+        task: TextTask = None,
+        long: LongTexts | LongText = CUT,
+        keep_special: bool = False,
+        vectors_as: VectorsAs = None,
+        ranges: RangesLike | None = None,
+        dimensions: Dimensions = None,
+    ) -> AnyVectors: ...
+    @checked
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt: str | None = None,
+        task: TextTask = None,
+        long: LongTexts | LongText = CUT,
+        keep_special: bool = False,
+        vectors_as: VectorsAs = None,
+        ranges: RangesLike | None = None,
+        dimensions: Dimensions = None,
+    ) -> AnyVectors | AnyVector:
+        """Return the vectors of N texts, in their order, or the vector of one.
 
-        They are float32 [N, H] of an embedder, terms of a sparse encoder, and vectors of tokens of late interaction.
+        They are float32 [N, H] of an embedder, terms of a sparse encoder, and vectors of tokens of late interaction;
+        of one text, which is passed as a string, float32 [H], its terms, or float32 [its tokens, W].
 
         Args:
-            texts: N texts.
+            texts: N texts: a list, a tuple, an iterator, or a column of NumPy, pandas or Arrow; or a string, which is
+                one text.
             prompt: as in `tokenize`.
             task: `query` or `document`, as encode_query and encode_document of sentence-transformers: the prompt of
                 that name where `prompt` is None, and the length, the added tokens and the left out tokens that the
@@ -305,7 +341,8 @@ class TextModel:
                 stored so.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
-        if not texts:
+        given = (texts,) if isinstance(texts, str) else tuple(texts)
+        if not given:
             raise InputError("no texts to encode", "pass at least one")
         if (model := self.of_task(task)) is not self:
             return model.encode(
@@ -313,11 +350,13 @@ class TextModel:
                 ranges=ranges, dimensions=dimensions,
             )  # fmt: skip
         form = VectorForm.of(self._vector_head(), vectors_as=vectors_as, ranges=ranges, dimensions=dimensions)
+        found: AnyVectors
         if task == QUERY and self.queries is not None:
-            return self.queries.encode(texts, prompt=prompt, keep_special=keep_special)
-        windows = self.windows(texts, prompt=prompt, task=task, long=long)
-        stored: AnyVectors = form.apply(self.encode_windows(windows, keep_special=keep_special))
-        return stored
+            found = self.queries.encode(given, prompt=prompt, keep_special=keep_special)
+        else:
+            windows = self.windows(given, prompt=prompt, task=task, long=long)
+            found = form.apply(self.encode_windows(windows, keep_special=keep_special))
+        return found[0] if isinstance(texts, str) else found
 
     def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
         """Return the vectors of N texts from what `windows` gives of them; see `encode`."""

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_modules import normalize
-from onnxtool.checkpoint.quantized_vectors import VectorType, check_ranges, read_ranges
+from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
 from onnxtool.errors import InputError
 from onnxtool.infer.heads import AnyHead
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
-
-RangesLike = Path | str | NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,6 @@ class VectorForm:
         """
         if ranges is not None and vectors_as is None:
             raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
-        if dimensions is not None and dimensions < 1:
-            raise InputError(f"dimensions is {dimensions}", "keep at least one")
         if vectors_as is None and dimensions is None:
             return cls()
         if head.kind == "terms":
@@ -67,9 +62,7 @@ class VectorForm:
             )
         stored = None
         if vectors_as is not None:
-            if isinstance(ranges, str | Path):
-                ranges = read_ranges(Path(ranges))
-            stored = VectorType.of(vectors_as, None if ranges is None else check_ranges(ranges, "ranges"))
+            stored = VectorType.of(vectors_as, None if ranges is None else given_ranges(ranges))
         return cls(dimensions, isinstance(head, Embeddings) and head.normalizes, stored)
 
     def apply(self, vectors: Any) -> Any:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.options import Option, checked
+from onnxtool.reports import short_repr
 
+TopK = Annotated[int | None, Option(minimum=1)]
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]
 # Products of vectors that are in memory at once.
@@ -22,6 +26,44 @@ _PRODUCTS = 1 << 24
 _EMPTY_DOCUMENT = -1e9  # as sentence-transformers scores one
 
 
+@short_repr
+@dataclass(frozen=True)
+class SparseVector:
+    """Weights of the terms of one text.
+
+    Attributes:
+        indices: int32 [T], the ids of the terms, ascending.
+        weights: float32 [T], all but zero.
+        vocabulary: V terms, by their id.
+    """
+
+    indices: NDArray[np.int32]
+    weights: NDArray[np.float32]
+    vocabulary: Sequence[str]
+
+    @property
+    def shape(self) -> tuple[int]:
+        """V."""
+        return (len(self.vocabulary),)
+
+    @checked
+    def terms(self, top_k: TopK = None) -> dict[str, float]:
+        """Return term to weight, the heaviest first; of equals that of the lowest id.
+
+        Args:
+            top_k: so many terms at most; all where it is None.
+        """
+        order = np.argsort(-self.weights, kind="stable")[:top_k]
+        return {self.vocabulary[int(self.indices[i])]: float(self.weights[i]) for i in order}
+
+    def to_dense(self) -> NDArray[np.float32]:
+        """Return float32 [V]."""
+        dense = np.zeros(self.shape, np.float32)
+        dense[self.indices] = self.weights
+        return dense
+
+
+@short_repr
 @dataclass(frozen=True)
 class SparseVectors:
     """Weights of the terms of N texts, in compressed rows as scipy.sparse.csr_matrix takes them.
@@ -46,23 +88,19 @@ class SparseVectors:
         """N and V."""
         return len(self), len(self.vocabulary)
 
+    @checked
     def row(self, place: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Return the ids of the terms of one text, and their weights."""
-        part = slice(int(self.indptr[place]), int(self.indptr[place + 1]))
+        part = _part(self.indptr, place)
         return self.indices[part], self.weights[part]
 
-    def terms(self, top_k: int | None = None) -> list[dict[str, float]]:
-        """Return term to weight for each text, the heaviest first; of equals that of the lowest id.
+    def __getitem__(self, place: int) -> SparseVector:
+        return SparseVector(*self.row(place), self.vocabulary)
 
-        Args:
-            top_k: so many terms of each text at most; all where it is None.
-        """
-        rows = []
-        for place in range(len(self)):
-            ids, weights = self.row(place)
-            order = np.argsort(-weights, kind="stable")[:top_k]
-            rows.append({self.vocabulary[int(ids[i])]: float(weights[i]) for i in order})
-        return rows
+    @checked
+    def terms(self, top_k: TopK = None) -> list[dict[str, float]]:
+        """Return term to weight for each text; see `SparseVector.terms`."""
+        return [self[place].terms(top_k) for place in range(len(self))]
 
     def without(self, ids: Iterable[int]) -> SparseVectors:
         """Return the vectors without the terms of these ids."""
@@ -128,6 +166,7 @@ class SparseVectors:
         return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
 
 
+@short_repr
 @dataclass(frozen=True)
 class TokenVectors:
     """A vector for each token that counts of N texts, as late interaction compares them.
@@ -143,15 +182,25 @@ class TokenVectors:
     def __len__(self) -> int:
         return len(self.indptr) - 1
 
+    def __getitem__(self, place: int) -> NDArray[np.float32]:
+        return self.row(place)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """N and W."""
+        return len(self), self.width
+
     @property
     def width(self) -> int:
         """W."""
         return int(self.vectors.shape[1])
 
+    @checked
     def row(self, place: int) -> NDArray[np.float32]:
         """Return the vectors of one text: float32 [its tokens, W]."""
-        return self.vectors[int(self.indptr[place]) : int(self.indptr[place + 1])]
+        return self.vectors[_part(self.indptr, place)]
 
+    @checked
     def max_similarities(self, documents: TokenVectors, *, is_mean: bool = False) -> NDArray[np.float32]:
         """Return how similar these texts, queries, are to documents of D texts by late interaction: float32 [N, D].
 
@@ -197,6 +246,12 @@ class TokenVectors:
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
         return TokenVectors(indptr, self.vectors[source])
+
+
+def _part(indptr: NDArray[np.int64], place: int) -> slice:
+    """Return where the values of a text lie; a negative place counts from the end, as in a list."""
+    place = range(len(indptr) - 1)[place]
+    return slice(int(indptr[place]), int(indptr[place + 1]))
 
 
 def cosine_similarities(vectors: Floats) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, read_structure
+from onnxtool.options import StrPath, checked
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -36,18 +37,24 @@ class ModelFile:
     No dataclass, as `onnxtool stats` would load that module for nothing else.
     """
 
+    @checked
     def __init__(self, path: Path, structure: Structure) -> None:
         self.path = path
         self.structure = structure
 
+    def __repr__(self) -> str:
+        return f"ModelFile({str(self.path)!r})"
+
     @classmethod
-    def open(cls, path: Path) -> ModelFile:
+    @checked
+    def open(cls, path: StrPath) -> ModelFile:
         """Open the model at `path` without reading its weights.
 
         Raises:
             ModelFileError: the file is missing or malformed, its external data is missing, too short, or outside the
                 folder of the file, or a run was killed while it replaced the file.
         """
+        path = Path(path)
         check_whole(path)
         model = cls(path, read_structure(path))
         sizes = {location: _external_size(path, location) for location in model.external_locations}
@@ -101,6 +108,7 @@ class ModelFile:
             )
         return name or None
 
+    @checked
     def metadata_number(self, key: str) -> int | None:
         """Return the positive number in the metadata under `key`; None where there is none.
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from onnxtool.options import Force, Option
+from onnxtool.errors import OptionError
+from onnxtool.options import UNSET, Force, Option, OptionalPath, Options, PathField
 
 # Here, and not with the passes, as the help of the command lists them without loading those.
 PRECISIONS: dict[str, tuple[str, ...]] = {
@@ -15,6 +14,7 @@ PRECISIONS: dict[str, tuple[str, ...]] = {
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+QUANTIZED = ("int8", "int4")
 MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
 """How the activations of int8 get their ranges; the first is the default.
 
@@ -28,8 +28,7 @@ EXACT_CPUS = ("vnni", "arm")
 CPUS = (ANY_CPU, "avx2", *EXACT_CPUS, NATIVE)
 
 
-@dataclass(frozen=True)
-class OptimizeOptions:
+class OptimizeOptions(Options):
     """What to optimize and how.
 
     Attributes:
@@ -48,8 +47,10 @@ class OptimizeOptions:
         calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
     """
 
-    model_path: Annotated[Path, Option("The ONNX file.")]
-    output: Annotated[Path | None, Option("The optimized file.", default="NAME-optimized.onnx beside the input")] = None
+    model_path: Annotated[PathField, Option("The ONNX file.")]
+    output: Annotated[OptionalPath, Option("The optimized file.", default="NAME-optimized.onnx beside the input")] = (
+        UNSET
+    )
     provider: Annotated[
         str,
         Option("What the model will run on; what helps one provider slows another down.", choices=PROVIDER_NAMES),
@@ -100,12 +101,34 @@ class OptimizeOptions:
         ),
     ] = None
     calibration: Annotated[
-        Path | None,
+        OptionalPath,
         Option(
             "Texts for int8, int4 and auto, one per line or JSON Lines with contents.",
             metavar="FILE",
             default="onnxtool's own",
         ),
-    ] = None
+    ] = UNSET
     verify: Annotated[bool, Option("Compare the result with the input.")] = True
     force: Force = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        precision = self.precision
+        if precision not in PRECISIONS[self.provider]:
+            raise OptionError(
+                f"{precision} is not for {self.provider}", f"use one of {', '.join(PRECISIONS[self.provider])}"
+            )
+        if self.max_error is not None and not self.verify and precision not in (*QUANTIZED, "auto"):
+            raise OptionError(
+                f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",
+                "leave one of them out",
+            )
+        if self.calibration is not None and precision not in (*QUANTIZED, "auto"):
+            raise OptionError(
+                f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
+            )
+        if self.activations is not None and precision != "int8":
+            hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
+            raise OptionError(f"--activations is for int8, and the precision is {precision}", hint)
+        if self.cpu is not None and precision not in ("int8", "auto"):
+            raise OptionError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")

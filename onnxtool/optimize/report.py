@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from onnxtool.reports import short_repr
 from onnxtool.summary.figures import Stats
 from onnxtool.verification import Verification
 
@@ -52,6 +53,7 @@ class FallbackLayer:
     precision: str = "float32"
 
 
+@short_repr
 @dataclass(frozen=True)
 class Quantization:
     """The error of a quantized model, measured on calibration texts.
@@ -112,6 +114,7 @@ class Ranking:
     kendall_tau: float | None
 
 
+@short_repr
 @dataclass(frozen=True)
 class Candidate:
     """A precision that `--precision auto` tried on this machine.
@@ -137,6 +140,7 @@ class Candidate:
     quality: Mapping[str, float] = field(default_factory=dict)
 
 
+@short_repr
 @dataclass(frozen=True)
 class OptimizeReport:
     """The result of `optimize`.

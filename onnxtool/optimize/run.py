@@ -27,17 +27,18 @@ from onnxtool.model_file import (
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
-from onnxtool.optimize.options import ANY_CPU, MIXED, OptimizeOptions
+from onnxtool.optimize.options import ANY_CPU, MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import Judge, choose
-from onnxtool.optimize.quantization.conversion import MAX_ERROR, QUANTIZED, Conversion, Converted
+from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
+from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
@@ -56,6 +57,7 @@ _OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
 
+@checked
 def optimize_model(
     options: OptimizeOptions, *, judge: Judge | None = None, on_progress: OnProgress = ignore
 ) -> OptimizeReport:
@@ -83,6 +85,7 @@ def optimize_model(
         return _optimize(options, judge)
 
 
+@checked
 def plan_optimization(options: OptimizeOptions) -> WritePlan:
     """Check the options and the file as `optimize_model` does before its first pass, and say what it would write.
 
@@ -103,7 +106,6 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
-    _check_precision(options)
     check_model_output(output, force=options.force)
     return source, follow_link(output)
 
@@ -269,25 +271,6 @@ def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
     if quantization is None:
         return {}
     return {"error": quantization.error, "arithmetic": dict(quantization.arithmetic)}
-
-
-def _check_precision(options: OptimizeOptions) -> None:
-    """Refuse options that have no effect with the precision."""
-    precision = options.precision
-    if options.max_error is not None and not options.verify and precision not in (*QUANTIZED, "auto"):
-        raise PassError(
-            f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",
-            "leave one of them out",
-        )
-    if options.calibration is not None and precision not in (*QUANTIZED, "auto"):
-        raise PassError(
-            f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
-        )
-    if options.activations is not None and precision != "int8":
-        hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
-        raise PassError(f"--activations is for int8, and the precision is {precision}", hint)
-    if options.cpu is not None and precision not in ("int8", "auto"):
-        raise PassError(f"--cpu is for int8 and auto, and the precision is {precision}", "pass --precision int8")
 
 
 def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, folder: Path) -> Conversion:

@@ -12,6 +12,7 @@ from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import WEIGHTS_KEY
+from onnxtool.options import StrPath, checked
 from onnxtool.progress import OnProgress, counted, ignore, listening
 from onnxtool.release.bom import BOM_NAME, bom_difference, bom_text, check_bom
 from onnxtool.release.card import CARD_NAME, card_difference
@@ -26,10 +27,11 @@ from onnxtool.runtime.session import Session, open_session
 _NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
 
 
+@checked
 def check_release(
-    folder: Path,
+    folder: StrPath,
     *,
-    public_key: Path | None = None,
+    public_key: StrPath | None = None,
     identity: str = "",
     issuer: str = "",
     on_progress: OnProgress = ignore,
@@ -51,6 +53,7 @@ def check_release(
     Raises:
         InputError: the folder is no release.
     """
+    folder, public_key = Path(folder), None if public_key is None else Path(public_key)
     with listening(on_progress):
         if not folder.is_dir():
             raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")

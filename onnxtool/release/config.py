@@ -8,8 +8,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 from onnxtool.benchmarking import BenchmarkOptions
 from onnxtool.checkpoint.hub_names import path_parts
@@ -18,7 +17,9 @@ from onnxtool.evaluation import EvaluateOptions
 from onnxtool.export import ExportOptions
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.optimize import OptimizeOptions
-from onnxtool.optimize.options import PRECISIONS
+from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
+from onnxtool.options import Option, StrPath, check, check_fields, checked, field_hints
+from onnxtool.reports import short_repr
 
 _MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -39,6 +40,7 @@ _PLAIN = "plain"
 _SIGNING = ("key", "key_password", "identity_token")
 
 
+@short_repr
 @dataclass(frozen=True)
 class ReleaseConfig:
     """What a release is made of.
@@ -67,9 +69,9 @@ class ReleaseConfig:
     checkpoint: str
     revision: str | None
     output: Path
-    precisions: tuple[str, ...] = ("fp32",)
-    provider: str = "cpu"
-    targets: tuple[str, ...] = ()
+    precisions: Annotated[tuple[str, ...], Option(choices=PRECISION_NAMES)] = ("fp32",)
+    provider: Annotated[str, Option(choices=PROVIDER_NAMES)] = "cpu"
+    targets: Annotated[tuple[str, ...], Option(choices=TARGET_NAMES)] = ()
     allowed_licenses: tuple[str, ...] = ()
     last: Path | None = None
     data: Path | None = None
@@ -80,6 +82,9 @@ class ReleaseConfig:
     optimize: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
     benchmark: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @property
     def is_signed(self) -> bool:
@@ -92,26 +97,27 @@ class ReleaseConfig:
         return self.path.parent / ".onnxtool-release" / self.name
 
 
-def read_config(path: Path) -> ReleaseConfig:
+@checked
+def read_config(path: StrPath) -> ReleaseConfig:
     """Read the file at `path`.
 
     Raises:
         InputError: it cannot be read, is no TOML, or says what is not known.
     """
+    path = Path(path)
     tables = _read(path)
     here = path.parent
     texts = ("name", "checkpoint", "revision", "output", "provider", "last", "data", *_SIGNING)
-    top = {
+    top: dict[str, Any] = {
         **dict.fromkeys(texts, str),
-        **dict.fromkeys(("precisions", "targets", "allowed_licenses"), list),
+        **dict.fromkeys(("precisions", "targets", "allowed_licenses"), tuple[str, ...]),
     }
     _refuse_unknown(path, "", tables, (*top, *_CLASSES))
     for name, kind in top.items():
-        if name in tables and not (isinstance(tables[name], kind) and tables[name]):
-            what = "a text" if kind is str else "a list of texts"
-            raise InputError(f"{path}: {name} is {tables[name]!r}, and {what} goes there")
-        if kind is list and not all(isinstance(item, str) for item in tables.get(name, [])):
-            raise InputError(f"{path}: {name} is {tables[name]!r}, and a list of texts goes there")
+        if name in tables:
+            check(f"{path}: {name}", tables[name], kind)
+            if not tables[name]:
+                raise InputError(f"{path}: {name} is empty", "leave it out")
     if "checkpoint" not in tables:
         raise InputError(f"{path} names no checkpoint", 'add checkpoint = "ID_OR_DIR" at its top')
     checkpoint = tables["checkpoint"]
@@ -179,29 +185,13 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
     """
     if not isinstance(table, dict):
         raise InputError(f"{path}: {step} is not a table", f"write [{step}]")
-    hints = get_type_hints(_CLASSES[step])
+    hints = field_hints(_CLASSES[step])
     known = [one.name for one in fields(_CLASSES[step]) if one.name not in _OWN[step]]
     if own := sorted(set(table) & set(_OWN[step])):
         raise InputError(f"{path}: [{step}] has {own[0]}, which the release decides", "leave it out, or see the top")
     _refuse_unknown(path, f"[{step}] ", table, known)
-    return {name: _typed(path, f"[{step}] {name}", hints[name], value) for name, value in table.items()}
-
-
-def _typed(path: Path, place: str, hint: Any, value: Any) -> Any:
-    if isinstance(hint, UnionType):
-        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
-    if get_origin(hint) is tuple:
-        item = get_args(hint)[0]
-        if isinstance(value, list) and all(type(one) is item for one in value):
-            return tuple(value)
-        raise InputError(f"{path}: {place} is {value!r}, and a list of {item.__name__} goes there")
-    if hint is Path and isinstance(value, str):
-        return path.parent / value
-    if hint is float and type(value) is int:
-        return float(value)
-    if type(value) is not hint:
-        raise InputError(f"{path}: {place} is {value!r}, and {hint.__name__} goes there")
-    return value
+    typed = {name: check(f"{path}: [{step}] {name}", value, hints[name]) for name, value in table.items()}
+    return {name: path.parent / value if isinstance(value, Path) else value for name, value in typed.items()}
 
 
 def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], known: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.model_file.licenses import License
-from onnxtool.reports import to_json
+from onnxtool.reports import short_repr, to_json
 
 FACTS_NAME = "release.json"
 
@@ -100,6 +100,7 @@ class VerifiedStep:
     error: float | None = None
 
 
+@short_repr
 @dataclass(frozen=True)
 class EvaluationResult:
     """How well a model file finds what is relevant.
@@ -138,6 +139,7 @@ class LatencyRow:
     throughput_samples_per_s: float
 
 
+@short_repr
 @dataclass(frozen=True)
 class ReleasedModel:
     """A model file, and what was measured of it.

@@ -13,6 +13,7 @@ from typing import Any
 
 from onnxtool.checkpoint.hub_names import hub_id
 from onnxtool.errors import InputError, PublishingError
+from onnxtool.options import StrPath, checked
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, parse_facts, read_facts
 from onnxtool.release.signing import SIGNATURE_NAME
 
@@ -28,7 +29,8 @@ _HINTS = {
 _NETWORK = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run it again: what was uploaded is not sent twice"
 
 
-def push(folder: Path, repo_id: str, *, private: bool = False) -> str:
+@checked
+def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
     """Upload the release in `folder`, which the caller has checked, as one commit on the main branch.
 
     The repository is made where there is none. Files of an earlier release in it that this one does not have are
@@ -50,6 +52,7 @@ def push(folder: Path, repo_id: str, *, private: bool = False) -> str:
     """
     from huggingface_hub import HfApi, get_token
 
+    folder = Path(folder)
     facts = read_facts(folder)
     repo_id, _ = hub_id(repo_id)
     token = get_token()

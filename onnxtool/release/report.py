@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from onnxtool.release.facts import ReleasedModel
+from onnxtool.reports import short_repr
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class StepReport:
     seconds: float
 
 
+@short_repr
 @dataclass(frozen=True)
 class ReleaseReport:
     """A release that was made; in a dry run, what would be done.
@@ -44,6 +46,7 @@ class ReleaseReport:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class CheckReport:
     """Whether a release is what its record says.

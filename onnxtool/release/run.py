@@ -25,6 +25,7 @@ from onnxtool.model_file import ModelFile, staged
 from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listener, listening, tell
 from onnxtool.release.bom import BOM_NAME, bom_text
 from onnxtool.release.card import CARD_NAME, card_text
@@ -59,6 +60,7 @@ _QUANTIZED = ("int8", "int4")
 _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiece", "added_tokens", "sentencepiece")
 
 
+@checked
 def make_release(
     config: ReleaseConfig, *, force: bool = False, dry_run: bool = False, on_progress: OnProgress = ignore
 ) -> ReleaseReport:

@@ -11,11 +11,17 @@ import ctypes
 import io
 import sys
 from functools import cache
+from typing import Annotated
 
 from onnxtool.errors import ProviderError
+from onnxtool.options import Option
 
 # The names users type, and onnxruntime's.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+Provider = Annotated[
+    str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
+]
 
 
 def resolve_provider(name: str) -> str:

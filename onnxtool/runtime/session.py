@@ -14,10 +14,12 @@ from onnxtool.errors import InputError, ProviderError, SessionError
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
 from onnxtool.model_file.wire import externalized
+from onnxtool.options import StrPath, checked
 from onnxtool.runtime.binding import BoundRun, CachedRun
+from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
-from onnxtool.runtime.providers import PROVIDERS, resolve_provider
+from onnxtool.runtime.providers import PROVIDERS, Provider, resolve_provider
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -120,8 +122,14 @@ class Session:
         )
 
 
+@checked
 def open_session(
-    path: Path, *, provider: str = "auto", threads: int = 0, inter_threads: int = 0, frugal: bool = False
+    path: StrPath,
+    *,
+    provider: Provider = "auto",
+    threads: Threads = 0,
+    inter_threads: InterThreads = 0,
+    frugal: bool = False,
 ) -> Session:
     """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
 
@@ -137,6 +145,7 @@ def open_session(
     """
     import onnxruntime as ort
 
+    path = Path(path)
     model = ModelFile.open(path)
     check_harmless(model)
     provider = resolve_provider(provider)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
 from onnxtool.model_file import ModelFile
+from onnxtool.options import Option, StrPath, check, checked
 from onnxtool.stats.settings import Settings as Settings
 from onnxtool.stats.settings import Shape as Shape
 from onnxtool.summary import summarize_file
@@ -13,8 +14,11 @@ from onnxtool.summary.difference import compare_stats as compare_stats
 from onnxtool.summary.difference import weights_of
 from onnxtool.summary.figures import Difference, Stats
 
+Size = Annotated[int, Option(minimum=1)]
 
-def describe_model(path: Path, shape: Shape | None = None) -> Stats:
+
+@checked
+def describe_model(path: StrPath, shape: Shape | None = None) -> Stats:
     """Summarize the ONNX file at `path`, with what a run costs on inputs of `shape`.
 
     Raises:
@@ -24,7 +28,8 @@ def describe_model(path: Path, shape: Shape | None = None) -> Stats:
     return _describe(ModelFile.open(path), shape)
 
 
-def compare_models(model: Path, base: Path, *, weights: bool = False, shape: Shape | None = None) -> Difference:
+@checked
+def compare_models(model: StrPath, base: StrPath, *, weights: bool = False, shape: Shape | None = None) -> Difference:
     """Compare the ONNX file at `model` with that at `base`.
 
     Args:
@@ -48,4 +53,5 @@ def _describe(file: ModelFile, shape: Shape | None) -> Stats:
         return stats
     from onnxtool.stats.cost import estimate_cost
 
-    return stats._replace(cost=estimate_cost(file.path, shape))
+    sizes = [check(f"shape.{name}", size, Size) for name, size in shape._asdict().items()]
+    return stats._replace(cost=estimate_cost(file.path, Shape(*sizes)))

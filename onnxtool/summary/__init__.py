@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import ALIAS
 from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure
+from onnxtool.options import StrPath
 from onnxtool.summary.duplicates import find_duplicates
 from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
 from onnxtool.summary.kinds import is_attention
@@ -20,7 +20,7 @@ _MAX_LARGEST = 10
 _MAX_DUPLICATES = 20
 
 
-def summarize_model(path: Path) -> Stats:
+def summarize_model(path: StrPath) -> Stats:
     """Summarize the structure of the ONNX file at `path`.
 
     Raises:

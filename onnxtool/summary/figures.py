@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from onnxtool.model_file.licenses import UNKNOWN
-from onnxtool.reports import Json, TensorInfo
+from onnxtool.reports import Json, TensorInfo, short_repr
 
 _NOTHING: Mapping[str, Json] = MappingProxyType({})
 
@@ -24,6 +24,7 @@ class Weight(NamedTuple):
     sha256: str = ""
 
 
+@short_repr
 class Duplicate(NamedTuple):
     """Initializers of the same dtype, shape and data; `size_bytes` would go if they were stored once."""
 
@@ -38,6 +39,7 @@ class Layer(NamedTuple):
     size_bytes: int
 
 
+@short_repr
 class FunctionFigures(NamedTuple):
     """A model-local function; its nodes count here, and not in the graph."""
 
@@ -46,6 +48,7 @@ class FunctionFigures(NamedTuple):
     opsets: dict[str, int]
 
 
+@short_repr
 class Cost(NamedTuple):
     """What one run of a batch takes, by the shapes of all values; elementwise work is no multiplication.
 
@@ -68,6 +71,7 @@ class Cost(NamedTuple):
     unknown_ops: dict[str, int]
 
 
+@short_repr
 class Stats(NamedTuple):
     """The structure of one model. Node and operator counts include the bodies of If, Loop and Scan.
 
@@ -146,6 +150,7 @@ class Change(NamedTuple):
     after: Json
 
 
+@short_repr
 class MappingDelta(NamedTuple):
     """What was added to, removed from and changed in a mapping."""
 
@@ -162,6 +167,7 @@ class MappingDelta(NamedTuple):
         return len(self.added) + len(self.removed) + len(self.changed)
 
 
+@short_repr
 class StatsDelta(NamedTuple):
     """The difference of two models; numbers are the model's minus the base's.
 
@@ -195,6 +201,7 @@ class StatsDelta(NamedTuple):
     activation_bytes: int | None = None
 
 
+@short_repr
 class Difference(NamedTuple):
     """Two models and what separates them."""
 

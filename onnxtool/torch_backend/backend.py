@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from onnxtool.errors import CompilationError
+from onnxtool.options import checked
 from onnxtool.torch_backend.capture.functions import traceable_functions
 from onnxtool.torch_backend.capture.joint_graph import partition
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
@@ -26,6 +27,7 @@ class OrtBackend:
 
     _instances: ClassVar[list[OrtBackend]] = []
 
+    @checked
     def __init__(self, options: OrtBackendOptions | None = None) -> None:
         self.options = options or OrtBackendOptions()
         self.graphs: list[CompiledGraph] = []
@@ -38,6 +40,7 @@ class OrtBackend:
         return OrtBackend(self.options)
 
     @classmethod
+    @checked
     def with_options(cls, options: OrtBackendOptions) -> OrtBackend:
         """Return the backend that already has these options, else a new one; the last eight are kept."""
         for instance in cls._instances:
@@ -91,6 +94,7 @@ class OrtBackend:
             "decompositions": decompositions(),
         }
 
+    @checked
     def compile(self, graph_module: torch.fx.GraphModule, kind: str) -> Callable[..., Any]:
         """Compile a functional graph of ATen operators whose nodes have fake values.
 
@@ -116,6 +120,7 @@ class OrtBackend:
         return compile_traced
 
 
+@checked
 def onnxtool_backend(
     graph_module: torch.fx.GraphModule,
     example_inputs: Sequence[Any],

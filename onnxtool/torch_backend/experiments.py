@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onnxtool.options import checked
 from onnxtool.torch_backend.backend import OrtBackend
 from onnxtool.torch_backend.options import OrtBackendOptions, refuse_unknown
 from onnxtool.torch_backend.report import Explanation
@@ -17,6 +18,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _LOGGER = logging.getLogger(__name__)
 
 
+@checked
 def make_aot_ort(
     dynamic: bool = False, rewrite: bool = False, verbose: int = 0, **others: object
 ) -> tuple[Callable[..., Any], OrtBackend]:
@@ -47,6 +49,7 @@ def make_aot_ort(
     return compile_captured, backend
 
 
+@checked
 def train_loop(
     model: torch.nn.Module,
     *inputs: Any,
@@ -74,6 +77,7 @@ def train_loop(
     return gradients
 
 
+@checked
 def explain(
     model: Callable[..., Any], *inputs: Any, options: OrtBackendOptions | None = None, **named_inputs: Any
 ) -> Explanation:

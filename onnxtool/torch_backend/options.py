@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import onnx
 import onnx_ir as ir
@@ -14,6 +12,7 @@ import onnxruntime as ort
 import torch
 
 from onnxtool.errors import CompilationError
+from onnxtool.options import UNSET, Option, OptionalPath, Options, checked
 from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS
 
 Provider = str | tuple[str, Mapping[str, object]]
@@ -32,8 +31,7 @@ MATMUL_PLACEMENTS = ("measured", "onnxruntime")
 ELEMENTWISE_KERNELS = ("pytorch", "inductor")
 
 
-@dataclass(frozen=True)
-class OrtBackendOptions:
+class OrtBackendOptions(Options):
     """How graphs are cut, translated and run. Instances that are equal share one backend.
 
     Attributes:
@@ -70,8 +68,8 @@ class OrtBackendOptions:
             faster. It needs a C++ compiler.
 
     Raises:
-        CompilationError: an option that should be a list is not one, the cache's folder is empty, `dropout` is unknown
-            or has no effect, `matmuls` or `elementwise` is unknown, or inductor has no C++ compiler.
+        OptionError: a value is none that the option takes.
+        CompilationError: `dropout` has no effect, or inductor has no C++ compiler.
     """
 
     preferred_execution_providers: Sequence[Provider] = ()
@@ -83,29 +81,18 @@ class OrtBackendOptions:
     pre_ort_model_transforms: Sequence[Transform | str] = ()
     partition_fn: Callable[..., Any] | None = None
     assert_close_to_baseline: bool = False
-    rtol: float = 1e-4
-    atol: float = 1e-4
+    rtol: Annotated[float, Option(minimum=0)] = 1e-4
+    atol: Annotated[float, Option(minimum=0)] = 1e-4
     converter: Converter | str = "fx"
     optimize: bool = True
     flush_denormals: bool = True
-    cache_folder: Path | str | None = None
-    dropout: str = "eager"
-    matmuls: str = "measured"
-    elementwise: str = "pytorch"
+    cache_folder: OptionalPath = UNSET
+    dropout: Annotated[str, Option(choices=tuple(DROPOUT_MASKS))] = "eager"
+    matmuls: Annotated[str, Option(choices=MATMUL_PLACEMENTS)] = "measured"
+    elementwise: Annotated[str, Option(choices=ELEMENTWISE_KERNELS)] = "pytorch"
 
     def __post_init__(self) -> None:
-        for name in ("preferred_execution_providers", "default_execution_providers", "pre_ort_model_transforms"):
-            given = getattr(self, name)
-            if isinstance(given, str) or not isinstance(given, Sequence):
-                raise CompilationError(f"{name} is a list, not {given!r}", f"pass [{given!r}]")
-            object.__setattr__(self, name, tuple(given))
-        if self.cache_folder is not None:
-            if not str(self.cache_folder):
-                raise CompilationError("cache_folder is empty", "pass a folder, or None to keep nothing")
-            object.__setattr__(self, "cache_folder", Path(self.cache_folder))
-        _require_known("masks of dropout are", self.dropout, DROPOUT_MASKS)
-        _require_known("placement of matmuls is", self.matmuls, MATMUL_PLACEMENTS)
-        _require_known("way to run elementwise operators is", self.elementwise, ELEMENTWISE_KERNELS)
+        super().__post_init__()
         if self.elementwise == "inductor":
             _require_compiler()
         if self.dropout != "eager" and not self.use_aot_autograd:
@@ -115,6 +102,7 @@ class OrtBackendOptions:
             )
 
     @classmethod
+    @checked
     def from_mapping(cls, options: Mapping[str, Any]) -> OrtBackendOptions:
         """Make options from those of `torch.compile(options=...)`.
 
@@ -124,11 +112,6 @@ class OrtBackendOptions:
         known = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(sorted(set(options) - set(known)), known)
         return cls(**options)
-
-
-def _require_known(what: str, given: str, known: Collection[str]) -> None:
-    if given not in known:
-        raise CompilationError(f"no {what} called {given!r}", f"use one of {', '.join(known)}")
 
 
 def _require_compiler() -> None:

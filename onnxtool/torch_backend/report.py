@@ -6,7 +6,10 @@ import warnings
 from collections import Counter
 from dataclasses import dataclass
 
+from onnxtool.reports import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class PartitionReport:
     """A partition of a graph, which is one session.
@@ -31,6 +34,7 @@ class EagerNode:
     reason: str
 
 
+@short_repr
 @dataclass(frozen=True)
 class GraphReport:
     """How one graph was compiled.
@@ -59,6 +63,7 @@ class GraphReport:
         return sum(partition.num_nodes for partition in self.partitions) + len(self.eager)
 
 
+@short_repr
 @dataclass(frozen=True)
 class Explanation:
     """How the graphs of a model were compiled; `str` gives a text to read."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, StrEnum
-from pathlib import Path
 from typing import Annotated
 
+from onnxtool.errors import OptionError
 from onnxtool.export.options import (
     AllowMissingWeights,
     AllowPickle,
@@ -15,7 +14,7 @@ from onnxtool.export.options import (
     Task,
     TrustRemoteCode,
 )
-from onnxtool.options import Force, Option
+from onnxtool.options import NOTHING, UNSET, Force, Many, NameField, Option, OptionalPath, Options
 
 
 class LossType(Enum):
@@ -50,12 +49,11 @@ TARGET_NAMES = tuple(target.value for target in TrainingTarget)
 OPTIMIZER_NAMES = (*(kind.name for kind in OptimType), NONE)
 
 
-@dataclass(frozen=True)
-class ForwardOptions:
+class ForwardOptions(Options):
     """The checkpoint to export, with options of `onnxtool export`."""
 
     model_name: Annotated[
-        str,
+        NameField,
         Option(
             "In place of --model_path: an id on the hub, or a folder, which is exported.",
             metavar="ID_OR_DIR",
@@ -70,8 +68,7 @@ class ForwardOptions:
     allow_pickle: AllowPickle = False
 
 
-@dataclass(frozen=True)
-class LoraOptions:
+class LoraOptions(Options):
     """Low-rank adapters beside products of a model, which are trained in place of its weights.
 
     Attributes:
@@ -91,22 +88,21 @@ class LoraOptions:
         ),
     ]
     targets: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Products to add them to, by the name or a pattern of the weight, or as in PEFT by the end of the module's "
             "name; may be given several times.",
             name="lora_targets",
             metavar="PATTERN",
         ),
-    ] = ()
+    ] = NOTHING
     alpha: Annotated[
         float, Option("They are scaled by X / RANK.", name="lora_alpha", metavar="X", minimum=0, is_open=True)
     ] = 8.0
-    seed: int = 0
+    seed: Annotated[int, Option(minimum=0)] = 0
 
 
-@dataclass(frozen=True)
-class PreparationOptions:
+class PreparationOptions(Options):
     """The options of `onnxtool artifacts`.
 
     Attributes:
@@ -123,32 +119,32 @@ class PreparationOptions:
         target: one of TARGET_NAMES.
     """
 
-    model_path: Annotated[Path | None, Option("A forward model, an ONNX file.")] = None
+    model_path: Annotated[OptionalPath, Option("A forward model, an ONNX file.")] = UNSET
     forward: ForwardOptions | None = None
     lora: LoraOptions | None = None
     train: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Parameters to train, by name or pattern such as *.bias; may be given several times.",
             metavar="PATTERN",
             default="all that the loss depends on, or the adapters of --lora alone",
         ),
-    ] = ()
-    freeze: Annotated[
-        tuple[str, ...], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")
-    ] = ()
+    ] = NOTHING
+    freeze: Annotated[Many[str], Option("Parameters to freeze; may be given several times.", metavar="PATTERN")] = (
+        NOTHING
+    )
     loss: Annotated[
         str, Option("What is added to the model; none takes its first output as the loss.", choices=LOSS_NAMES)
     ] = "CrossEntropyLoss"
     loss_inputs: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "The value that the loss is computed from.",
             name="loss_input",
             metavar="NAME",
             default="the logits of a checkpoint, or the only output of a file",
         ),
-    ] = ()
+    ] = NOTHING
     class_axis: Annotated[
         int | None,
         Option(
@@ -176,15 +172,15 @@ class PreparationOptions:
         Option("Scale all gradients together down to this norm.", metavar="X", minimum=0, is_open=True),
     ] = None
     additional_outputs: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "A value to output besides the loss; may be given several times.", name="additional_output", metavar="NAME"
         ),
-    ] = ()
+    ] = NOTHING
     output: Annotated[
-        Path | None,
+        OptionalPath,
         Option("The folder.", default="NAME-training beside the file, or models/NAME-training"),
-    ] = None
+    ] = UNSET
     prefix: Annotated[str, Option("Put before the name of each file.")] = ""
     nominal_checkpoint: Annotated[bool, Option("Write a checkpoint without values as well.")] = False
     ort_format: Annotated[bool, Option("Write .ort files as well.")] = False
@@ -197,3 +193,8 @@ class PreparationOptions:
     ] = None
     recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
     force: Force = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.class_axis == 0:
+            raise OptionError("class_axis is 1 or -1; the first axis is that of the samples")

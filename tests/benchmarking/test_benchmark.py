@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import onnxtool.benchmarking.options as options_module
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
-from onnxtool.errors import InputError, ProviderError
+from onnxtool.errors import InputError, OptionError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table, write_checkpoint
@@ -139,25 +139,25 @@ def test_a_fixed_graph_is_not_timed_as_another_shape(tmp_path: Path, batch_size:
 @pytest.mark.parametrize(
     ("options", "name"),
     [
-        (BenchmarkOptions(batch_sizes=()), "batch_sizes"),
-        (BenchmarkOptions(batch_sizes=(1, 0)), "batch_sizes"),
-        (BenchmarkOptions(sequence_lengths=(-1,)), "sequence_lengths"),
-        (BenchmarkOptions(runs=0), "runs"),
-        (BenchmarkOptions(duration_s=0.0), "duration_s"),
-        (BenchmarkOptions(warmup=-1), "warmup"),
-        (BenchmarkOptions(threads=100_000), "threads"),
-        (BenchmarkOptions(inter_threads=-1), "inter_threads"),
-        (BenchmarkOptions(batch_sizes=(10**6,)), "batch_sizes"),
-        (BenchmarkOptions(sequence_lengths=(10**9,)), "sequence_lengths"),
-        (BenchmarkOptions(batch_sizes=(65_536,), sequence_lengths=(65_536,)), "batches of 4294967296 tokens"),
-        (BenchmarkOptions(runs=10**9), "runs"),
-        (BenchmarkOptions(duration_s=float("inf")), "duration_s"),
+        ({"batch_sizes": ()}, "batch_sizes"),
+        ({"batch_sizes": (1, 0)}, "batch_sizes"),
+        ({"sequence_lengths": (-1,)}, "sequence_lengths"),
+        ({"runs": 0}, "runs"),
+        ({"duration_s": 0.0}, "duration_s"),
+        ({"warmup": -1}, "warmup"),
+        ({"threads": 100_000}, "threads"),
+        ({"inter_threads": -1}, "inter_threads"),
+        ({"batch_sizes": (10**6,)}, "batch_sizes"),
+        ({"sequence_lengths": (10**9,)}, "sequence_lengths"),
+        ({"batch_sizes": (65_536,), "sequence_lengths": (65_536,)}, "batches of 4294967296 tokens"),
+        ({"runs": 10**9}, "runs"),
+        ({"duration_s": float("inf")}, "duration_s"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(path: Path, options: BenchmarkOptions, name: str) -> None:
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], name: str) -> None:
     """By name, with their value."""
-    with pytest.raises(InputError, match=f"cannot time with {name}"):
-        benchmark(path, options)
+    with pytest.raises(OptionError, match=name):
+        BenchmarkOptions(**options)
 
 
 def test_the_same_seed_gives_the_same_inputs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,12 +62,12 @@ def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch
             ".onnxtool.toml [stats]: fail_of is no option of onnxtool stats. Did you mean 'fail_if'?",
         ),
         ("[stat]\nfail_if = []", "has [stat], and there is no such command. Did you mean 'stats'?"),
-        ("[stats]\nfail_if = 'x'", "fail_if is 'x', and a list of texts goes there"),
-        ("[stats]\nfail_if = [1]", "fail_if is [1], and a list of texts goes there"),
-        ("[stats]\nbatch_size = 0", ".onnxtool.toml [stats]: batch_size is 0: 0 is not in the range x>=1"),
-        ("[stats]\nbatch_size = true", "batch_size is True, and an integer goes there"),
-        ("[stats]\nweights = 'yes'", "weights is 'yes', and true or false goes there"),
-        ("[stats]\nformat = 'xml'", "format is 'xml': 'xml' is not one of"),
+        ("[stats]\nfail_if = 'x'", "fail_if: 'x' is not a list of strings"),
+        ("[stats]\nfail_if = [1]", "fail_if: [0]: 1 is not a string"),
+        ("[stats]\nbatch_size = 0", ".onnxtool.toml [stats]: batch_size: 0 is not in the range x>=1"),
+        ("[stats]\nbatch_size = true", "batch_size: True is not an integer"),
+        ("[stats]\nweights = 'yes'", "weights: 'yes' is not a boolean"),
+        ("[stats]\nformat = 'xml'", "format: 'xml' is not one of"),
         ("stats = 3", "is not a table"),
         (b"\xff", "cannot read .onnxtool.toml"),
     ],
@@ -83,7 +83,7 @@ def test_what_is_wrong_is_named(folder: Path, text: str | bytes, reason: str) ->
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("ONNXTOOL_STATS_BATCH_SIZE", "x", "ONNXTOOL_STATS_BATCH_SIZE: batch_size is 'x': 'x' is not a valid integer"),
+        ("ONNXTOOL_STATS_BATCH_SIZE", "x", "ONNXTOOL_STATS_BATCH_SIZE: batch_size: 'x' is not a valid integer"),
         ("ONNXTOOL_STATS_BATCHSIZE", "1", "batchsize is no option of onnxtool stats. Did you mean 'batch_size'?"),
     ],
 )

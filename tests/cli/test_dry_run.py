@@ -61,7 +61,7 @@ def test_the_files_are_those_that_are_written_then(name: str, folder: Path) -> N
     ("arguments", "code"),
     [
         (("optimize", "--model_path", "gone.onnx"), 1),
-        (("optimize", "--model_path", "model.onnx", "--max_error", "0.1", "--no_verify"), 1),
+        (("optimize", "--model_path", "model.onnx", "--max_error", "0.1", "--no_verify"), 2),
         (("optimize", "--model_path", "model.onnx", "--precision", "int9"), 2),
         (("infer", "--model_path", "model.onnx", "--input", "gone.txt"), 1),
         (("infer", "--model_path", "model.onnx"), 2),

@@ -117,7 +117,7 @@ def test_a_plan_is_the_same_by_any_number_of_processes(tmp_path: Path, monkeypat
         report = make_plan(model, corpus, tmp_path / "vectors", OPTIONS, workers=workers, force=True)
         plans.add(Path(report.plan).read_bytes())
     assert len(plans) == 1
-    with pytest.raises(InputError, match="workers is -1"):
+    with pytest.raises(InputError, match="workers: -1 is not in the range"):
         make_plan(model, corpus, tmp_path / "vectors", OPTIONS, workers=-1, force=True)
 
 

@@ -212,7 +212,6 @@ def test_ranges_of_few_texts_are_said(tmp_path: Path, model: Path, corpus: Path)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"vectors_as": "int4"}, "unknown vectors_as 'int4'"),
         ({"vectors_as": "int8"}, "need the range of each number"),
         ({"vectors_as": "binary", "ranges": Path("r.npy")}, "--ranges is for int8 and uint8 vectors"),
         ({"calibration": Path("t.txt")}, "--calibration is for int8 and uint8 vectors"),

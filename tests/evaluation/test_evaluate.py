@@ -245,7 +245,7 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--candidates", "x.run"), 1, "--candidates is for rerankers"),
         (("--against", "nowhere"), 1, "sentence-transformers cannot load nowhere"),
         (("--long", "window", "--against", "nowhere"), 1, "--long window is for ONNX files"),
-        (("--overlap", "2"), 1, "cannot share 2 tokens where long texts are treated by truncate"),
+        (("--overlap", "2"), 2, "no windows to share tokens"),
         (("--depth", "0"), 2, "0 is not in the range"),
         (("--dimensions", "6"), 1, "the vectors of this model have 6"),
     ],

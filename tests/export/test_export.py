@@ -436,12 +436,10 @@ def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) 
     assert [tensor.name for tensor in report.outputs] == ["sparse", "logits"]
 
 
-@pytest.mark.parametrize("opset", [99, 12])
-def test_an_opset_that_nothing_here_reads_is_refused_before_anything_is_loaded(tmp_path: Path, opset: int) -> None:
+def test_an_opset_that_nothing_here_reads_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
     """The folder is no checkpoint, which is not found out any more; the error says what can be asked for."""
-    highest = highest_opset()
-    with pytest.raises(ExportError, match=f"no opset {opset}: .*onnxruntime .* reads, 13 to {highest}"):
-        export_model(ExportOptions(str(tmp_path / "nothing"), output=tmp_path / "m.onnx", opset=opset))
+    with pytest.raises(ExportError, match=f"no opset 99: .*onnxruntime .* reads, 13 to {highest_opset()}"):
+        export_model(ExportOptions(str(tmp_path / "nothing"), output=tmp_path / "m.onnx", opset=99))
 
 
 @pytest.mark.parametrize("target", ["plain", "tei"])

@@ -192,7 +192,7 @@ def test_nothing_to_run_is_an_error(tmp_path: Path) -> None:
     path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
     with pytest.raises(InputError, match="no texts to run"):
         infer(path, [])
-    with pytest.raises(InputError, match="top_k is 0"):
+    with pytest.raises(InputError, match="top_k: 0 is not"):
         infer(path, ["cat"], top_k=0)
     with pytest.raises(ModelFileError, match="no such model file"):
         infer(tmp_path / "missing.onnx", ["cat"])

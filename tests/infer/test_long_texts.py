@@ -144,7 +144,7 @@ def test_a_long_text_may_be_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("way", "overlap", "message"),
-    [("windows", None, "unknown way"), ("window", -1, "share -1"), ("truncate", 3, "treated by truncate")],
+    [("windows", None, "way: 'windows' is not"), ("window", -1, "overlap: -1 is not"), ("truncate", 3, "no windows")],
 )
 def test_ways_that_are_none_are_refused(way: str, overlap: int | None, message: str) -> None:
     """With those that there are."""

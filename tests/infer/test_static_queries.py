@@ -296,5 +296,5 @@ def test_a_task_names_a_prompt_of_any_checkpoint(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             np.asarray(model.encode(["cat"], task=task)), np.asarray(model.encode(["cat"], prompt=prompt))
         )
-    with pytest.raises(InputError, match="no task called 'passage'"):
+    with pytest.raises(InputError, match="task: 'passage' is not one of 'query', 'document'"):
         model.encode(["cat"], task="passage")

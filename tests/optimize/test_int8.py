@@ -11,7 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from onnxtool.errors import InputError, PassError
+from onnxtool.errors import InputError, OptionError, PassError
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -122,15 +122,14 @@ def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_a_bound_that_nobody_checks_is_refused(exported: Path, precision: str) -> None:
     """Without calibration, the comparison is all that holds it."""
-    options = OptimizeOptions(exported, precision=precision, max_error=0.001, verify=False)
-    with pytest.raises(PassError, match=f"--max_error of {precision} is checked by the comparison"):
-        optimize_model(options)
+    with pytest.raises(OptionError, match=f"--max_error of {precision} is checked by the comparison"):
+        OptimizeOptions(exported, precision=precision, max_error=0.001, verify=False)
 
 
 def test_texts_without_int8_are_refused(exported: Path) -> None:
     """They would do nothing."""
-    with pytest.raises(PassError, match="--calibration is for int8, int4 and auto, and the precision is fp16"):
-        optimize_model(OptimizeOptions(exported, precision="fp16", calibration=Path("texts.txt")))
+    with pytest.raises(OptionError, match="--calibration is for int8, int4 and auto, and the precision is fp16"):
+        OptimizeOptions(exported, precision="fp16", calibration=Path("texts.txt"))
 
 
 def test_a_missing_file_of_texts_is_an_error(exported: Path) -> None:

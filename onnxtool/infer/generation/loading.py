@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from onnxtool.checkpoint.text_files import TextInput
@@ -12,6 +12,9 @@ from onnxtool.infer.generation.report import GenerationReport
 from onnxtool.infer.generation.writing import OnText, Writer
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
+from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
 
 _AS_THE_CHECKPOINT = GenerateOptions()
 
@@ -23,13 +26,14 @@ def writes_text(model_path: Path, options: GenerateOptions) -> bool:
     )
 
 
+@checked
 def load_writer(
-    model_path: Path | str,
+    model_path: StrPath,
     *,
     options: GenerateOptions = _AS_THE_CHECKPOINT,
-    model_name: str | None = None,
-    provider: str = "auto",
-    threads: int = 0,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Writer:
     """Load a decoder with its cache, or the decoder of an encoder-decoder, whose encoder is found beside it.
@@ -48,14 +52,15 @@ def load_writer(
     return Writer(model, options)
 
 
+@checked
 def generate(
-    model_path: Path | str,
-    texts: Sequence[TextInput | str],
+    model_path: StrPath,
+    texts: str | TextInput | Iterable[str | TextInput],
     *,
     options: GenerateOptions = _AS_THE_CHECKPOINT,
-    model_name: str | None = None,
-    provider: str = "auto",
-    threads: int = 0,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
     on_text: OnText | None = None,
 ) -> GenerationReport:
     """Load the model at `model_path` and let it write after `texts`; see `load_writer` and `Writer.write`.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from onnxtool.options import Option
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, Options
 
 DECODINGS = ("greedy", "sample")
 _CHECKPOINT = "as the checkpoint says"
 
 
-@dataclass(frozen=True)
-class GenerateOptions:
+class GenerateOptions(Options):
     """Settings that stand above those of generation_config.json. None leaves one as the checkpoint has it.
 
     Attributes:
@@ -52,7 +49,7 @@ class GenerateOptions:
             "Draw from the likeliest tokens of this probability together.", minimum=0, maximum=1, default=_CHECKPOINT
         ),
     ] = None
-    top_k: int | None = None
+    top_k: Annotated[int | None, Option(minimum=0)] = None
     repetition_penalty: Annotated[
         float | None,
         Option(
@@ -62,16 +59,16 @@ class GenerateOptions:
     no_repeat_ngram_size: Annotated[
         int | None, Option("Write no run of this many tokens twice.", minimum=0, default=_CHECKPOINT)
     ] = None
-    stop: Annotated[tuple[str, ...], Option("A text that ends what is written; may be given several times.")] = ()
+    stop: Annotated[Many[str], Option("A text that ends what is written; may be given several times.")] = NOTHING
     chat: Annotated[
         bool,
         Option("Put each text into the checkpoint's chat template, as a user's message; --prompt is the system's."),
     ] = False
     seed: Annotated[int, Option("Seed of the tokens that are drawn.", minimum=0)] = 0
     encoder_path: Annotated[
-        Path | None,
+        OptionalPath,
         Option("The encoder of an encoder-decoder.", default="the file that the decoder names, beside it"),
-    ] = None
+    ] = UNSET
 
     @property
     def asks_for_text(self) -> bool:

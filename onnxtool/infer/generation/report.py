@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from onnxtool.reports import short_repr
 
+
+@short_repr
 @dataclass(frozen=True)
 class WrittenText:
     """What a model wrote after one text.
@@ -28,6 +31,7 @@ class WrittenText:
     id: str | None = None
 
 
+@short_repr
 @dataclass(frozen=True)
 class GenerationReport:
     """What a model wrote after a list of texts, in their order.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.chats import Chats
@@ -21,8 +21,10 @@ from onnxtool.infer.generation.report import GenerationReport, WrittenText
 from onnxtool.infer.generation.settings import GenerationSettings
 from onnxtool.infer.generation.steps import DecoderSteps, EncoderDecoderSteps, Steps, cache_of
 from onnxtool.infer.long_texts import CUT, LongTexts
+from onnxtool.infer.options import LongText
 from onnxtool.infer.text_model import TextModel
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
+from onnxtool.options import checked
 from onnxtool.runtime.session import open_session
 
 OnText = Callable[[int, str], None]
@@ -66,6 +68,7 @@ class Writer:
         settings: how it writes.
     """
 
+    @checked
     def __init__(self, model: TextModel, options: GenerateOptions = GenerateOptions()) -> None:  # noqa: B008  frozen
         """Prepare `model`.
 
@@ -102,12 +105,13 @@ class Writer:
             self._steps, self._start = DecoderSteps(model, self._pad_id), ()
             self._longest = None if model.limit is None else model.limit.tokens
 
+    @checked
     def write(
         self,
-        texts: Sequence[TextInput | str],
+        texts: str | TextInput | Iterable[str | TextInput],
         *,
         prompt: str | None = None,
-        long: LongTexts | str = CUT,
+        long: LongTexts | LongText = CUT,
         on_text: OnText | None = None,
         on_progress: Callable[[str], None] = lambda _stage: None,
         first: int = 0,
@@ -115,7 +119,7 @@ class Writer:
         """Write after each of N texts, in their order.
 
         Args:
-            texts: N texts, with or without an id.
+            texts: N texts, with or without an id; or one text.
             prompt: as in TextModel.tokenize.
             long: what becomes of a text that is longer than the model takes: `truncate` or `fail`.
             on_text: is told what is written while it is; texts then run one after the other.
@@ -126,7 +130,7 @@ class Writer:
             InputError: there are no texts, or one leaves no room for an answer.
             SessionError: onnxruntime fails, or gives what is not a number.
         """
-        inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in texts]
+        inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in several(texts)]
         if not inputs:
             raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
         if any(text.query is not None for text in inputs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +31,7 @@ def answer_pictures(options: InferOptions, on_progress: Callable[[str], None] = 
         threads=options.threads,
         on_progress=on_progress,
     )
-    pictures = [PictureInput(Path(path)) for path in options.images]
+    pictures = [PictureInput(path) for path in options.images]
     if options.input_path is not None:
         pictures += find_pictures(options.input_path)
     if not pictures:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.vectors import DenseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
-from onnxtool.reports import TensorInfo
+from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.reports import TensorInfo, short_repr
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.tokens import open_tokenizer
 
@@ -48,6 +52,7 @@ def takes_pictures(model: ModelFile) -> bool:
     return PIXELS in names and ("input_ids" not in names or PROCESSOR_KEY in model.metadata)
 
 
+@short_repr
 @dataclass(frozen=True, eq=False)
 class PreparedPicture:
     """A picture that is ready to run; it counts as one token where batches are counted in tokens.
@@ -69,6 +74,7 @@ class PreparedPicture:
         return 1
 
 
+@short_repr
 @dataclass(frozen=True)
 class PictureModel:
     """A model that pictures can be run through. Nothing of it changes after loading: threads may share it.
@@ -93,13 +99,14 @@ class PictureModel:
     by_token: bool
     task: str
 
-    def prepare(self, path: Path) -> PreparedPicture:
+    @checked
+    def prepare(self, path: StrPath) -> PreparedPicture:
         """Return what the graph takes of the picture at `path`.
 
         Raises:
             InputError: it is no picture, or the graph takes another size.
         """
-        return self._fitting(self.processor.prepare(read_picture(path)), str(path))
+        return self._fitting(self.processor.prepare(read_picture(Path(path))), str(path))
 
     def _fitting(self, feeds: Feeds, name: str) -> PreparedPicture:
         """Return arrays of the sizes that the graph takes, or raise an InputError."""
@@ -152,8 +159,9 @@ class PictureModel:
             batch_size=size, sequence_length=None, max_texts=self._most, max_tokens=self._most, has_mask=True
         )
 
+    @checked
     def tokenize(
-        self, texts: Sequence[str], *, prompt: str | None = None, task: str | None = None
+        self, texts: StrPath | Iterable[StrPath], *, prompt: str | None = None, task: str | None = None
     ) -> list[PreparedPicture]:
         """Read the pictures at N paths.
 
@@ -162,23 +170,28 @@ class PictureModel:
         """
         if prompt is not None or task is not None:
             raise InputError("pictures take no prompt and no task", "leave them out")
-        return [self.prepare(Path(text)) for text in texts]
+        return [self.prepare(path) for path in ((texts,) if isinstance(texts, str | PathLike) else texts)]
 
-    def encode(self, paths: Sequence[Path]) -> DenseVectors | TokenVectors:
+    @checked
+    def encode(self, paths: StrPath | Iterable[StrPath]) -> DenseVectors | TokenVectors:
         """Return the vectors of N pictures, in their order: float32 [N, D], or those of their tokens.
+
+        Of one, whose path is passed alone, it is float32 [D], or float32 [its tokens, D].
 
         Raises:
             InputError: there are none, one cannot be read, or the graph takes another size.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
+        if isinstance(paths, str | PathLike):
+            return self.encode((paths,))[0]
+        paths = tuple(paths)
         if not paths:
             raise InputError("no pictures to encode", "pass at least one")
         most = self._most
         starts = range(0, len(paths), most)
-        return _joined(
-            [self.run(self.tokenize([str(path) for path in paths[start : start + most]])) for start in starts]
-        )
+        return _joined([self.run(self.tokenize(paths[start : start + most])) for start in starts])
 
+    @checked
     def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
         """Return the vectors of B pictures: float32 [B, D], or those of their tokens.
 
@@ -225,12 +238,13 @@ def _joined(parts: Sequence[DenseVectors | TokenVectors]) -> DenseVectors | Toke
     return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
+@checked
 def load_pictures(
-    model_path: Path | str,
+    model_path: StrPath,
     *,
-    model_name: str | None = None,
-    provider: str = "auto",
-    threads: int = 0,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
     on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> PictureModel:
     """Load the model of pictures at `model_path` with its image processor.

@@ -25,6 +25,7 @@ from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate
 from onnxtool.progress import tell
+from onnxtool.reports import short_repr
 from onnxtool.runtime.feeds import FeedShape
 from onnxtool.runtime.input_cases import sized_feeds
 from onnxtool.runtime.providers import resolve_provider
@@ -95,6 +96,7 @@ class _CandidateRun:
         )
 
 
+@short_repr
 class Judgement(NamedTuple):
     """What a judge says of a candidate.
 

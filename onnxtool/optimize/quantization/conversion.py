@@ -36,7 +36,6 @@ from onnxtool.runtime.products import products_saturate
 MAX_ERROR = 0.01
 """The default bound of the error by quantization: rankings of texts hardly change below it."""
 
-QUANTIZED = ("int8", "int4")
 
 _DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
 # Half of the range of float16: other texts give larger values than the calibration texts.

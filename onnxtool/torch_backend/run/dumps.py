@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from onnxtool.errors import OutputWriteError
+from onnxtool.options import checked
 
 VARIABLE = "ONNXRT_DUMP_PATH"
 
@@ -42,6 +43,7 @@ def dump(model: bytes, text: str) -> None:
 
 
 @contextmanager
+@checked
 def dump_onnx(prefix: str, folder: str | Path | None = None, clean: bool = False) -> Iterator[None]:
     """Dump what is compiled inside of the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
 

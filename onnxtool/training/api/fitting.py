@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onnxtool.errors import InputError
+from onnxtool.options import checked
 from onnxtool.training.api.module import Module
 from onnxtool.training.api.optimizer import LinearLRScheduler, Optimizer
 
@@ -28,6 +29,7 @@ class Progress:
     learning_rate: float
 
 
+@checked
 def fit(
     module: Module,
     optimizer: Optimizer,

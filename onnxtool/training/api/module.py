@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import ArtifactError, InputError
 from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.model_file.weights import load_model
+from onnxtool.options import checked
 from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
 from onnxtool.training.api.session import BoundSession
 from onnxtool.training.api.state import CheckpointState
@@ -53,6 +54,7 @@ class Module:
         SessionError: onnxruntime cannot load a model.
     """
 
+    @checked
     def __init__(
         self,
         train_model_uri: str | os.PathLike[str],
@@ -117,6 +119,7 @@ class Module:
             outputs = [value.numpy() for value in outputs]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    @checked
     def train(self, mode: bool = True) -> Module:
         """Make calls train, or evaluate."""
         self.training = mode
@@ -143,11 +146,13 @@ class Module:
         hidden |= {updated_name(name) for name in self._frozen}
         return [name for name in session.output_names if name not in hidden]
 
+    @checked
     def get_parameters_size(self, trainable_only: bool = True) -> int:
         """Return the number of elements of the parameters."""
         frozen = [] if trainable_only else [int(math.prod(value.shape())) for value in self._frozen.values()]
         return self.values.layout.size + sum(frozen)
 
+    @checked
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
         """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in the order of the state.
 
@@ -161,6 +166,7 @@ class Module:
         flat = np.concatenate([array.reshape(-1) for array in arrays])
         return ort.OrtValue.ortvalue_from_numpy(flat, self.device.kind, self.device.number)
 
+    @checked
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
         """Set the parameters from what `get_contiguous_parameters` gives; a nominal state is complete then.
 
@@ -182,6 +188,7 @@ class Module:
             self._frozen[name].update_inplace(arrays[name])
         self.state.checkpoint.is_nominal = False
 
+    @checked
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
     ) -> None:
@@ -200,6 +207,7 @@ class Module:
         lora = self.state.lora()
         _export(self._eval_path, parameters, graph_output_names, Path(inference_model_uri), lora)
 
+    @checked
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter."""
         if name in self.values.layout.shapes:
@@ -207,6 +215,7 @@ class Module:
         array: NDArray[Any] = self._frozen[name].numpy()
         return array.copy()
 
+    @checked
     def write(self, name: str, array: NDArray[Any]) -> None:
         """Set a parameter."""
         if name in self.values.layout.shapes:
@@ -214,6 +223,7 @@ class Module:
         else:
             self._frozen[name].update_inplace(array)
 
+    @checked
     def gradient(self, name: str) -> NDArray[np.float32]:
         """Return a copy of the gradient of a parameter, zeros before the first step, or of an input in the last step.
 

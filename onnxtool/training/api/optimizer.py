@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onnxtool.errors import ArtifactError
+from onnxtool.options import checked
 from onnxtool.training.api.memory import Buffer
 from onnxtool.training.api.module import Module
 from onnxtool.training.api.session import BoundSession
@@ -25,6 +26,7 @@ class Optimizer:
         ArtifactError: the model is not an optimizer model, or the moments in the checkpoint do not fit.
     """
 
+    @checked
     def __init__(self, optimizer_uri: str | os.PathLike[str], module: Module) -> None:
         self._module = module
         self._checkpoint = module.state.checkpoint
@@ -51,6 +53,7 @@ class Optimizer:
         self._session.run()
         self._checkpoint.step = step
 
+    @checked
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the learning rate of the next step."""
         self._checkpoint.learning_rate = float(learning_rate)
@@ -92,6 +95,7 @@ class LinearLRScheduler:
         initial_lr: the learning rate at the end of the warm-up.
     """
 
+    @checked
     def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
         if not 0 <= warmup_step_count <= total_step_count:
             raise ArtifactError(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ArtifactError
 from onnxtool.model_file import staged
+from onnxtool.options import checked
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.checkpoints.peft import CONFIG, write_peft
@@ -36,6 +37,7 @@ class Memory(Protocol):
 class Parameter:
     """A parameter of the model."""
 
+    @checked
     def __init__(self, name: str, state: CheckpointState) -> None:
         self._name = name
         self._state = state
@@ -133,6 +135,7 @@ class CheckpointState:
         memory: the tensors of the Module, once it exists.
     """
 
+    @checked
     def __init__(self, checkpoint: Checkpoint) -> None:
         if not isinstance(checkpoint, Checkpoint):
             raise TypeError(f"a CheckpointState is made from a Checkpoint, not from {type(checkpoint).__name__}")
@@ -142,6 +145,7 @@ class CheckpointState:
         self.properties = Properties(checkpoint)
 
     @classmethod
+    @checked
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
         """Read a checkpoint, complete or nominal, of onnxtool or onnxruntime-training.
 
@@ -151,6 +155,7 @@ class CheckpointState:
         return cls(load_checkpoint(Path(checkpoint_uri)))
 
     @classmethod
+    @checked
     def save_checkpoint(
         cls,
         state: CheckpointState,
@@ -185,6 +190,7 @@ class CheckpointState:
         """
         return Lora.of(self.checkpoint)
 
+    @checked
     def export_adapter(
         self, folder: str | os.PathLike[str], *, base_model: str | None = None, force: bool = False
     ) -> None:
@@ -222,6 +228,7 @@ class CheckpointState:
         """Return the names of all parameters, the trained ones first."""
         return [*self.checkpoint.trainable, *self.checkpoint.frozen]
 
+    @checked
     def resolved(self, name: str) -> str:
         """Return the name of a parameter in the model, also for an alias of a tied one."""
         return self.checkpoint.aliases.get(name, name)
@@ -235,6 +242,7 @@ class CheckpointState:
         if self.checkpoint.is_nominal:
             raise ArtifactError("the checkpoint is nominal and has no values", "call copy_buffer_to_parameters first")
 
+    @checked
     def read(self, name: str) -> NDArray[Any]:
         """Return a copy of a parameter.
 
@@ -246,6 +254,7 @@ class CheckpointState:
             return self.memory.read(name)
         return self._group(name)[name].copy()
 
+    @checked
     def write(self, name: str, value: NDArray[Any]) -> None:
         """Set a parameter.
 

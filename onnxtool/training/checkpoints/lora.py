@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxtool.errors import CheckpointError
+from onnxtool.reports import short_repr
 from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
 _PROPERTY = "onnxtool.lora"
@@ -45,6 +46,7 @@ class Adapter:
         return f"{self.module}.lora_B.weight"
 
 
+@short_repr
 @dataclass(frozen=True)
 class Lora:
     """The adapters of a model, in the order of their weights."""

@@ -47,8 +47,6 @@ def add_adapters(
     Raises:
         ArtifactError: a target matches nothing, or something else than the weight of a product.
     """
-    if options.rank < 1 or not options.alpha > 0:
-        raise ArtifactError(f"no adapter has rank {options.rank} and alpha {options.alpha}", "both are above zero")
     weights, reasons = _weights(model, parameters)
     targets = _targets(listed_names(options.targets), weights, reasons, aliases)
     lora = Lora(

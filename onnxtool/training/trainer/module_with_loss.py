@@ -12,6 +12,7 @@ import torch
 from torch._dynamo import config as dynamo_config
 
 from onnxtool.errors import InputError
+from onnxtool.options import checked
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
@@ -28,6 +29,8 @@ from onnxtool.training.trainer.packed_documents import PackedDocuments
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
+else:  # not loaded for a type
+    TrainingArguments = Any
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_GRAPHS = 64
@@ -82,6 +85,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         backend: compiles it, counts runs and explains graphs.
     """
 
+    @checked
     def __init__(
         self,
         model: torch.nn.Module,
@@ -186,6 +190,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
         return self.backend.explain()
 
+    @checked
     def forward(self, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Loss:
         """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
 

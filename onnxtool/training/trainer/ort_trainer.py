@@ -15,6 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer
 
+from onnxtool.options import checked
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
 from onnxtool.training.trainer.changing_numbers import ChangingNumbers
 from onnxtool.training.trainer.limits import check_distribution, check_request
@@ -42,6 +43,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
     compute_loss: Callable[..., Any]
 
     # transformers defines what a Trainer takes, and it grows with its releases.
+    @checked
     def __init__(
         self,
         *args: Any,
@@ -96,6 +98,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         check_request(self.args, self.model)
         super().create_accelerator_and_postprocess()
 
+    @checked
     def training_step(
         self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -151,6 +154,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return wrapped
 
 
+@checked
 def create_model_with_loss(
     trainer: Trainer,
     *,

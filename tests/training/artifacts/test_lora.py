@@ -350,8 +350,6 @@ REFUSED: dict[str, tuple[LoraOptions, str, str]] = {
     "nothing": (LoraOptions(2), "no product is named", "twice.weight, head.weight"),
     "no match": (LoraOptions(2, ("query",)), "'query' of adapters matches none of the 3", "twice.weight, head.weight"),
     "no product": (LoraOptions(2, ("*.weight",)), r"matches norm\.weight, .* Mul reads it", "twice.weight"),
-    "rank": (LoraOptions(0, ("head",)), "rank 0", "above zero"),
-    "alpha": (LoraOptions(2, ("head",), 0.0), "alpha 0", "above zero"),
 }
 
 
