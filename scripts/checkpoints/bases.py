@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer, SparseEncoder
-from sentence_transformers.models import Dense, Normalize, Pooling, Transformer
-from sentence_transformers.sparse_encoder.models import MLMTransformer, SpladePooling
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+from sentence_transformers.sparse_encoder.modules import MLMTransformer, SpladePooling
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 MLM, SPLADE, SENTENCE, DECODER = "masked", "splade", "sentence", "decoder"

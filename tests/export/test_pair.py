@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import onnxtool.export.run
 from onnxtool.errors import CheckpointError, ExportError, OutputExistsError
 from onnxtool.export import ExportOptions, export_model, plan_export
+from onnxtool.export.length_verification import verify_export
 from onnxtool.export.report import ExportReport
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
@@ -80,15 +80,15 @@ def test_where_one_side_fails_no_file_is_left(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One alone would name a partner that is not there."""
-    verify, seen = onnxtool.export.run._verify, []
+    seen: list[str] = []
 
     def fail_second(path: Path, *rest: Any) -> Any:
         seen.append(path.name)
         if path.name == "m-query.onnx":
             raise ExportError("the second one differs", "")
-        return verify(path, *rest)
+        return verify_export(path, *rest)
 
-    monkeypatch.setattr(onnxtool.export.run, "_verify", fail_second)
+    monkeypatch.setattr("onnxtool.export.run.verify_export", fail_second)
     (tmp_path / "out").mkdir()
     with pytest.raises(ExportError, match="the second one differs"):
         export(checkpoint, tmp_path / "out" / "m.onnx")
