@@ -10,7 +10,7 @@ Letters of shapes: B batch, S sequence, W width of a vector.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -107,6 +107,20 @@ def stored_tensor(
             "the folder mixes two models; take both from one",
         )
     return tensor
+
+
+def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], known: Collection[str]) -> None:
+    """Refuse weights of a module that it does not use.
+
+    Raises:
+        OnnxtoolError: there are some.
+    """
+    others = sorted(tensors.keys() - set(known))
+    if others:
+        raise stored.files.refuse(
+            f"{stored.folder} of {stored.files.label} has weights that {stored.kind} does not use: {', '.join(others)}",
+            "the folder mixes two models, or its config.json was edited; take both from one",
+        )
 
 
 def projected_width(name: str, weight: NDArray[np.float32], before: int) -> int:

@@ -29,7 +29,13 @@ from onnxtool.checkpoint.pooling_modes import (
     places,
     places_in_torch,
 )
-from onnxtool.checkpoint.pooling_module import PoolingModule, count_setting, projected_width, stored_tensor
+from onnxtool.checkpoint.pooling_module import (
+    PoolingModule,
+    count_setting,
+    projected_width,
+    require_no_others,
+    stored_tensor,
+)
 from onnxtool.checkpoint.sentence_modules import (
     STATIC,
     TOKENS,
@@ -174,6 +180,9 @@ class Dense(PoolingModule):
         columns, rows = settings.get("in_features"), settings.get("out_features")
         if not stored.folder and "linear.weight" in tensors and tensors["linear.weight"].ndim == 2:
             rows, columns = tensors["linear.weight"].shape
+        has_residual = settings.get("use_residual") is True and rows != columns
+        optional = (("linear.bias", settings.get("bias", True)), ("residual.weight", has_residual))
+        require_no_others(stored, tensors, ("linear.weight", *(name for name, is_used in optional if is_used)))
         weight = stored_tensor(stored, tensors, "linear.weight", (rows, columns))
         bias = stored_tensor(stored, tensors, "linear.bias", (rows,)) if settings.get("bias", True) else None
         residual = None
@@ -257,7 +266,9 @@ class LayerNorm(PoolingModule):
     def read(cls, stored: StoredModule) -> LayerNorm:
         """Read scale and shift."""
         tensors, shape = stored.files.read_tensors(stored.folder), (stored.settings.get("dimension"),)
-        scale, shift = (stored_tensor(stored, tensors, name, shape) for name in ("norm.weight", "norm.bias"))
+        names = ("norm.weight", "norm.bias")
+        require_no_others(stored, tensors, names)
+        scale, shift = (stored_tensor(stored, tensors, name, shape) for name in names)
         return cls(stored.folder, scale, shift)
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:

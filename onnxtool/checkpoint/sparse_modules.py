@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.activations import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modes import Mask, largest
-from onnxtool.checkpoint.pooling_module import PoolingModule, count_setting, projected_width, stored_tensor
+from onnxtool.checkpoint.pooling_module import (
+    PoolingModule,
+    count_setting,
+    projected_width,
+    require_no_others,
+    stored_tensor,
+)
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 
 _DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
@@ -166,7 +172,11 @@ class SparseAutoEncoder(PoolingModule):
         width, latents = settings.get("input_dim"), settings.get("hidden_dim", 512)
         k = stored.files.read(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
         # Encoder and decoder share the weight, and safetensors stores it under the first name of the alphabet.
-        name = "encoder.weight" if "encoder.weight" in tensors else "decoder.linear.weight"
+        tied = [name for name in ("encoder.weight", "decoder.linear.weight") if name in tensors] or ["encoder.weight"]
+        require_no_others(stored, tensors, (*tied, "pre_bias", "latent_bias"))
+        name = tied[0]
+        if not np.array_equal(tensors.get(name, ()), tensors.get(tied[-1], ())):
+            raise stored.files.refuse(f"{' and '.join(tied)} in {stored.folder} differ, and SparseAutoEncoder has one")
         weight = stored_tensor(stored, tensors, name, (latents, width))
         kept = positive(k)
         if kept is None or kept > len(weight):

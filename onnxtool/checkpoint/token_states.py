@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.pooling_module import require_no_others
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.reports import Json
 
@@ -77,7 +78,9 @@ def _weighted(modules: SentenceModules, files: CheckpointFiles) -> TokenStates:
             f"{stored.file('config.json')} of {files.label} has settings that onnxtool does not know: "
             f"{', '.join(unknown) or f'layer_start {start!r}'}"
         )
-    weights = files.read_tensors(stored.folder).get("layer_weights")
+    tensors = files.read_tensors(stored.folder)
+    require_no_others(stored, tensors, ("layer_weights",))
+    weights = tensors.get("layer_weights")
     if weights is None or weights.ndim != 1 or not np.isfinite(weights).all() or not weights.sum():
         found = "missing" if weights is None else f"of shape {list(weights.shape)}, not finite, or of sum 0"
         raise files.refuse(f"layer_weights in {stored.folder} of {files.label} is {found}; it is one for each layer")

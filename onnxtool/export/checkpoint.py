@@ -416,7 +416,10 @@ class Checkpoint:
         label = self.source.weights.model_name
         if self.quantizer:
             require_scaled(model, stored, label)
-            self.notes.append(f"the weights are quantized by {self.quantizer}, and are exported as floats")
+            coded = sum(not tensor.is_float for tensor in stored.values())
+            self.notes.append(
+                f"{coded} tensors, quantized by {self.quantizer}, are exported as the floats they stand for"
+            )
             accounts = Accounts(unknown=tuple(sorted(info["unexpected_keys"])))
         else:
             accounts = account(model, stored, label, prefix)

@@ -21,6 +21,7 @@ SIZES: dict[str, Any] = {
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = "the a cat dog Cat Berlin cafe café Café train leaves at noon run ##ning ##s naïve naive zu Zürich Zurich"
 CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCZéèüï0123456789.,!?-'中文字"
+_ROLES = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 TEXTS = (
     "The cat leaves Berlin at noon.",
     "Café, cafe and CAFÉ: naïve in Zürich!",
@@ -86,9 +87,7 @@ def _decoder(folder: Path) -> None:
     core.normalizer = normalizers.NFC()
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder, core.post_processor = decoders.ByteLevel(), processors.ByteLevel(trim_offsets=False)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", bos_token="<s>", eos_token="</s>", model_max_length=64
-    )
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=64, **_ROLES)
     tokenizer.save_pretrained(folder)
     config = transformers.LlamaConfig(
         vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=False, pad_token_id=0, bos_token_id=1,
@@ -99,6 +98,4 @@ def _decoder(folder: Path) -> None:
 
 def _bytes() -> dict[str, int]:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return {
-        token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *alphabet, "Ġt", "he", "Ġthe", "at"])
-    }
+    return {token: index for index, token in enumerate(["<pad>", "<s>", "</s>", *alphabet, "Ġt", "he", "Ġthe", "at"])}
