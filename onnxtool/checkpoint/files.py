@@ -53,6 +53,14 @@ class CheckpointFiles(ABC):
     def refuse(self, message: str, hint: str = "") -> OnnxtoolError:
         """Make the error for a checkpoint that asks for what onnxtool does not compute."""
 
+    def unpickle(self, path: Path) -> bytes:
+        """Return the tensors of a pickle as a file of safetensors.
+
+        Raises:
+            OnnxtoolError: pickles are not read here.
+        """
+        raise self.refuse(f"{path} is a pickle, which can run code")
+
     def read_json(self, name: str) -> Json:
         """Return the content of the JSON file called `name`; None where there is none.
 
@@ -146,7 +154,7 @@ class CheckpointFiles(ABC):
             )
         entries: list[tuple[str, Any]]
         try:
-            content = path.read_bytes() if path.suffix != ".bin" else _as_safetensors(path)
+            content = path.read_bytes() if path.suffix != ".bin" else self.unpickle(path)
             entries = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust extension without types
             converted = ((name, convert(name, entry)) for name, entry in entries)
             return {name: array for name, array in converted if array is not None}
@@ -156,17 +164,6 @@ class CheckpointFiles(ABC):
     @cached_property
     def _parsed(self) -> dict[str, Json]:
         return {}
-
-
-def _as_safetensors(pickle: Path) -> bytes:
-    """Return the tensors of a pickle as a file of safetensors; nothing but tensors is unpickled."""
-    import torch
-    from safetensors.torch import save
-
-    loaded = torch.load(pickle, map_location="cpu", weights_only=True)
-    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
-        raise ValueError("it holds more than tensors")
-    return save({str(name): value.contiguous().clone() for name, value in loaded.items()})
 
 
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}

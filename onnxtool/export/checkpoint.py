@@ -190,7 +190,8 @@ class Checkpoint:
         digest = hashlib.sha256(self.weights_sha256.encode())
         for name, path in sorted(self.source.files_read.items()):
             if path.suffix not in WEIGHT_SUFFIXES:
-                digest.update(f"\n{name} {hashlib.sha256(path.read_bytes()).hexdigest()}".encode())
+                with path.open("rb") as file:
+                    digest.update(f"\n{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
         return digest.hexdigest()
 
     @property
@@ -237,6 +238,7 @@ class Checkpoint:
             raise self.source.unreadable(error) from error
         if self.source.sentence_modules.lower_cases and hasattr(tokenizer, "backend_tokenizer"):
             lower_case(tokenizer.backend_tokenizer)
+        _register_prefixes(tokenizer, self.source.sentence_modules.prefixes)
         return tokenizer
 
     def require_sound_tokenizer(self) -> None:
@@ -434,6 +436,18 @@ class Checkpoint:
         if self.source.sentence_modules.is_late_interaction:  # Stanford's projection, which a module reads
             elsewhere.add("linear.weight")
         return [name for name in accounts.unknown if name not in elsewhere]
+
+
+def _register_prefixes(tokenizer: Any, prefixes: tuple[str, ...]) -> None:
+    """Let a known token before texts be read as one, as MultiVectorEncoder of sentence-transformers does."""
+    known = tokenizer.get_vocab() if prefixes else {}
+    for prefix in prefixes:
+        token = next((one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in known), None)
+        if token is not None and tokenizer.tokenize(token) != [token]:
+            from transformers import AddedToken
+
+            special = AddedToken(token, normalized=False, special=True)
+            tokenizer.add_special_tokens({"additional_special_tokens": [special]}, replace_extra_special_tokens=False)
 
 
 def _weight_files(source: Source) -> tuple[Path, ...]:

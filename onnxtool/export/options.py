@@ -29,7 +29,8 @@ EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 _STAMPED = (
     "max_length",
     *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
-    *("allow_unused_weights", "atol", "rtol", "min_cosine"),
+    "allow_unused_weights",
+    *("atol", "rtol", "min_cosine"),
 )
 
 

@@ -273,6 +273,16 @@ class Source(ModuleFiles):
     def _located(self) -> dict[str, Path | None]:
         return {}
 
+    def unpickle(self, path: Path) -> bytes:
+        """Return the tensors of a pickle as a file of safetensors; nothing but tensors is unpickled."""
+        import torch
+        from safetensors.torch import save
+
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+            raise ValueError("it holds more than tensors")
+        return bytes(save({str(name): value.contiguous().clone() for name, value in loaded.items()}))
+
     def malformed(self, name: str, reason: str) -> CheckpointError:
         """Make the error for a file of the checkpoint that is not what it should be."""
         return CheckpointError(

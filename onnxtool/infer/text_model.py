@@ -37,6 +37,7 @@ from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVector, SparseVectors, TokenVectors
 from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
 from onnxtool.options import checked
+from onnxtool.reports import short_repr
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
 
@@ -47,6 +48,7 @@ AnyVectors = DenseVectors | SparseVectors | TokenVectors
 AnyVector = NDArray[np.float32] | SparseVector
 
 
+@short_repr
 @dataclass(frozen=True)
 class TextModel:
     """A model that texts can be run through. Nothing of it changes after loading: threads may share it.

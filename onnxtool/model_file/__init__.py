@@ -94,6 +94,7 @@ class ModelFile:
         files = {self.path, *(self.path.parent / location for location in self.external_locations)}
         return sum(file.stat().st_size for file in files)
 
+    @checked
     def plain_name(self, key: str, kind: str = "file") -> str | None:
         """Return the name of what lies beside the file, which its metadata has under `key`; None where it has none.
 

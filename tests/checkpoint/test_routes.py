@@ -189,5 +189,5 @@ def test_beside_the_file_of_a_route_lie_its_modules_alone(tmp_path: Path) -> Non
     assert modules.kinds == ("Transformer", "Pooling", "Normalize")
     assert [module.folder for module in modules.modules] == ["", "query_1_Pooling", "9_Normalize"]
     assert modules.modules[1].settings == {"in": "query_1_Pooling"}
-    with pytest.raises(CheckpointError, match="would replace modules.json of the checkpoint itself"):
+    with pytest.raises(CheckpointError, match="modules.json would be written into the checkpoint"):
         write_sidecar_files(source, None, written, checkpoint)

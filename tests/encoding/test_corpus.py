@@ -16,6 +16,7 @@ from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, wind
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
+from onnxtool.model_file.metadata import stamp
 from tests.encoding.corpora import (
     V,
     contents_of,
@@ -33,6 +34,7 @@ from tests.infer.tiny_models import (
     model_for,
     splade_terms,
     table,
+    tokenizer_stamp,
     write_checkpoint,
     write_model,
 )
@@ -226,6 +228,7 @@ def test_a_text_without_tokens_is_rejected_also_where_a_run_goes_on(tmp_path: Pa
         "normalizer": {"type": "Replace", "pattern": {"String": "\x07"}, "content": ""},
     }
     (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    stamp(model, tokenizer_stamp(tmp_path / "model"))
     corpus = write_corpus(tmp_path / "corpus.jsonl", ["a cat", "\x07", "a dog"])
     first = _encode(model, corpus)
     assert (first.num_texts, first.rejects) == (2, {"has contents without any token": 1})

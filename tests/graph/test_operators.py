@@ -352,6 +352,7 @@ TABLES = {
     "optimize/quantization/float16.py": "what stays in float32",
     "optimize/quantization/int8_linear_layers.py": "what no element of a result is below",
     "optimize/quantization/linear_layers.py": "which attribute transposes",
+    "optimize/quantization/written.py": "which input of a product is its weight",
     "summary/kinds.py": "kinds of fusions",
     "summary/releases.py": "how many inputs which release takes, below the table and without onnx",
     "training/graphs/decomposition.py": "what is written in place of what",

@@ -289,7 +289,7 @@ def test_what_has_no_such_side_is_refused(clip: Clip, tmp_path: Path) -> None:
     bert = with_tokenizer(save(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert"))
     with pytest.raises(ExportError, match="BertModel takes no pictures"):
         export_side(bert, tmp_path / "m.onnx", TASK_OF_PICTURES)
-    with pytest.raises(ExportError, match="the head splade is not for a side"):
+    with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding"):
         export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES, head="splade")
     with pytest.raises(TargetError, match="takes no side of an encoder of pictures"):
         export_side(clip.folder, tmp_path / "m", "sentence-similarity", target="fastembed")
