@@ -118,7 +118,7 @@ def test_a_file_under_the_alias_is_optimized_like_any_other(workshop: Workshop, 
                 precision=precision,
                 force=True,
                 max_error=0.5 if precision == "int4" else None,
-            )  # fmt: skip
+            )
         )
         stats.append((report.after.ops, report.after.initializer_bytes, report.after.size_bytes, report.fusions))
         session = ort.InferenceSession(output, providers=["CPUExecutionProvider"])
