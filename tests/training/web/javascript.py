@@ -74,7 +74,7 @@ def show(folder: Path, packages: Path, *options: str) -> str:
     use_local_runtime(folder / "index.html", packages)
     with _served(folder) as address, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
-            [*_browser(profile), "--virtual-time-budget=30000", *options, f"{address}/index.html"],
+            [*_browser(profile), "--virtual-time-budget=600000", *options, f"{address}/index.html"],
             capture_output=True, encoding="utf-8", timeout=_SECONDS, check=True,
         )  # fmt: skip
     return done.stdout
