@@ -160,6 +160,7 @@ HARMFUL = {
     "{% include '/etc/passwd' %}": "no loader for this environment",
     "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "takes more than 2000 steps",
     "{% for a in messages * 9000 %}{% endfor %}": "takes more than 2000 steps",
+    # Python's own limit or ours, whichever is lower: libraries that a process loaded may have raised Python's.
     "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(90) }}": "fails: ",
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}": "2000 steps",
     "{% for a in [1] recursive %}{% if loop.depth < 3 %}{{ loop(range(3000)) }}{% endif %}{% endfor %}": "2000 steps",

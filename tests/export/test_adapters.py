@@ -179,7 +179,7 @@ def test_an_adapter_of_prompts_cannot_be_merged(base: Path, tmp_path: Path) -> N
     model = transformers.BertForMaskedLM.from_pretrained(base)
     config = peft.PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
     save_adapter(base, model, config, tmp_path / "prompts")
-    with pytest.raises(CheckpointError, match=r"PROMPT_TUNING.*cannot be merged|fit nowhere|cannot load the adapter"):
+    with pytest.raises(CheckpointError, match=r"\(PROMPT_TUNING\) cannot be merged .*: it changes inputs"):
         merged(tmp_path / "prompts")
 
 
