@@ -1,17 +1,19 @@
-"""The shapes of all values of a graph, found by inferring them for a few concrete sizes of its dynamic axes.
+"""The shapes of all values of a graph, with their sizes as polynomials in the dynamic axes of the inputs.
 
-Names of dynamic axes are the exporter's own, and it leaves many out. With every axis at a prime of its own, shape
-inference computes plain numbers, and what it finds says which axis of a value is which. Several sets of primes tell a
-dynamic axis from a fixed one, and one of them is large: a size that is cut somewhere is no longer the size.
+They are computed by the operators of the graph, so that what they say holds for all inputs: a number is a number for
+all of them, and two sizes with one name are always equal. Nothing is decided by trying some sizes. Where numbers are
+easier to work with, `of` puts primes for the names, a prime each: products of different names are then different
+numbers, and none is a hidden size or a number of heads by accident.
 
 `infer_types` gives only dtypes, and shapes with the names of the axes.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,8 +22,10 @@ import onnx_ir as ir
 
 from onnxtool.graph.elements import Numbers, Scope
 from onnxtool.graph.inference import Inference, read_type
-from onnxtool.graph.operator_rules import Value
+from onnxtool.graph.operator_rules import Size, Value
 from onnxtool.graph.protos import to_light_proto
+from onnxtool.graph.sizes import Sizes
+from onnxtool.graph.symbolic import SymbolicInference
 
 Shape = tuple[int | None, ...]  # None for a size that is not known
 
@@ -32,6 +36,7 @@ _RANK_OF_STATES = 3
 _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
 # For samples and pixels, of which a model makes one step of many: nothing would be left of a few.
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
+_OF_STEPS = ("Conv", "AveragePool", "MaxPool", "LpPool", "STFT")
 # The largest of these that a model takes; more than its table of positions has cannot be added to it.
 _LARGE = ((2, 4099, 4111, 4127), (2, 509, 503, 499), (2, 127, 113, 109))
 
@@ -41,56 +46,67 @@ class Shapes:
     """The shapes of a graph's values.
 
     Attributes:
-        probes: the sizes of the dynamic axes in each probe, by their names.
-        found: the shape of each value by its name in each probe; None for an axis of unknown size.
-        numbers: the values that are computed from shapes alone, by their names in each probe.
+        probes: sizes of the dynamic axes that the model takes, by their names.
+        sizes: what the texts in `known` and `elements` stand for.
+        known: the shape of each value by its name, as far as it is known.
+        elements: of the values that are computed from shapes alone: numbers, or texts and dtype object.
         dtypes: the dtype of each value, as in onnx.TensorProto.
     """
 
     probes: tuple[Mapping[str, int], ...]
-    found: tuple[Mapping[str, Shape], ...]
-    numbers: tuple[Numbers, ...]
+    sizes: Sizes
+    known: Mapping[str, tuple[Size, ...]]
+    elements: Numbers
     dtypes: Mapping[str, int]
+    _primes: tuple[dict[str, int], ...] = field(default_factory=tuple, repr=False)
 
     @property
     def small(self) -> range:
         """The probes of small sizes, in which the elements of a value can be numbered."""
         return range(min(len(self.probes), len(_SMALL)))
 
+    def shape(self, value: ir.Value | None) -> tuple[int | str, ...] | None:
+        """Return the shape of `value`, with texts of `sizes` for what moves; None where any size is not known."""
+        shape = () if value is None else self.known.get(str(value.name), (None,))
+        sizes = tuple(size for size in shape if size is not None)
+        return None if value is None or len(sizes) < len(shape) else sizes
+
     def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
-        """Return the shape of `value` in a probe; None where it, or any of its sizes, is not known."""
-        shape = None if value is None else self.found[probe].get(str(value.name))
-        return None if shape is None or None in shape else shape
+        """Return the shape of `value` with a prime for each name; None where it, or any of its sizes, is not known."""
+        shape, primes = self.shape(value), self._primes[probe]
+        if shape is None:
+            return None
+
+        def prime(name: str) -> int:
+            if name not in primes:
+                primes[name] = _next_prime(max(primes.values(), default=1))
+            return primes[name]
+
+        return tuple(self.sizes.at(size, prime) for size in shape)
 
     def rank(self, value: ir.Value | None) -> int | None:
         """Return the number of axes of `value`; None where it is not known."""
-        shape = None if value is None else self.found[0].get(str(value.name))
+        shape = self._sizes(value)
         return None if shape is None else len(shape)
 
     def fixed(self, value: ir.Value | None, axis: int) -> int | None:
         """Return the size of an axis that is the same for all inputs; None where it moves or is not known."""
-        shapes = [None if value is None else found.get(str(value.name)) for found in self.found]
-        if any(shape is None or not -len(shape) <= axis < len(shape) for shape in shapes):
-            return None
-        sizes = {shape[axis] for shape in shapes if shape is not None}
-        return sizes.pop() if len(sizes) == 1 else None
+        shape = self._sizes(value)
+        size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
+        return size if isinstance(size, int) else None
 
     def same(self, first: ir.Value | None, second: ir.Value | None) -> bool:
         """Whether two values have the same shape, whatever the inputs are."""
-        shapes = [(self.of(first, probe), self.of(second, probe)) for probe in range(len(self.found))]
-        return all(one is not None and one == other for one, other in shapes)
+        shape = self.shape(first)
+        return shape is not None and shape == self.shape(second)
 
     def dtype(self, value: ir.Value | None) -> np.dtype[Any] | None:
         """Return the dtype of `value`; None where it is not known, or numpy does not have it."""
         known = 0 if value is None else self.dtypes.get(str(value.name), 0)
         return ir.DataType(known).numpy() if known else None
 
-    def named(self, sizes: Sequence[int]) -> str | None:
-        """Return the dynamic axis that has these sizes, one a probe; None where there is none."""
-        for name in self.probes[0]:
-            if all(probe[name] == size for probe, size in zip(self.probes, sizes, strict=True)):
-                return name
-        return None
+    def _sizes(self, value: ir.Value | None) -> tuple[Size, ...] | None:
+        return None if value is None else self.known.get(str(value.name))
 
 
 def find_shapes(model: ir.Model) -> Shapes:
@@ -98,7 +114,7 @@ def find_shapes(model: ir.Model) -> Shapes:
     structure = _structure(model)
     kept = model.meta.get(_KEPT)
     if kept is None or kept[0] != structure:
-        model.meta[_KEPT] = kept = (structure, _find_shapes(model))
+        model.meta[_KEPT] = kept = (structure, _find_shapes(model), {})
     shapes: Shapes = kept[1]
     return shapes
 
@@ -116,28 +132,56 @@ def _structure(model: ir.Model) -> int:
 def _find_shapes(model: ir.Model) -> Shapes:
     proto = to_light_proto(model)
     names = dynamic_axes(model)
+    sizes, scope = Sizes(), Scope()
+    sizes.add_axes(names)
+    for name, value in _declared(proto.graph.input).items():
+        shape = value.shape and tuple(size or axis_name(name, axis) for axis, size in enumerate(value.shape))
+        scope.values[name] = Value(shape, value.dtype)
+    SymbolicInference(proto, sizes).follow(proto.graph, scope)
+    computed = {name for node in proto.graph.node for name in node.output}
+    elements = {name: array for name, array in scope.numbers.items() if name in computed}
+    for name, array in scope.sizes.items():
+        if None not in array.reshape(-1).tolist():
+            elements[name] = np.asarray(np.frompyfunc(sizes.settle, 1, 1)(array), object)
+    probes = tuple(_probes(proto, names, sizes))
+    return Shapes(
+        probes=probes,
+        sizes=sizes,
+        known={
+            name: tuple(sizes.settle(size) for size in value.shape)
+            for name, value in scope.values.items()
+            if value.shape is not None
+        },
+        elements=elements,
+        dtypes={name: value.dtype for name, value in scope.values.items()},
+        _primes=tuple(dict(probe) for probe in probes),
+    )
 
-    def probe(primes: Sequence[int]) -> tuple[Mapping[str, int], Scope]:
+
+def _probes(proto: onnx.ModelProto, names: Sequence[str], sizes: Sizes) -> Iterator[Mapping[str, int]]:
+    """Yield sizes of the axes that the model takes: small ones, and large ones where it takes those."""
+
+    def probe(primes: Sequence[int]) -> Mapping[str, int]:
         # Where there are more axes than primes, odd numbers go on: no two axes may have the same size in all probes.
         further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
-        sizes = with_sums(dict(zip(names, (*primes, *further), strict=False)))
-        return sizes, _probe(proto, sizes)
+        return with_sums(dict(zip(names, (*primes, *further), strict=False)))
 
-    done = [probe(primes) for primes in _SMALL]
-    if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in _shapes_of(done[0][1]).values()):
-        done = [probe(primes) for primes in _OF_SAMPLES]
-    elif names:
-        known = _count_known(done[0][1])
-        larger = (probe(primes) for primes in _LARGE)
-        done.extend(itertools.islice((one for one in larger if _count_known(one[1]) >= known), 1))
-    scopes = [scope for _, scope in done]
-    computed = {name for node in proto.graph.node for name in node.output}
-    return Shapes(
-        probes=tuple(sizes for sizes, _ in done),
-        found=tuple(_shapes_of(scope) for scope in scopes),
-        numbers=tuple({name: scope.numbers[name] for name in scope.numbers if name in computed} for scope in scopes),
-        dtypes={name: value.dtype for name, value in scopes[0].values.items()},
-    )
+    small = [probe(primes) for primes in _SMALL]
+    if any(node.op_type in _OF_STEPS for node in proto.graph.node):
+        found = _shapes_of(_probe(proto, small[0]))
+        if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in found.values()):
+            yield from (probe(primes) for primes in _OF_SAMPLES)
+            return
+    yield from small
+    for primes in _LARGE if names else ():
+        given = Counter(probe(primes))  # 0 for what is no axis
+        if all(sizes.at(size, given.__getitem__) <= most for size, most in sizes.limits):
+            yield dict(given)
+            return
+
+
+def _next_prime(number: int) -> int:
+    return next(one for one in count(number + 1) if all(one % by for by in range(2, int(one**0.5) + 1)))
 
 
 def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
@@ -161,10 +205,6 @@ def _shapes_of(scope: Scope) -> dict[str, Shape]:
     }
 
 
-def _count_known(scope: Scope) -> int:
-    return sum(value.is_complete for value in scope.values.values())
-
-
 def fill_types(model: ir.Model) -> None:
     """Note the dtype of every value that has none; TorchScript's exporter writes none for intermediate values."""
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
@@ -177,11 +217,12 @@ def fill_types(model: ir.Model) -> None:
 
 def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shape]:
     """Infer the shapes of all values with the dynamic axes at `sizes`."""
-    shapes = find_shapes(model)
-    for probe, found in zip(shapes.probes, shapes.found, strict=True):
-        if probe == sizes:
-            return found
-    return _shapes_of(_probe(to_light_proto(model), sizes))
+    find_shapes(model)
+    kept: dict[frozenset[tuple[str, int]], Mapping[str, Shape]] = model.meta[_KEPT][2]
+    key = frozenset(sizes.items())
+    if key not in kept:
+        kept[key] = _shapes_of(_probe(to_light_proto(model), sizes))
+    return kept[key]
 
 
 def infer_types(model: ir.Model) -> None:

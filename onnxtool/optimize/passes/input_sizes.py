@@ -14,7 +14,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.graph.edit import producer, remove_unused
-from onnxtool.graph.shapes import Shapes, find_shapes, named_axes
+from onnxtool.graph.shapes import Shapes, dynamic_axes, find_shapes, named_axes
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
@@ -33,6 +33,11 @@ class _Sizes:
     model: ir.Model
     writer: Writer
     written: dict[tuple[tuple[int | str, ...], bool], ir.Value] = field(default_factory=dict)
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names that can be written."""
+        return dynamic_axes(self.model)
 
     def value(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
         """Return an int64 value of `parts`; a name stands for the size of an axis of the inputs."""
@@ -62,7 +67,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     if default_opset(model.opset_imports) < 15 or not len(model.graph):
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
-    computed = {name for name in shapes.numbers[0] if all(name in numbers for numbers in shapes.numbers)}
+    computed = shapes.elements.keys()
     sizes = _Sizes(model, Writer(model.graph[0]))
     nodes = [node for node in model.graph if any(str(value.name) in computed for value in node.outputs)]
     changed = []
@@ -101,21 +106,16 @@ def _is_minimal(node: ir.Node) -> bool:
 
 def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
     """Return the same numbers computed from sizes of the inputs; None where that is not possible."""
-    arrays = [numbers[str(value.name)] for numbers in shapes.numbers]
-    first = arrays[0]
-    if first.ndim > 1 or first.size > _LONGEST or any(array.shape != first.shape for array in arrays):
+    elements = shapes.elements[str(value.name)]
+    if elements.ndim > 1 or elements.size > _LONGEST:
         return None
-    if all(np.array_equal(array, first) for array in arrays):
-        return sizes.writer.constant(first, f"size_{value.name}" if first.dtype != np.int64 else _name(first))
-    if first.dtype != np.int64:
+    if elements.dtype != object:
+        name = _name(elements) if elements.dtype == np.int64 else f"size_{value.name}"
+        return sizes.writer.constant(elements, name)
+    parts = tuple(elements.reshape(-1).tolist())
+    if shapes.dtype(value) != np.int64 or not all(part in sizes.axes for part in parts if isinstance(part, str)):
         return None
-    parts: list[int | str] = []
-    for elements in zip(*(array.reshape(-1).tolist() for array in arrays), strict=True):
-        part = elements[0] if len(set(elements)) == 1 else shapes.named(elements)
-        if part is None:
-            return None
-        parts.append(part)
-    return sizes.value(tuple(parts), is_vector=first.ndim == 1)
+    return sizes.value(parts, is_vector=elements.ndim == 1)
 
 
 def _name(numbers: NDArray[Any]) -> str:

@@ -48,13 +48,11 @@ def _objection(rotation: Rotation, shapes: Shapes) -> str:
     halves = [] if concat is None else concat.inputs
     if any(shapes.fixed(half, -1) != size // 2 for half in halves):
         return "the rotated value is not cut into halves"
-    for probe in range(len(shapes.found)):
-        shape = shapes.of(rotation.value, probe)
-        angles = [shapes.of(one, probe) for one in (rotation.cosine, rotation.sine)]
-        if shape is None or angles[0] not in [(batch, 1, *shape[2:]) for batch in (1, shape[0])]:
-            return "the cosines are not known to be [B, 1, S, D]"
-        if angles[1] != angles[0]:
-            return "cosines and sines are of different shapes"
+    shape, angles = shapes.shape(rotation.value), shapes.shape(rotation.cosine)
+    if shape is None or angles not in [(batch, 1, *shape[2:]) for batch in (1, shape[0])]:
+        return "the cosines are not known to be [B, 1, S, D]"
+    if shapes.shape(rotation.sine) != angles:
+        return "cosines and sines are of different shapes"
     if shapes.dtype(rotation.value) not in (np.float32, np.float16):
         return "neither float32 nor float16"
     if not all(_repeats(one, shapes, size) for one in (rotation.cosine, rotation.sine)):

@@ -1,0 +1,466 @@
+"""Infer the shapes of a graph for all sizes of its inputs at once, with sizes as polynomials in the dynamic axes.
+
+What onnx infers of names it is asked for; what operators compute with sizes is here: arithmetic on elements, and the
+shapes that Reshape, Slice and their like make of it. What depends on more than sizes stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from onnxtool.graph.elements import BROADCASTING, Scope, attributes_of, is_small, reads_of
+from onnxtool.graph.inference import Inference, Totals
+from onnxtool.graph.operator_rules import Size, Value
+from onnxtool.graph.sizes import Sizes
+
+Elements = NDArray[Any]  # of dtype object: numbers, names, and None for what is not known
+_INT32, _INT64, _BOOL = 6, 7, 9
+_TO_THE_END = 1 << 31  # and beyond: how exporters write the end of a Slice
+# Shapes of these follow from the shapes and the known elements that they read, and nothing else.
+_OF_SHAPES = frozenset(
+    {"AveragePool", "Conv", "ConvTranspose", "DepthToSpace", "LpPool", "MaxPool", "SpaceToDepth", "Split"}
+)
+_ELEMENTWISE = BROADCASTING | {"BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mean", "PRelu", "Sum"}
+
+
+class SymbolicInference(Inference):
+    """Follows a model whose dynamic axes are names.
+
+    Args:
+        model: with its small initializers; large ones may be inputs.
+        sizes: knows the axes, and is told all other sizes.
+    """
+
+    def __init__(self, model: onnx.ModelProto, sizes: Sizes) -> None:
+        super().__init__(model)
+        self._sizes = sizes
+        self._rules: Mapping[str, Callable[[onnx.NodeProto, Scope], Sequence[Sequence[Size]] | None]] = {
+            "AveragePool": self._windows,
+            "Concat": self._concat,
+            "Conv": self._windows,
+            "ConstantOfShape": self._filled,
+            "Expand": self._expand,
+            "Flatten": self._flatten,
+            "LpPool": self._windows,
+            "MatMul": self._matmul,
+            "MaxPool": self._windows,
+            "Pad": self._pad,
+            "Range": self._range,
+            "Reshape": self._reshape,
+            "Slice": self._slice,
+            "Split": self._split,
+            "Tile": self._tile,
+        }
+
+    def _enter(
+        self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
+    ) -> tuple[Sequence[Value | None], int]:
+        before, self._sizes.is_certain = self._sizes.is_certain, False
+        try:
+            return super()._enter(node, scope, totals, depth)
+        finally:
+            self._sizes.is_certain = before
+
+    def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
+        elements = None if node.domain else self._elements(node, scope)
+        found = list(super()._infer(node, scope))
+        if elements is not None and node.output[0] not in scope.numbers and found:
+            found[0] = self._keep(node, elements, found[0], scope)
+            return found
+        if node.domain:
+            return found
+        rule = self._rules.get(node.op_type, self._broadcast if node.op_type in _ELEMENTWISE else None)
+        shapes = None if rule is None else rule(node, scope)
+        for index, value in enumerate(found):
+            if isinstance(value, Value):
+                found[index] = self._better(node, scope, index, value, shapes)
+        return found
+
+    def _better(
+        self, node: onnx.NodeProto, scope: Scope, index: int, value: Value, shapes: Sequence[Sequence[Size]] | None
+    ) -> Value:
+        """Return what is known of an output with what a rule knows better, and names for what follows from shapes."""
+        if shapes is not None and index < len(shapes):
+            value = Value(tuple(shapes[index]), value.dtype)
+        if value.shape is None or None not in value.shape or node.op_type not in _OF_SHAPES:
+            return value
+        key = self._key(node, scope)
+        named = (
+            self._sizes.name((key, index, axis)) if size is None and key is not None else size
+            for axis, size in enumerate(value.shape)
+        )
+        return Value(tuple(named), value.dtype)
+
+    def _key(self, node: onnx.NodeProto, scope: Scope) -> Any:
+        """Return what the shapes of the outputs follow from; None where a part of it is not known."""
+        known: list[Any] = [node.op_type, *sorted(one.SerializeToString() for one in node.attribute)]
+        for name in reads_of(node):
+            value = scope.values.get(name)
+            if value is None or value.shape is None or None in value.shape:
+                return None
+            known.append(value.shape)
+            if value.dtype in (_INT32, _INT64):  # such as the lengths of a Split
+                elements = self._known(name, scope)
+                if elements is None or None in elements.reshape(-1).tolist():
+                    return None
+                known.append(tuple(elements.reshape(-1).tolist()))
+        return tuple(known)
+
+    def _known(self, name: str, scope: Scope) -> Elements | None:
+        """Return the elements of a value, some of which may be None."""
+        if name in scope.numbers:
+            return scope.numbers[name].astype(object)
+        return scope.sizes.get(name)
+
+    def _keep(self, node: onnx.NodeProto, elements: Elements, value: Any, scope: Scope) -> Value:
+        """Note the elements of what `node` computes, and return shape and dtype of it."""
+        dtype = value.dtype if isinstance(value, Value) and value.dtype else _INT64
+        if all(isinstance(element, int) for element in elements.flat):
+            numpy_dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
+            scope.keep(node.output[0], elements.astype(numpy_dtype))
+            return scope.values[node.output[0]]
+        scope.sizes[node.output[0]] = elements
+        return Value(elements.shape, dtype)
+
+    # Elements: what is computed with sizes.
+
+    def _elements(self, node: onnx.NodeProto, scope: Scope) -> Elements | None:
+        """Return the elements of what a node computes from sizes; None where it does something else."""
+        if len(node.output) != 1 or not (reads := reads_of(node)):
+            return None
+        if node.op_type == "Size":
+            dims = self._dims(node, scope)
+            return None if dims is None else np.array(self._sizes.times(*dims), object)
+        given = [self._known(name, scope) for name in reads]
+        if not any(name in scope.sizes for name in reads) or any(one is None for one in given):
+            return None
+        operands = [one for one in given if one is not None]
+        compute = self._operators().get(node.op_type)
+        if compute is not None:
+            shape = np.broadcast_shapes(*(one.shape for one in operands))
+            if not is_small(shape, self._max_elements):
+                return None
+            return np.asarray(np.frompyfunc(compute, len(operands), 1)(*operands), object)
+        if node.op_type == "Cast":
+            to = attributes_of(node).get("to")
+            return operands[0] if to in (_INT32, _INT64) else None
+        if node.op_type in ("ReduceProd", "ReduceSum") and operands[0].ndim == 1:
+            combine = self._sizes.times if node.op_type == "ReduceProd" else self._sizes.plus
+            known = [element for element in operands[0] if element is not None]
+            if len(known) < operands[0].size:
+                return None
+            keeps = attributes_of(node).get("keepdims", 1)
+            return np.array([combine(*known)] if keeps else combine(*known), object)
+        return None
+
+    def _operators(self) -> Mapping[str, Callable[..., Any]]:
+        return {
+            "Add": _known_only(self._sizes.plus),
+            "Sub": _known_only(self._sizes.minus),
+            "Mul": _known_only(self._sizes.times),
+            "Neg": _known_only(lambda size: self._sizes.times(size, -1)),
+            "Div": _known_only(self._divide),
+            "Mod": _known_only(self._remainder),
+            "Min": _known_only(lambda *sizes: reduce(self._smaller, sizes)),
+            "Max": _known_only(lambda *sizes: reduce(self._larger, sizes)),
+            "Equal": _known_only(self._equal),
+            "Less": _known_only(self._less),
+            "Greater": _known_only(lambda one, other: self._less(other, one)),
+            "LessOrEqual": _known_only(lambda one, other: _not(self._less(other, one))),
+            "GreaterOrEqual": _known_only(lambda one, other: _not(self._less(one, other))),
+            "Not": _not,
+            "And": lambda one, other: False if False in (one, other) else None if None in (one, other) else True,
+            "Or": lambda one, other: True if True in (one, other) else None if None in (one, other) else False,
+            "Where": _chosen,
+        }
+
+    def _divide(self, dividend: int | str, divisor: int | str) -> int | str | None:
+        if divisor == 0:
+            return None
+        exact = self._sizes.quotient([dividend], [divisor])
+        if exact is None:
+            self._sizes.note_turn(dividend, divisor)
+        signed = not all(self._sizes.is_at_least(size, 0) for size in (dividend, divisor))
+        return self._sizes.name(("Div", dividend, divisor), signed=signed) if exact is None else exact
+
+    def _remainder(self, dividend: int | str, divisor: int | str) -> int | str | None:
+        if divisor == 0:
+            return None
+        if self._sizes.quotient([dividend], [divisor]) is not None:
+            return 0
+        self._sizes.note_turn(dividend, divisor)
+        return self._sizes.name(("Mod", dividend, divisor), signed=True)
+
+    def _smaller(self, one: int | str, other: int | str) -> int | str:
+        for first, second in ((one, other), (other, one)):
+            if self._sizes.is_at_least(second, first):
+                return first
+        self._sizes.note_turn(one, other)
+        bounds = (one, other)
+        signed = not all(self._sizes.is_at_least(size, 0) for size in bounds)
+        return self._sizes.name(("Min", *sorted(bounds, key=str)), signed=signed, bounds=bounds)
+
+    def _larger(self, one: int | str, other: int | str) -> int | str:
+        for first, second in ((one, other), (other, one)):
+            if self._sizes.is_at_least(first, second):
+                return first
+        self._sizes.note_turn(one, other)
+        signed = not any(self._sizes.is_at_least(size, 0) for size in (one, other))
+        return self._sizes.name(("Max", *sorted((one, other), key=str)), signed=signed)
+
+    def _equal(self, one: int | str, other: int | str) -> bool | None:
+        """Return whether two sizes are equal; None where that depends on the sizes of the inputs."""
+        if one == other:
+            return True
+        if self._sizes.is_larger(one, other) or self._sizes.is_larger(other, one):
+            return False
+        self._sizes.note_turn(one, other)
+        return None
+
+    def _less(self, one: int | str, other: int | str) -> bool | None:
+        """Return whether a size is below another one; None where that depends on the sizes of the inputs."""
+        if self._sizes.is_larger(other, one):
+            return True
+        if self._sizes.is_at_least(one, other):
+            return False
+        self._sizes.note_turn(one, other)
+        return None
+
+    # Shapes: what operators make of sizes.
+
+    def _dims(self, node: onnx.NodeProto, scope: Scope, index: int = 0) -> list[int | str] | None:
+        """Return the sizes of an input; None where one of them is not known."""
+        value = scope.values.get(node.input[index]) if index < len(node.input) else None
+        if value is None or value.shape is None:
+            return None
+        dims = [size for size in value.shape if size is not None]
+        return dims if len(dims) == len(value.shape) else None
+
+    def _list(self, node: onnx.NodeProto, scope: Scope, index: int, attribute: str = "") -> list[Any] | None:
+        """Return the elements of an input, or those of an attribute of older opsets; None where they are not known."""
+        name = node.input[index] if index < len(node.input) else ""
+        if not name:
+            found = attributes_of(node).get(attribute)
+            return None if found is None else list(found)
+        elements = self._known(name, scope)
+        return None if elements is None else elements.reshape(-1).tolist()
+
+    def _sized(self, elements: Sequence[Any] | None) -> list[Size] | None:
+        """Return elements as sizes of axes; one that could be below 0 is not known."""
+        if elements is None:
+            return None
+        return [
+            size if isinstance(size, (int, str)) and self._sizes.is_at_least(size, 0, least=1) else None
+            for size in elements
+        ]
+
+    def _broadcast(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        shapes = [scope.values[name].shape if name in scope.values else None for name in reads_of(node)]
+        result: list[Size] = []
+        for shape in shapes:
+            if shape is None:
+                return None
+            result = self._broadcast_shapes(result, shape)
+        return [result]
+
+    def _broadcast_shapes(self, first: Sequence[Size], second: Sequence[Size]) -> list[Size]:
+        rank = max(len(first), len(second))
+        one, other = ((*[1] * (rank - len(side)), *side) for side in (first, second))
+        return [self._sizes.broadcast(*pair) for pair in zip(one, other, strict=True)]
+
+    def _expand(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        value, target = scope.values.get(node.input[0]), self._sized(self._list(node, scope, 1))
+        if value is None or value.shape is None or target is None:
+            return None
+        return [self._broadcast_shapes(value.shape, target)]
+
+    def _matmul(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        shapes = [scope.values[name].shape if name in scope.values else None for name in node.input]
+        if shapes[0] is None or shapes[1] is None or min(len(shapes[0]), len(shapes[1])) < 2:
+            return None
+        return [[*self._broadcast_shapes(shapes[0][:-2], shapes[1][:-2]), shapes[0][-2], shapes[1][-1]]]
+
+    def _windows(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        """A convolution or pooling of stride 1; what another stride leaves is no polynomial."""
+        dims, attributes = self._dims(node, scope), attributes_of(node)
+        weight = self._dims(node, scope, 1) if node.op_type == "Conv" else None
+        kernel = attributes.get("kernel_shape") or (weight or [])[2:]
+        if (
+            dims is None
+            or len(dims) < 2
+            or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
+            or len(kernel) != len(dims) - 2
+        ):
+            return None
+        rank = len(kernel)
+        pads, strides = attributes.get("pads", [0] * 2 * rank), attributes.get("strides", [1] * rank)
+        dilations = attributes.get("dilations", [1] * rank)
+        if any(stride != 1 for stride in strides) or not all(isinstance(size, int) for size in kernel):
+            return None
+        lost = [(size - 1) * step for size, step in zip(kernel, dilations, strict=True)]
+        front: list[Size] = [dims[0], weight[0] if weight else dims[1]]
+        more = [before + after - less for before, after, less in zip(pads[:rank], pads[rank:], lost, strict=True)]
+        return [[*front, *(self._sizes.plus(size, number) for size, number in zip(dims[2:], more, strict=True))]]
+
+    def _filled(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        shape = self._sized(self._list(node, scope, 0))
+        return None if shape is None else [shape]
+
+    def _flatten(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        dims, axis = self._dims(node, scope), attributes_of(node).get("axis", 1)
+        return None if dims is None else [[self._sizes.times(*dims[:axis]), self._sizes.times(*dims[axis:])]]
+
+    def _concat(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        shapes = [self._dims(node, scope, index) for index in range(len(node.input))]
+        known = [shape for shape in shapes if shape is not None]
+        axis = attributes_of(node).get("axis", 1)
+        rank = len(known[0]) if known else 0
+        if len(known) < len(shapes) or any(len(shape) != rank for shape in known) or not -rank <= axis < rank:
+            return None
+        result = list(known[0])
+        for place, sizes in enumerate(zip(*known, strict=True)):  # a number says more than a name that has to be equal
+            result[place] = next((size for size in sizes if isinstance(size, int)), sizes[0])
+        result[axis] = self._sizes.plus(*(shape[axis] for shape in known))
+        return [list(result)]
+
+    def _tile(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        dims, repeats = self._dims(node, scope), self._sized(self._list(node, scope, 1))
+        if dims is None or repeats is None or len(repeats) != len(dims):
+            return None
+        pairs = zip(dims, repeats, strict=True)
+        return [[None if times is None else self._sizes.times(size, times) for size, times in pairs]]
+
+    def _pad(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        dims, pads = self._dims(node, scope), self._list(node, scope, 1, "pads")
+        if dims is None or pads is None or None in pads:
+            return None
+        axes = self._list(node, scope, 3) if len(node.input) > 3 and node.input[3] else list(range(len(dims)))
+        if axes is None or len(pads) != 2 * len(axes):
+            return None
+        result: list[Size] = list(dims)
+        for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
+            result[axis] = self._sized([self._sizes.plus(dims[axis], before, after)])[0]  # type: ignore[index]
+        return [result]
+
+    def _range(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        known = [self._known(name, scope) for name in node.input]
+        start, limit, step = (None if one is None or one.size != 1 else one.reshape(-1)[0] for one in known)
+        if start is None or limit is None or step != 1 or isinstance(start, float) or isinstance(limit, float):
+            return None
+        return [[*(self._sized([self._sizes.minus(limit, start)]) or [None])]]
+
+    def _reshape(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        value, target = scope.values.get(node.input[0]), self._list(node, scope, 1, "shape")
+        if value is None or target is None:
+            return None
+        if not attributes_of(node).get("allowzero", 0) and 0 in target:
+            if value.shape is None or any(size == 0 and axis >= len(value.shape) for axis, size in enumerate(target)):
+                return None
+            target = [value.shape[axis] if size == 0 else size for axis, size in enumerate(target)]
+        rest = target.index(-1) if -1 in target else None
+        result = [size if axis == rest else (self._sized([size]) or [None])[0] for axis, size in enumerate(target)]
+        if rest is None:
+            return [result]
+        others = [size for axis, size in enumerate(result) if axis != rest and size is not None]
+        dims = self._dims(node, scope)
+        if dims is None or len(others) < len(result) - 1:
+            result[rest] = None
+            return [result]
+        result[rest] = self._sizes.quotient(dims, others)
+        if result[rest] is None and 0 not in others:
+            result[rest] = self._sizes.name(("Reshape", self._sizes.times(*dims), self._sizes.times(*others)))
+        return [result]
+
+    def _slice(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        value = scope.values.get(node.input[0])
+        starts, ends = self._list(node, scope, 1, "starts"), self._list(node, scope, 2, "ends")
+        if value is None or value.shape is None or starts is None or ends is None:
+            return None
+        has_axes = (len(node.input) > 3 and node.input[3]) or "axes" in attributes_of(node)
+        axes = self._list(node, scope, 3, "axes") if has_axes else list(range(len(starts)))
+        steps = self._list(node, scope, 4) if len(node.input) > 4 and node.input[4] else [1] * len(starts)
+        if axes is None or steps is None:
+            return None
+        result: list[Size] = list(value.shape)
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
+            result[axis] = self._cut(result[axis], start, end, step)
+        return [result]
+
+    def _cut(self, whole: Size, start: Size, end: Size, step: Size) -> Size:
+        """Return how many elements of an axis a Slice takes."""
+        if whole is None or start is None or end is None or step is None:
+            return None
+        if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
+            return len(range(whole)[start:end:step])
+        if step != 1:
+            return self._sizes.name(("Slice", whole, start, end, step))
+        first, last = self._place(whole, start), self._place(whole, end)
+        if first is None or last is None:
+            return self._sizes.name(("Slice", whole, start, end, step))
+        first, is_first_exact = self._at_most(first, whole)
+        last, is_last_exact = self._at_most(last, whole)
+        length = self._sizes.minus(last, first)
+        if is_first_exact and is_last_exact and self._sizes.is_at_least(length, 0, least=1):
+            return length
+        # It is no longer than it was asked for, and no longer than what there is.
+        self._sizes.note_turn(whole, first if is_last_exact else last)
+        bounds = (length, self._sizes.minus(whole, first)) if is_first_exact else (length,)
+        return self._sizes.name(("Slice", whole, first, last), bounds=bounds)
+
+    def _place(self, whole: int | str, place: int | str) -> int | str | None:
+        """Return a place counted from the start; None where it is not known from which end it is counted."""
+        if isinstance(place, int) and place >= _TO_THE_END - 1:
+            return whole
+        if self._sizes.is_at_least(place, 0):
+            return place
+        if isinstance(place, int):
+            return self._sizes.plus(whole, place) if self._sizes.is_at_least(whole, -place, least=1) else None
+        return None
+
+    def _at_most(self, place: int | str, whole: int | str) -> tuple[int | str, bool]:
+        """Return a place that is at most at the end, and whether that is sure."""
+        if self._sizes.is_at_least(whole, place, least=1):
+            return place, True
+        return (whole, True) if self._sizes.is_at_least(place, whole, least=1) else (place, False)
+
+    def _split(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
+        dims, lengths = self._dims(node, scope), self._sized(self._list(node, scope, 1, "split"))
+        if dims is None:
+            return None
+        axis = attributes_of(node).get("axis", 0)
+        if lengths is None:
+            part = self._sizes.quotient([dims[axis]], [len(node.output)])
+            if part is None:
+                return None
+            lengths = [part] * len(node.output)
+        shapes = []
+        for length in lengths:
+            shape: list[Size] = list(dims)
+            shape[axis] = length
+            shapes.append(shape)
+        return shapes
+
+
+def _not(one: bool | None) -> bool | None:
+    return None if one is None else not one
+
+
+def _chosen(which: bool | None, one: Any, other: Any) -> Any:
+    if which is None:
+        return one if one == other else None
+    return one if which else other
+
+
+def _known_only(compute: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that is not known where one of its arguments is not, or is no whole number."""
+
+    def computed(*sizes: Any) -> Any:
+        return compute(*sizes) if all(isinstance(size, (int, str)) for size in sizes) else None
+
+    return computed
