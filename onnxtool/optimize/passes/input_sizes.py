@@ -67,7 +67,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
     if default_opset(model.opset_imports) < 15 or not len(model.graph):
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
-    computed = shapes.elements.keys()
+    computed = _computed(model, shapes)
     sizes = _Sizes(model, Writer(model.graph[0]))
     nodes = [node for node in model.graph if any(str(value.name) in computed for value in node.outputs)]
     changed = []
@@ -84,6 +84,18 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         changed.append(node)
     remove_unused(model.graph, changed)
     return Outcome(model, len(changed))
+
+
+def _computed(model: ir.Model, shapes: Shapes) -> set[str]:
+    """Return the values that are computed from shapes and constants alone, such as a row of positions."""
+    computed = set(shapes.elements)
+    for node in model.graph:
+        inputs = [value for value in node.inputs if value is not None]
+        if any(value.name in computed for value in inputs) and all(
+            value.name in computed or value.is_initializer() for value in inputs
+        ):
+            computed.update(str(value.name) for value in node.outputs)
+    return computed
 
 
 def _is_minimal(node: ir.Node) -> bool:
@@ -106,8 +118,8 @@ def _is_minimal(node: ir.Node) -> bool:
 
 def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
     """Return the same numbers computed from sizes of the inputs; None where that is not possible."""
-    elements = shapes.elements[str(value.name)]
-    if elements.ndim > 1 or elements.size > _LONGEST:
+    elements = shapes.elements.get(str(value.name))
+    if elements is None or elements.ndim > 1 or elements.size > _LONGEST:
         return None
     if elements.dtype != object:
         name = _name(elements) if elements.dtype == np.int64 else f"size_{value.name}"

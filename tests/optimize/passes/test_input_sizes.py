@@ -117,6 +117,35 @@ def test_a_row_of_positions_stays_as_it_is() -> None:
     assert_left_alone(input_sizes, attention_graph(MASKINGS["causal"]))
 
 
+TURNING = {
+    "a length alone": "c = Equal(l, limit)",
+    "a multiple": "m = Mod(l, limit) c = Equal(m, first)",
+    "a longer text": "c = Greater(l, limit)",
+    "an empty one": "c = Equal(l, first)",
+}
+
+
+@pytest.mark.parametrize("condition", TURNING)
+@pytest.mark.parametrize("form", ["Where", "If"])
+def test_a_comparison_with_a_length_stays(condition: str, form: str) -> None:
+    """It is false at all lengths but one, or at all short ones, and none of these may become a constant."""
+    text = f"{SIZES} {TURNING[condition]} "
+    if form == "Where":
+        text += "f = Where(c, two, eight) g = Cast <to=1> (f) y = Mul(x, g)"
+    else:
+        text += (
+            "k = Squeeze(c) y = If (k) <then_branch = t () => (float[B, S, 8] a) { a = Abs(x) }, "
+            "else_branch = e () => (float[B, S, 8] d) { d = Neg(x) }>"
+        )
+    model = build(f"{SIGNATURE} {{ {text} }}", {**NUMBERS, "limit": np.array([100])})
+    feeds = [{"x": normal(1, length, 8)} for length in (1, 99, 100, 101, 200)]
+    expected = [run(model, each)[0] for each in feeds]
+    apply(input_sizes, model)
+    for each, before in zip(feeds, expected, strict=True):
+        np.testing.assert_array_equal(run(model, each)[0], before)
+    assert count(model, form) == 1
+
+
 def test_an_older_opset_is_left_alone() -> None:
     """Its Shape gives all axes or none."""
     model = build(f"{SIGNATURE} {{ {BODIES['heads']} }}", NUMBERS, opset=14)
