@@ -6,6 +6,7 @@ Letters of shapes: B batch, S sequence, P past.
 from __future__ import annotations
 
 import itertools
+import operator
 
 import numpy as np
 import pytest
@@ -128,9 +129,9 @@ def test_sums_and_products_of_sizes_are_polynomials() -> None:
     for _ in range(200):
         one, other = (known[generator.integers(len(known))] for _ in range(2))
         for made, right in (
-            (sizes.plus(one, other), lambda a, b: a + b),
-            (sizes.minus(one, other), lambda a, b: a - b),
-            (sizes.times(one, other), lambda a, b: a * b),
+            (sizes.plus(one, other), operator.add),
+            (sizes.minus(one, other), operator.sub),
+            (sizes.times(one, other), operator.mul),
         ):
             a, b, found = (sizes.at(size, values.__getitem__) for size in (one, other, made))
             assert found == right(a, b)

@@ -94,7 +94,7 @@ def _computed(model: ir.Model, shapes: Shapes) -> set[str]:
         if any(value.name in computed for value in inputs) and all(
             value.name in computed or value.is_initializer() for value in inputs
         ):
-            computed.update(str(value.name) for value in node.outputs)
+            computed.update(str(value.name) for value in node.outputs if (shapes.rank(value) or 0) <= 1)
     return computed
 
 
