@@ -76,9 +76,15 @@ class _Conversion:
 def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outcome:
     """Replace `y = Op(float x)` by `y = Op(float16 x)`, with a Cast at inputs, outputs and nodes that stay float32."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
-    if not matrices:
-        return Outcome(model, 0, "no weight of two axes or more is float32")
+    matrices = [
+        value for value in model.graph.initializers.values() if is_weight(value) and len(tensor_of(value).shape) > 1
+    ]
+    kinds = sorted({str(tensor_of(value).dtype.numpy()) for value in matrices})
+    if "float32" not in kinds:
+        found = f": they are {', '.join(kinds)}" if kinds else ""
+        if any(node.graph is not model.graph for node in model.graph.all_nodes()):
+            found += "; branches and bodies of loops stay as they are"
+        return Outcome(model, 0, f"no weight of two axes or more is float32{found}")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
     opsets = dict(model.opset_imports)
@@ -105,11 +111,6 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
     note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
     return Outcome(model, len(halved), note)
-
-
-def _is_float32_matrix(value: ir.Value) -> bool:
-    """Whether a value is a weight to convert; scalars and vectors may be float32 on purpose."""
-    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
 
 
 def _exact(model: ir.Model, floats: frozenset[str]) -> set[ir.Node]:

@@ -275,19 +275,19 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     """Replace the Constant nodes of `model`, where some exporters keep weights, by initializers that can be trained."""
-    graph = model.graph
-    for place, node in reversed(list(enumerate(graph.node))):
+    nodes, weights = model.graph.node, list[onnx.TensorProto]()
+    for place, node in reversed(list(enumerate(nodes))):
         held = {attribute.name: attribute for attribute in node.attribute} if node.op_type == "Constant" else {}
+        weight = onnx.TensorProto()
         if "value" in held:
-            tensor = held["value"].t
+            weight.CopyFrom(held["value"].t)
         elif "value_floats" in held:
-            tensor = numpy_helper.from_array(np.array(held["value_floats"].floats, np.float32))
-        else:
-            continue
-        if tensor.data_type in FLOATS:
-            graph.initializer.add().CopyFrom(tensor)
-            graph.initializer[-1].name = node.output[0]
-            del graph.node[place]
+            weight = numpy_helper.from_array(np.array(held["value_floats"].floats, np.float32))
+        if weight.data_type in FLOATS:
+            weight.name = node.output[0]
+            weights.append(weight)
+            del nodes[place]
+    model.graph.initializer.extend(reversed(weights))
     return model
 
 
