@@ -25,7 +25,6 @@ from onnxtool.reports import TensorInfo
 
 _MAX_NESTING = 64
 _ALIAS = ALIAS.encode()
-_CONSTANT = b"Constant"
 _NUMBERS = {2: "float32", 3: "int64", 7: "float32", 8: "int64"}  # fields of an AttributeProto that are no tensor
 _MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
 _MAX_SCOPES = 10_000
@@ -156,7 +155,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         elif number == 4:
             op_type = read_name(data, first, last)
         elif number == 5:
-            held = model.constants if op_type == _CONSTANT else None
+            held = model.constants if op_type == b"Constant" else None
             attribute = read_attribute(data, first, last, model, depth, held)
             if len(attributes) < _MAX_INPUTS:
                 attributes.append(attribute)
@@ -197,10 +196,7 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
 def read_attribute(
     data: Data, start: int, end: int, model: Reading, depth: int, constants: Counter[str] | None = None
 ) -> tuple[bytes, int]:
-    """Read the graphs and tensors in an AttributeProto, and return its name and its integer, 0 without one.
-
-    The elements that it holds are added to `constants`, by dtype.
-    """
+    """Read an AttributeProto, add its elements to `constants` by dtype, and return its name and integer, or 0."""
     name, value = b"", 0
     for number, kind, first, last in fields(data, start, end):
         if constants is not None and number in _NUMBERS:

@@ -24,7 +24,6 @@ _LARGEST = 65504.0
 # The least number with all eleven bits, and the least above 0; between them digits are lost.
 LEAST = 2.0**-14
 _SMALLEST = 2.0**-24
-_HALF = "tensor(float16)"
 # onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
 _TAKEN = frozenset({"Max", "Min"})
 # It converts these, whose scales need more digits than float16 has.
@@ -76,9 +75,7 @@ class _Conversion:
 def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outcome:
     """Replace `y = Op(float x)` by `y = Op(float16 x)`, with a Cast at inputs, outputs and nodes that stay float32."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    matrices = [
-        value for value in model.graph.initializers.values() if is_weight(value) and len(tensor_of(value).shape) > 1
-    ]
+    matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
     kinds = sorted({str(tensor_of(value).dtype.numpy()) for value in matrices})
     if "float32" not in kinds:
         found = f": they are {', '.join(kinds)}" if kinds else ""
@@ -87,8 +84,8 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
         return Outcome(model, 0, f"no weight of two axes or more is float32{found}")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
-    opsets = dict(model.opset_imports)
-    kept = _exact(model, floats) | _extreme(model.graph, floats)
+    opsets = model.opset_imports
+    kept = _exact(model.graph, floats) | _extreme(model.graph, floats)
     unknown = {v for node in model.graph for v in node.outputs if v.uses() and not dtypes.get(str(v.name))}
     kept |= {node for node in model.graph if unknown & {*node.inputs, *node.outputs}}
     halved = {n for n in model.graph if n not in kept and _computes_in_half(n, floats, fallbacks, opsets)}
@@ -113,21 +110,24 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     return Outcome(model, len(halved), note)
 
 
-def _exact(model: ir.Model, floats: frozenset[str]) -> set[ir.Node]:
-    """Return the nodes above cosines, sines and integers, as far back as a weight.
+def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
+    """Return the nodes above cosines and sines, and those above integers, as far back as a matrix or a shape.
 
     A position times a frequency has few correct digits in float16, and a size is another one when it is rounded.
     """
-    waiting = [node for node in model.graph if not node.domain and node.op_type in ("Cos", "Sin")]
-    waiting += [n for n in model.graph if n.op_type == "Cast" and str(n.outputs[0].name) not in floats]
-    found: set[ir.Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in found and not any(is_weight(value, 2) for value in node.inputs):
-            found.add(node)
-            waiting.extend(
-                above for value in node.inputs if value is not None and (above := value.producer()) is not None
-            )
+    angles = [node for node in graph if not node.domain and node.op_type in ("Cos", "Sin")]
+    casts = [(node, str(node.inputs[0] and node.inputs[0].name)) for node in graph if node.op_type == "Cast"]
+    rounded = [node for node, source in casts if source in floats and node.outputs[0].name not in floats]
+    found = set[ir.Node]()
+    for waiting, is_bounded in ((rounded, True), (angles, False)):
+        seen = set[ir.Node]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen or (is_bounded and (node.op_type == "Shape" or any(map(_is_matrix, node.inputs)))):
+                continue
+            seen.add(node)
+            waiting.extend(above for value in node.inputs if value and (above := value.producer()))
+        found |= seen
     return found
 
 
@@ -141,18 +141,19 @@ def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
     waiting = [value for node in graph for value in _divisors(node)]
     while waiting:
         node = waiting.pop().producer()
-        if node is None or node in starts or any(is_weight(value, 2) for value in node.inputs):
+        if node is None or node in starts or any(map(_is_matrix, node.inputs)):
             continue
         starts.add(node)
         if node.op_type in _PASSING | {"Div", "Mul"} and node.op_type not in _REDUCTIONS:
             waiting.extend(value for value in node.inputs if value is not None and value.name in floats)
-    found, extreme = set(starts), set[ir.Value]()
+    found, extreme = set(starts), dict[ir.Value, bool]()  # whether it is one over a size
     for node in graph:
         reads = [value for value in node.inputs if value in extreme]
         if reads:
             found.add(node)
-        if node in starts or (reads and _passes_on(node, reads)):
-            extreme.update(value for value in node.outputs if value.name in floats)
+        inverse = any(extreme[value] or value in _divisors(node) for value in reads)
+        if node in starts or (reads and _passes_on(node, inverse=inverse)):
+            extreme.update({value: inverse for value in node.outputs if value.name in floats})
     return found
 
 
@@ -160,16 +161,18 @@ def _starts(node: ir.Node) -> bool:
     """Whether a node makes values far from the size of its operands, or has a constant that float16 cannot hold."""
     if node.op_type in _GROWING or (node.op_type == "Mul" and node.inputs[0] is node.inputs[1]):
         return True
-    if node.op_type == "Pow" and not 0 <= (_exponent(node) or 0.0) <= 1:
+    if node.op_type == "Pow" and not 0 <= _exponent(node) <= 1:
         return True
-    numbers = [attribute(node, name) for name in ("min", "max", "value") if node.op_type in ("Clip", "Pad")]
-    tensors: list[Any] = [np.float32(number) for number in numbers if isinstance(number, float)]
-    if node.op_type == "ConstantOfShape" and "value" in node.attributes:
-        tensors.append(node.attributes["value"].as_tensor().numpy())
-    return any(_is_beyond(one, node, 0) for one in tensors) or any(
-        is_weight(value) and value.dtype == ir.DataType.FLOAT and _is_beyond(tensor_of(value).numpy(), node, place)
-        for place, value in enumerate(node.inputs)
-        if value is not None
+    numbers = [attribute(node, name, 0.0) for name in ("min", "max") if node.op_type == "Clip"]
+    if node.op_type in ("ConstantOfShape", "Pad") and "value" in node.attributes:
+        fill = attribute(node, "value")
+        numbers.append(fill if isinstance(fill, float) else fill.numpy())
+    return any(_is_beyond(one, node, 0) for one in numbers) or any(
+        value
+        and is_weight(value)
+        and value.dtype == ir.DataType.FLOAT
+        and _is_beyond(tensor_of(value).numpy(), node, i)
+        for i, value in enumerate(node.inputs)
     )
 
 
@@ -188,22 +191,27 @@ def _is_beyond(array: Any, node: ir.Node, place: int) -> bool:
 def _divisors(node: ir.Node) -> Sequence[ir.Value]:
     """Return the operand that must not become 0 or infinite, of a division, a logarithm or a root below one."""
     place = 1 if node.op_type == "Div" else 0
-    negative = node.op_type == "Pow" and (_exponent(node) or 0.0) < 0
+    negative = node.op_type == "Pow" and _exponent(node) < 0
     if negative or node.op_type in ("Div", "Log", "Reciprocal"):
         return [value for value in node.inputs[place : place + 1] if value is not None]
     return ()
 
 
-def _exponent(node: ir.Node) -> float | None:
-    return scalar(node.inputs[1])
+def _exponent(node: ir.Node) -> float:
+    found = scalar(node.inputs[1])
+    return 2.0 if found is None else found
 
 
-def _passes_on(node: ir.Node, reads: Sequence[ir.Value]) -> bool:
-    """Whether the result may be as large or small as the operands `reads`: x / size and x * (1 / size) are not."""
+def _passes_on(node: ir.Node, *, inverse: bool) -> bool:
+    """Whether the result may be as large or small as what is read; x / size and x * (1 / size) are not."""
     if node.op_type in ("Div", "Mul"):
-        inverse = [made for value in reads if (made := value.producer()) and (made.op_type == "Div" or _divisors(made))]
         return any(is_weight(value) for value in node.inputs) or (node.op_type == "Mul" and not inverse)
     return node.op_type in _PASSING
+
+
+def _is_matrix(value: ir.Value | None) -> bool:
+    """Whether a value is a weight of two axes or more; scalars and vectors may be float32 on purpose."""
+    return value is not None and is_weight(value) and len(tensor_of(value).shape) > 1
 
 
 @cache
@@ -221,13 +229,13 @@ def _halves(node: ir.Node, opsets: Mapping[str, int]) -> tuple[list[bool], list[
     """Return which inputs and outputs of a node may be float16; none of an operator that is not known."""
     version = opsets.get(node.domain, 1)
     known = [one for one in _schemas().get((node.domain, node.op_type), ()) if one.since_version <= version]
-
-    def allowed(parameters: Sequence[Any], number: int) -> list[bool]:
-        places = (parameters[min(place, len(parameters) - 1)] for place in range(number) if parameters)
-        return [_HALF in parameter.types for parameter in places] or [False] * number
-
     inputs, outputs = (known[0].inputs, known[0].outputs) if known else ((), ())
-    return allowed(inputs, len(node.inputs)), allowed(outputs, len(node.outputs))
+
+    def allowed(parameters: Sequence[Any], values: Sequence[Any]) -> list[bool]:
+        places = (min(place, len(parameters) - 1) for place in range(len(values)))
+        return [bool(parameters) and "tensor(float16)" in parameters[place].types for place in places]
+
+    return allowed(inputs, node.inputs), allowed(outputs, node.outputs)
 
 
 def _computes_in_half(
@@ -241,9 +249,8 @@ def _computes_in_half(
     if node.op_type in _LEFT or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN):
         return False
     inputs, outputs = _halves(node, opsets)
-    given = zip((*node.inputs, *node.outputs), (*inputs, *outputs), strict=True)
-    read = {*node.inputs, *(one for one in node.outputs if one.uses() or one.is_graph_output())}
-    if any(value is not None and value in read and value.name in floats and not half for value, half in given):
+    read = (*node.inputs, *(one if one.uses() or one.is_graph_output() else None for one in node.outputs))
+    if any(one and one.name in floats and not half for one, half in zip(read, (*inputs, *outputs), strict=True)):
         return False
     return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
 

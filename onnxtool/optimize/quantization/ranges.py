@@ -36,10 +36,7 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
 
 
 def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tuple[str, ...]:
-    """Return the names of the values that were larger than `limit`, or never as large as `least` but not zero.
-
-    The largest come first.
-    """
+    """Return the names of values larger than `limit`, or other than zero and below `least`, the largest first."""
     found = (name for name, size in ranges.items() if size > limit or 0 < size < least)
     return tuple(sorted(found, key=lambda name: -ranges[name]))
 

@@ -64,6 +64,23 @@ def test_angles_of_far_positions_keep_their_digits() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
 
 
+def test_a_net_above_an_integer_is_halved_and_so_is_one_of_which_only_the_size_is_read() -> None:
+    """Only what is behind the last matrix is rounded, and a shape has no digits to lose."""
+    body = "h = MatMul(x, w) s = Shape(h) t = Cast<to = 1>(s) u = Cast<to = 7>(t) v = Cast<to = 6>(h) y = Relu(h)"
+    graph = f"g (float[N, 4] x) => (float[N, 4] y, int64[2] u, int32[N, 4] v) {{ {body} }}"
+    converted = apply(to_float16(), build(graph, {"w": np.eye(4, dtype=np.float32)})).model
+    assert [node.outputs[0].dtype for node in converted.graph if node.op_type == "MatMul"] == [ir.DataType.FLOAT16]
+
+
+def test_a_weight_times_an_inverse_size_is_of_common_size_again() -> None:
+    """A normalization with its scale folded in, as jax and TensorFlow write it: the layer behind it is halved."""
+    norm = "q = Mul(h, h) m = ReduceMean<axes = [1]>(q) a = Add(m, e) r = Sqrt(a) i = Reciprocal(r) j = Mul(i, f)"
+    body = f"h = MatMul(x, w) {norm} n = Mul(h, j) y = MatMul(n, v)"
+    weights = {"w": normal(4, 4), "v": normal(4, 4, seed=1), "e": np.array(1e-6, np.float32), "f": normal(4, seed=2)}
+    converted = apply(to_float16(), build(f"g (float[N, 4] x) => (float[N, 4] y) {{ {body} }}", weights)).model
+    assert [node.outputs[0].dtype for node in converted.graph if node.op_type == "MatMul"] == [ir.DataType.FLOAT16] * 2
+
+
 def test_numbers_that_become_integers_keep_their_digits() -> None:
     """Half of 4,098 positions are 2,049, which float16 has not."""
     body = "h = MatMul(x, w) s = Cast<to = 1>(n) p = Mul(s, f) q = Cast<to = 7>(p) c = Cast<to = 1>(q) y = Add(h, c)"
