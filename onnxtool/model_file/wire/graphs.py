@@ -25,7 +25,6 @@ from onnxtool.reports import TensorInfo
 
 _MAX_NESTING = 64
 _ALIAS = ALIAS.encode()
-_NUMBERS = {2: "float32", 3: "int64", 7: "float32", 8: "int64"}  # fields of an AttributeProto that are no tensor
 _MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
 _MAX_SCOPES = 10_000
 _MAX_SCOPES_BYTES = 1 << 16  # of a node; they take a few hundred
@@ -199,11 +198,10 @@ def read_attribute(
     """Read an AttributeProto, add its elements to `constants` by dtype, and return its name and integer, or 0."""
     name, value = b"", 0
     for number, kind, first, last in fields(data, start, end):
-        if constants is not None and number in _NUMBERS:
-            size = 1
-            if kind == BYTES:  # packed
-                size = len(packed_varints(data, first, last)) if number == 8 else (last - first) // 4
-            constants[_NUMBERS[number]] += size
+        if constants is not None and number in (2, 7):  # floats, also packed
+            constants["float32"] += (last - first) // 4
+        elif constants is not None and number in (3, 8):
+            constants["int64"] += len(packed_varints(data, first, last)) if kind == BYTES else 1
         if kind == VARINT and number == 3:
             value = signed(first)
         if kind != BYTES:
