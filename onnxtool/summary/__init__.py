@@ -37,7 +37,7 @@ def summarize_file(model: ModelFile) -> Stats:
     """
     structure = model.structure
     initializer_bytes: Counter[str] = Counter()
-    parameters: Counter[str] = Counter()
+    parameters = Counter(structure.constants)
     for tensor in structure.initializers:
         initializer_bytes[tensor.dtype] += tensor.size_bytes
         parameters[tensor.dtype] += tensor.num_elements

@@ -78,7 +78,7 @@ class Stats(NamedTuple):
     Attributes:
         size_bytes: the graph file and its external data.
         num_inputs: graph inputs that are not initializers.
-        num_parameters: elements of all initializers.
+        num_parameters: elements of all initializers, and of Constant nodes, where some exporters keep weights.
         ops: operator to number of nodes, most frequent first; other domains as `com.microsoft::Attention`.
         initializer_bytes: dtype to bytes.
         duplicate_bytes: bytes that would go if equal initializers were stored once.
@@ -86,7 +86,7 @@ class Stats(NamedTuple):
         num_subgraphs: graphs inside nodes.
         external_bytes: the part of `size_bytes` that is not in the graph file.
         domains: domain to number of nodes.
-        parameters: dtype to elements of initializers.
+        parameters: dtype to elements of initializers and Constant nodes.
         attribute_bytes: tensors in attributes of nodes, such as those of Constant.
         annotation_bytes: what exporters noted on graph, nodes, values and tensors, such as stack traces.
         num_attentions: nodes that are a whole attention.

@@ -87,7 +87,16 @@ def test_an_export_reads_as_onnx_reads_it(name: str, tmp_path: Path) -> None:
         weights = [tensor for graph in graphs_of(model.graph) for tensor in graph.initializer]
         arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in weights}
         stats = summarize_model(tmp_path / file)
-        assert stats.num_parameters == sum(array.size for array in arrays.values())
+        constants = [
+            np.asarray(onnx.helper.get_attribute_value(attribute)).size
+            if attribute.type != onnx.AttributeProto.TENSOR
+            else numpy_helper.to_array(attribute.t).size
+            for graph in graphs_of(model.graph)
+            for node in graph.node
+            for attribute in node.attribute
+            if node.op_type == "Constant"
+        ]
+        assert stats.num_parameters == sum(array.size for array in arrays.values()) + sum(constants)
         by_dtype: Counter[str] = Counter()
         for array in arrays.values():
             by_dtype[array.dtype.name] += array.nbytes

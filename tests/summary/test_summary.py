@@ -138,6 +138,27 @@ def test_notes_of_exporters_and_tensors_in_attributes_are_counted(tmp_path: Path
     assert stats.attribute_bytes == 20
 
 
+def test_what_constant_nodes_hold_counts_as_parameters(tmp_path: Path) -> None:
+    """As initializers do: tensors, sparse ones by their values, lists and numbers; attributes of others do not."""
+    sparse = helper.make_sparse_tensor(
+        numpy_helper.from_array(np.ones(3, np.float32), "v"), numpy_helper.from_array(np.arange(3)), [100]
+    )
+    held: dict[str, object] = {
+        "value": numpy_helper.from_array(np.ones((4, 5), np.float16)),
+        "sparse_value": sparse,
+        "value_floats": [1.0, 2.0],
+        "value_float": 0.0,
+        "value_ints": [1, 2, 3, 400],
+        "value_int": 0,
+    }
+    nodes = [helper.make_node("Constant", [], [name], **{name: one}) for name, one in held.items()]
+    nodes.append(helper.make_node("ConstantOfShape", ["value_ints"], ["z"], value=numpy_helper.from_array(np.ones(1))))
+    onnx.save(make_model(nodes, [numpy_helper.from_array(np.ones(7, np.float32), "w")]), tmp_path / "model.onnx")
+    stats = summarize_model(tmp_path / "model.onnx")
+    assert stats.parameters == {"float16": 20, "float32": 7 + 3 + 2 + 1, "int64": 5}
+    assert stats.num_parameters == 38
+
+
 @pytest.mark.parametrize(
     ("ir_version", "opsets", "release"),
     [

@@ -13,6 +13,7 @@ from onnxtool.model_file.wire.protobuf import (
     decode,
     fields,
     malformed,
+    packed_varints,
     read_entry,
     read_name,
     read_text,
@@ -51,6 +52,7 @@ class Reading:
         self.attributes: dict[bytes, dict[bytes, int]] = {}
         self.scopes: Counter[str] = Counter()
         self.readers: dict[bytes, str] = {}
+        self.constants: Counter[str] = Counter()
         self.num_subgraphs = 0
         self.attribute_bytes = 0
 
@@ -152,7 +154,8 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
         elif number == 4:
             op_type = read_name(data, first, last)
         elif number == 5:
-            attribute = read_attribute(data, first, last, model, depth)
+            held = model.constants if op_type == b"Constant" else None
+            attribute = read_attribute(data, first, last, model, depth, held)
             if len(attributes) < _MAX_INPUTS:
                 attributes.append(attribute)
         elif number == 7:
@@ -189,10 +192,16 @@ def count_node(data: Data, start: int, end: int, model: Reading, depth: int) -> 
                 model.readers[source] = scope
 
 
-def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int) -> tuple[bytes, int]:
-    """Read the graphs and tensors in an AttributeProto, and return its name and its integer, 0 without one."""
+def read_attribute(
+    data: Data, start: int, end: int, model: Reading, depth: int, constants: Counter[str] | None = None
+) -> tuple[bytes, int]:
+    """Read an AttributeProto, add its elements to `constants` by dtype, and return its name and integer, or 0."""
     name, value = b"", 0
     for number, kind, first, last in fields(data, start, end):
+        if constants is not None and number in (2, 7):  # floats, also packed
+            constants["float32"] += (last - first) // 4
+        elif constants is not None and number in (3, 8):
+            constants["int64"] += len(packed_varints(data, first, last)) if kind == BYTES else 1
         if kind == VARINT and number == 3:
             value = signed(first)
         if kind != BYTES:
@@ -202,12 +211,13 @@ def read_attribute(data: Data, start: int, end: int, model: Reading, depth: int)
         elif number in (6, 11):
             model.num_subgraphs += 1
             read_graph(data, first, last, model, depth + 1)
-        elif number in (5, 10):
-            model.attribute_bytes += read_tensor(data, first, last, model.external).size_bytes
-            model.check(first)
-        elif number in (22, 23):
-            values, _ = read_sparse_tensor(data, first, last, model.external)
-            model.attribute_bytes += 0 if values is None else values.size_bytes
+        elif number in (5, 10, 22, 23):
+            read = read_tensor(data, first, last, model.external) if number < 22 else None
+            tensor = read or read_sparse_tensor(data, first, last, model.external)[0]
+            if tensor is not None:
+                model.attribute_bytes += tensor.size_bytes
+                if constants is not None:
+                    constants[tensor.dtype] += tensor.num_elements
             model.check(first)
     return name, value
 

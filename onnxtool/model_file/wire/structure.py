@@ -77,6 +77,7 @@ class Structure(NamedTuple):
         quantization: for a value, which tensor holds which of its parameters.
         scopes: number of nodes of each part of the model; of those of which no part is known under an empty name.
         scope_bytes: bytes of the initializers of each part; those without a telling name are their first reader's.
+        constants: elements that Constant nodes hold, by dtype.
         attribute_bytes: of tensors in attributes of nodes.
         annotation_bytes: of the metadata of graphs, nodes, values, tensors and functions, as stored.
     """
@@ -106,6 +107,7 @@ class Structure(NamedTuple):
     quantization: dict[str, dict[str, str]]
     scopes: dict[str, int]
     scope_bytes: dict[str, int]
+    constants: dict[str, int]
     attribute_bytes: int
     annotation_bytes: int
 
@@ -189,6 +191,7 @@ def _read_model(data: Data) -> Structure:
         quantization=model.quantization,
         scopes=dict(model.scopes),
         scope_bytes=_scope_bytes(model),
+        constants=dict(model.constants),
         attribute_bytes=model.attribute_bytes,
         annotation_bytes=data.annotation_bytes,
     )

@@ -25,7 +25,7 @@ from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEAD
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
-from onnxtool.optimize.quantization.float16 import to_float16
+from onnxtool.optimize.quantization.float16 import LEAST, to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
@@ -120,7 +120,8 @@ class Conversion:
 
     def _prepare(self, model: ir.Model, precision: str, activations: str) -> tuple[Pass, Quantization | None]:
         if precision == "fp16":
-            return to_float16(beyond(measure_ranges(model, self.feeds, self.folder), _LARGEST_IN_FLOAT16)), None
+            ranges = measure_ranges(model, self.feeds, self.folder)
+            return to_float16(beyond(ranges, _LARGEST_IN_FLOAT16, LEAST)), None
         result = self._quantize(model, precision, activations)
         done = [result.outcome]
 

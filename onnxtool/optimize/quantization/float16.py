@@ -1,29 +1,46 @@
 """Convert weights and arithmetic to float16; inputs and outputs keep their types.
 
-Nodes that overflow stay in float32, and so do operators without a float16 kernel, or with too large an error in it.
+Nodes whose values float16 cannot hold stay in float32, and so do operators that do not take float16, or have too large
+an error in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from onnxtool.graph.edit import attribute, drop_unused, tensor_of
+from onnxtool.graph.edit import attribute, drop_unused, is_weight, scalar, tensor_of
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 _LARGEST = 65504.0
+# The least number with all eleven bits, and the least above 0; between them digits are lost.
+LEAST = 2.0**-14
+_SMALLEST = 2.0**-24
 # onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
 _TAKEN = frozenset({"Max", "Min"})
-# It converts these, which take only float32 before opset 19, or always.
-_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "DynamicQuantizeMatMul"})
-# Their other outputs, the statistics, are float32 for any input.
-_NORMALIZATIONS = frozenset({"LayerNormalization", "SimplifiedLayerNormalization"})
+# It converts these, whose scales need more digits than float16 has.
+_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# Their results are far larger or smaller than their operands, or square them inside.
+_GROWING = frozenset(
+    {"Exp", "LpNormalization", "MeanVarianceNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
+    | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
+)
+_REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceMin"}) | _GROWING
+# Their results are as large or small as an operand is, or the more so.
+_PASSING = _REDUCTIONS | frozenset(
+    {"Abs", "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Neg", "Pow", "Reciprocal"}
+    | {"Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"}
+)
+# What is added to a product: small elements of it are harmless, unless one number alone guards a root or a division.
+_ADDED = {"Add": (0, 1), "Sub": (0, 1), "Sum": (0, 1), "Gemm": (2,), "Conv": (2,), "LayerNormalization": (2,)}
 # Attributes that name the dtype of the output.
 _DTYPES = ("to", "dtype", "output_datatype")
 
@@ -31,7 +48,7 @@ _DTYPES = ("to", "dtype", "output_datatype")
 def to_float16(fallbacks: Collection[str] = ()) -> Pass:
     """Return the pass that converts all nodes except those that compute or read a value named in `fallbacks`."""
     names = frozenset(fallbacks)
-    return Pass("float16", lambda model, _context: _apply(model, _context, names))
+    return Pass("float16", lambda model, context: _apply(model, context, names))
 
 
 @dataclass
@@ -55,16 +72,23 @@ class _Conversion:
         return node is not None and node in self.halved
 
 
-def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Outcome:
+def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outcome:
     """Replace `y = Op(float x)` by `y = Op(float16 x)`, with a Cast at inputs, outputs and nodes that stay float32."""
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    matrices = [value for value in model.graph.initializers.values() if _is_float32_matrix(value)]
-    if not matrices:
-        return Outcome(model, 0, "no weight of two axes or more is float32")
+    matrices = [value for value in model.graph.initializers.values() if _is_matrix(value)]
+    kinds = sorted({str(tensor_of(value).dtype.numpy()) for value in matrices})
+    if "float32" not in kinds:
+        found = f": they are {', '.join(kinds)}" if kinds else ""
+        if any(node.graph is not model.graph for node in model.graph.all_nodes()):
+            found += "; branches and bodies of loops stay as they are"
+        return Outcome(model, 0, f"no weight of two axes or more is float32{found}")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
-    angles = _angles(model)
-    halved = {node for node in model.graph if node not in angles and _computes_in_half(node, floats, fallbacks)}
+    opsets = model.opset_imports
+    kept = _exact(model.graph, floats) | _extreme(model.graph, floats)
+    unknown = {v for node in model.graph for v in node.outputs if v.uses() and not dtypes.get(str(v.name))}
+    kept |= {node for node in model.graph if unknown & {*node.inputs, *node.outputs}}
+    halved = {n for n in model.graph if n not in kept and _computes_in_half(n, floats, fallbacks, opsets)}
     conversion = _Conversion(model, floats, halved)
     outputs = [value for value in model.graph.outputs if value.name in floats and conversion.is_half(value)]
     for node in list(model.graph):
@@ -72,49 +96,161 @@ def _apply(model: ir.Model, _context: Context, fallbacks: frozenset[str]) -> Out
             if value is not None and value.name in floats:
                 _connect(node, index, value, conversion)
         if node in halved:
-            _retype(node, floats)
+            _retype(node, floats, opsets)
     for node in halved:
         _widen_for_branches(node, floats)
+        if context.provider != "cpu" and 0 < attribute(node, "epsilon", 0.0) < _SMALLEST:  # kernels there round it
+            node.attributes["epsilon"] = ir.AttrFloat32("epsilon", _SMALLEST)
     for value in outputs:
         _keep_output(value, model.graph)
     drop_unused(list(model.graph.initializers.values()))
-    num_kept = sum(1 for node in model.graph if node not in halved and any(v.name in fallbacks for v in node.outputs))
-    note = f"{num_kept} nodes stay in float32, because they would overflow" if num_kept else ""
+    alone = [node for node in model.graph if node not in halved and any(v.name in floats for v in node.outputs)]
+    num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
+    note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
     return Outcome(model, len(halved), note)
 
 
-def _is_float32_matrix(value: ir.Value) -> bool:
-    """Whether a value is a weight to convert; scalars and vectors may be float32 on purpose."""
-    return value.dtype == ir.DataType.FLOAT and value.shape is not None and len(value.shape) >= 2
+def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
+    """Return the nodes above cosines and sines, and those above integers, as far back as a matrix or a shape.
 
-
-def _angles(model: ir.Model) -> set[ir.Node]:
-    """Return the nodes above cosines and sines: a position times a frequency has few correct digits in float16."""
-    waiting = [node for node in model.graph if not node.domain and node.op_type in ("Cos", "Sin")]
-    found: set[ir.Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(
-                above for value in node.inputs if value is not None and (above := value.producer()) is not None
-            )
+    A position times a frequency has few correct digits in float16, and a size is another one when it is rounded.
+    """
+    angles = [node for node in graph if not node.domain and node.op_type in ("Cos", "Sin")]
+    casts = [(node, str(node.inputs[0] and node.inputs[0].name)) for node in graph if node.op_type == "Cast"]
+    rounded = [node for node, source in casts if source in floats and node.outputs[0].name not in floats]
+    found = set[ir.Node]()
+    for waiting, is_bounded in ((rounded, True), (angles, False)):
+        seen = set[ir.Node]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen or (is_bounded and (node.op_type == "Shape" or any(map(_is_matrix, node.inputs)))):
+                continue
+            seen.add(node)
+            waiting.extend(above for value in node.inputs if value and (above := value.producer()))
+        found |= seen
     return found
 
 
-def _computes_in_half(node: ir.Node, floats: frozenset[str], fallbacks: frozenset[str]) -> bool:
-    from onnxruntime.transformers.float16 import ALWAYS_FLOAT_INPUTS, DEFAULT_OP_BLOCK_LIST
+def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
+    """Return the nodes that make or read values which float16 may not hold, for inputs of any kind.
+
+    These are squares, exponentials and sums, operands of divisions and logarithms as far back as something bounds them,
+    constants beyond the range, and what is computed of these, up to where a division makes it of common size again.
+    """
+    starts = {node for node in graph if _starts(node)}
+    waiting = [value for node in graph for value in _divisors(node)]
+    while waiting:
+        node = waiting.pop().producer()
+        if node is None or node in starts or any(map(_is_matrix, node.inputs)):
+            continue
+        starts.add(node)
+        if node.op_type in _PASSING | {"Div", "Mul"} and node.op_type not in _REDUCTIONS:
+            waiting.extend(value for value in node.inputs if value is not None and value.name in floats)
+    found, extreme = set(starts), dict[ir.Value, bool]()  # whether it is one over a size
+    for node in graph:
+        reads = [value for value in node.inputs if value in extreme]
+        if reads:
+            found.add(node)
+        inverse = any(extreme[value] or value in _divisors(node) for value in reads)
+        if node in starts or (reads and _passes_on(node, inverse=inverse)):
+            extreme.update({value: inverse for value in node.outputs if value.name in floats})
+    return found
+
+
+def _starts(node: ir.Node) -> bool:
+    """Whether a node makes values far from the size of its operands, or has a constant that float16 cannot hold."""
+    if node.op_type in _GROWING or (node.op_type == "Mul" and node.inputs[0] is node.inputs[1]):
+        return True
+    if node.op_type == "Pow" and not 0 <= _exponent(node) <= 1:
+        return True
+    numbers = [attribute(node, name, 0.0) for name in ("min", "max") if node.op_type == "Clip"]
+    if node.op_type in ("ConstantOfShape", "Pad") and "value" in node.attributes:
+        fill = attribute(node, "value")
+        numbers.append(fill if isinstance(fill, float) else fill.numpy())
+    return any(_is_beyond(one, node, 0) for one in numbers) or any(
+        value
+        and is_weight(value)
+        and value.dtype == ir.DataType.FLOAT
+        and _is_beyond(tensor_of(value).numpy(), node, i)
+        for i, value in enumerate(node.inputs)
+    )
+
+
+def _is_beyond(array: Any, node: ir.Node, place: int) -> bool:
+    """Whether float16 has no number for a constant; of small elements among larger ones only divisors suffer."""
+    sizes = np.abs(array)
+    largest = sizes.max(initial=0, where=np.isfinite(sizes))
+    if largest > _LARGEST:
+        return True
+    if sizes.size > 1 and place in _ADDED.get(node.op_type, ()):
+        return False
+    each = node.op_type in ("Div", "Max")
+    return bool(0 < largest < LEAST or (each and sizes.min(initial=1, where=sizes > 0) < LEAST))
+
+
+def _divisors(node: ir.Node) -> Sequence[ir.Value]:
+    """Return the operand that must not become 0 or infinite, of a division, a logarithm or a root below one."""
+    place = 1 if node.op_type == "Div" else 0
+    negative = node.op_type == "Pow" and _exponent(node) < 0
+    if negative or node.op_type in ("Div", "Log", "Reciprocal"):
+        return [value for value in node.inputs[place : place + 1] if value is not None]
+    return ()
+
+
+def _exponent(node: ir.Node) -> float:
+    found = scalar(node.inputs[1])
+    return 2.0 if found is None else found
+
+
+def _passes_on(node: ir.Node, *, inverse: bool) -> bool:
+    """Whether the result may be as large or small as what is read; x / size and x * (1 / size) are not."""
+    if node.op_type in ("Div", "Mul"):
+        return any(is_weight(value) for value in node.inputs) or (node.op_type == "Mul" and not inverse)
+    return node.op_type in _PASSING
+
+
+def _is_matrix(value: ir.Value | None) -> bool:
+    """Whether a value is a weight of two axes or more; scalars and vectors may be float32 on purpose."""
+    return value is not None and is_weight(value) and len(tensor_of(value).shape) > 1
+
+
+@cache
+def _schemas() -> dict[tuple[str, str], list[Any]]:
+    """Return the schemas of all operators that onnxruntime knows, by domain and name, the latest version first."""
+    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema  # tested with 1.31
+
+    found: dict[tuple[str, str], list[Any]] = {}
+    for schema in sorted(get_all_operator_schema(), key=lambda schema: -schema.since_version):
+        found.setdefault((schema.domain, schema.name), []).append(schema)
+    return found
+
+
+def _halves(node: ir.Node, opsets: Mapping[str, int]) -> tuple[list[bool], list[bool]]:
+    """Return which inputs and outputs of a node may be float16; none of an operator that is not known."""
+    version = opsets.get(node.domain, 1)
+    known = [one for one in _schemas().get((node.domain, node.op_type), ()) if one.since_version <= version]
+    inputs, outputs = (known[0].inputs, known[0].outputs) if known else ((), ())
+
+    def allowed(parameters: Sequence[Any], values: Sequence[Any]) -> list[bool]:
+        places = (min(place, len(parameters) - 1) for place in range(len(values)))
+        return [bool(parameters) and "tensor(float16)" in parameters[place].types for place in places]
+
+    return allowed(inputs, node.inputs), allowed(outputs, node.outputs)
+
+
+def _computes_in_half(
+    node: ir.Node, floats: frozenset[str], fallbacks: frozenset[str], opsets: Mapping[str, int]
+) -> bool:
+    from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST
 
     names = [str(value.name) for value in (*node.inputs, *node.outputs) if value is not None]
     if not any(name in floats for name in names) or any(name in fallbacks for name in names):
         return False
-    if node.op_type in _NORMALIZATIONS and any(one.uses() or one.is_graph_output() for one in node.outputs[1:]):
+    if node.op_type in _LEFT or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN):
         return False
-    if (
-        node.op_type in ALWAYS_FLOAT_INPUTS
-        or node.op_type in _LEFT
-        or (node.op_type in DEFAULT_OP_BLOCK_LIST and node.op_type not in _TAKEN)
-    ):
+    inputs, outputs = _halves(node, opsets)
+    read = (*node.inputs, *(one if one.uses() or one.is_graph_output() else None for one in node.outputs))
+    if any(one and one.name in floats and not half for one, half in zip(read, (*inputs, *outputs), strict=True)):
         return False
     return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
 
@@ -158,10 +294,10 @@ def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     return ir.LazyTensor(convert, dtype=ir.DataType.FLOAT16, shape=ir.Shape(tensor.shape.numpy()))
 
 
-def _retype(node: ir.Node, floats: frozenset[str]) -> None:
+def _retype(node: ir.Node, floats: frozenset[str], opsets: Mapping[str, int]) -> None:
     """Set the dtype of the outputs of a node to float16, and the attributes that name it."""
-    for output in node.outputs[:1] if node.op_type in _NORMALIZATIONS else node.outputs:
-        if output.name in floats:
+    for output, half in zip(node.outputs, _halves(node, opsets)[1], strict=True):
+        if output.name in floats and half:
             output.type = ir.TensorType(ir.DataType.FLOAT16)
     for name in _DTYPES:
         if attribute(node, name) == ir.DataType.FLOAT.value:

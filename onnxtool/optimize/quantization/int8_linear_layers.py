@@ -101,7 +101,7 @@ def _apply(
             smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
             given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
         replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer, exact=exact))
-    drop_unused(one for layer in wanted for one in (layer.weight, layer.bias) if one is not None)
+    drop_unused(list(model.graph.initializers.values()))  # of normalizations that were smoothed as well
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 

@@ -123,8 +123,9 @@ def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
 
 def _objection(layer: LinearLayer) -> str:
     """Return why a layer cannot be quantized; empty where it can."""
-    if tensor_of(layer.weight).dtype != ir.DataType.FLOAT:
-        return "not float32"
+    dtype = tensor_of(layer.weight).dtype
+    if dtype != ir.DataType.FLOAT:
+        return f"its weight is {dtype.numpy()}, not float32"
     if any(attribute(layer.node, name, plain) != plain for name, plain in _PLAIN_ATTRIBUTES.items()):
         return "scaled, or its input is transposed"
     if layer.bias is not None and not _is_bias(layer.bias, layer):

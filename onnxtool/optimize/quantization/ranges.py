@@ -18,7 +18,8 @@ _PREFIX = "onnxtool.range/"
 def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dict[str, float]:
     """Run `model` on `feeds` and return the largest absolute value of each of its float32 values, by name.
 
-    An infinity or NaN among them counts as infinite. A copy of the model is written into `folder` and removed again.
+    Inputs count as well: a mask may hold the lowest number. An infinity or NaN among them counts as infinite. A copy
+    of the model is written into `folder` and removed again.
     """
     probed = model.clone()
     names = _instrument(probed)
@@ -34,17 +35,18 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
     return largest
 
 
-def beyond(ranges: Mapping[str, float], limit: float) -> tuple[str, ...]:
-    """Return the names of the values that were larger than `limit`, the largest first."""
-    return tuple(sorted((name for name, size in ranges.items() if size > limit), key=lambda name: -ranges[name]))
+def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tuple[str, ...]:
+    """Return the names of values larger than `limit`, or other than zero and below `least`, the largest first."""
+    found = (name for name, size in ranges.items() if size > limit or 0 < size < least)
+    return tuple(sorted(found, key=lambda name: -ranges[name]))
 
 
 def _instrument(model: ir.Model) -> Sequence[str]:
-    """Add an output to `model` for each float32 value that a node makes: its largest absolute value, float32 []."""
+    """Add an output to `model` for each float32 input and result of a node: its largest absolute value, float32 []."""
     graph, writer = model.graph, Writer(model.graph)
     dtypes = find_shapes(model).dtypes
-    made = [value for node in graph for value in node.outputs]
-    measured = [v for v in made if v.name and dtypes.get(v.name) == ir.DataType.FLOAT.value]
+    made = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    measured = [v for v in made if v.name and not v.is_initializer() and dtypes.get(v.name) == ir.DataType.FLOAT.value]
     for value in measured:
         output = writer.op("ReduceMax", writer.op("Abs", value), keepdims=0)
         output.name, output.dtype, output.shape = _PREFIX + str(value.name), ir.DataType.FLOAT, ir.Shape([])

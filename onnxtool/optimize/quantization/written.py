@@ -82,6 +82,13 @@ def nothing_to_quantize(model: ir.Model, refused: Sequence[str]) -> PassError:
         what = "it calls functions of its own, which stay as they are: inline them with onnx.inliner"
     else:
         what = "it has no MatMul or Gemm with a weight"
+        others = {
+            node.op_type for node in nodes for value in node.inputs if any(is_weight(value, n) for n in (2, 3, 4))
+        }
+        if others:
+            what += f"; its weights are in {', '.join(sorted(others))}"
+        if any(node.graph is not model.graph for node in nodes):
+            what += ", and branches and bodies of loops stay as they are"
     return PassError("no linear layer has a float32 weight to quantize", f"{what}; leave --precision out")
 
 

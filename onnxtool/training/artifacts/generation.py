@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
+from onnx import numpy_helper
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
@@ -37,7 +39,7 @@ from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import add_adapters
-from onnxtool.training.graphs.parameters import Selection, matchable_parameters, select_parameters
+from onnxtool.training.graphs.parameters import FLOATS, Selection, matchable_parameters, select_parameters
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.checkpoints import checkpoint_of
 from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
@@ -262,13 +264,31 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         copy = onnx.ModelProto()
         copy.CopyFrom(model)
-        return settle_domains(copy), None
+        return _with_weights(settle_domains(copy)), None
     file = ModelFile.open(model)
     check_harmless(file)
     require_loadable(file.path)
     loaded = settle_domains(onnx.load(file.path, load_external_data=False))
     sort_nodes(loaded)
-    return loaded, file.path
+    return _with_weights(loaded), file.path
+
+
+def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Replace the Constant nodes of `model`, where some exporters keep weights, by initializers that can be trained."""
+    nodes, weights = model.graph.node, list[onnx.TensorProto]()
+    for place, node in reversed(list(enumerate(nodes))):
+        held = {attribute.name: attribute for attribute in node.attribute} if node.op_type == "Constant" else {}
+        weight = onnx.TensorProto()
+        if "value" in held:
+            weight.CopyFrom(held["value"].t)
+        elif "value_floats" in held:
+            weight = numpy_helper.from_array(np.array(held["value_floats"].floats, np.float32))
+        if weight.data_type in FLOATS:
+            weight.name = node.output[0]
+            weights.append(weight)
+            del nodes[place]
+    model.graph.initializer.extend(reversed(weights))
+    return model
 
 
 def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[onnx.ModelProto, Lora | None]:

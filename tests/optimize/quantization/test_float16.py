@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
+from numpy.typing import NDArray
+from onnx.reference import ReferenceEvaluator
 
 from onnxtool.optimize.quantization.float16 import to_float16
 from tests.optimize.passes.builders import Arrays, apply, assert_left_alone, build, normal, ragged_feeds, run
@@ -61,6 +64,35 @@ def test_angles_of_far_positions_keep_their_digits() -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3, rtol=0)
 
 
+def test_a_net_above_an_integer_is_halved_and_so_is_one_of_which_only_the_size_is_read() -> None:
+    """Only what is behind the last matrix is rounded, and a shape has no digits to lose."""
+    body = "h = MatMul(x, w) s = Shape(h) t = Cast<to = 1>(s) u = Cast<to = 7>(t) v = Cast<to = 6>(h) y = Relu(h)"
+    graph = f"g (float[N, 4] x) => (float[N, 4] y, int64[2] u, int32[N, 4] v) {{ {body} }}"
+    converted = apply(to_float16(), build(graph, {"w": np.eye(4, dtype=np.float32)})).model
+    assert [node.outputs[0].dtype for node in converted.graph if node.op_type == "MatMul"] == [ir.DataType.FLOAT16]
+
+
+def test_a_weight_times_an_inverse_size_is_of_common_size_again() -> None:
+    """A normalization with its scale folded in, as jax and TensorFlow write it: the layer behind it is halved."""
+    norm = "q = Mul(h, h) m = ReduceMean<axes = [1]>(q) a = Add(m, e) r = Sqrt(a) i = Reciprocal(r) j = Mul(i, f)"
+    body = f"h = MatMul(x, w) {norm} n = Mul(h, j) y = MatMul(n, v)"
+    weights = {"w": normal(4, 4), "v": normal(4, 4, seed=1), "e": np.array(1e-6, np.float32), "f": normal(4, seed=2)}
+    converted = apply(to_float16(), build(f"g (float[N, 4] x) => (float[N, 4] y) {{ {body} }}", weights)).model
+    assert [node.outputs[0].dtype for node in converted.graph if node.op_type == "MatMul"] == [ir.DataType.FLOAT16] * 2
+
+
+def test_numbers_that_become_integers_keep_their_digits() -> None:
+    """Half of 4,098 positions are 2,049, which float16 has not."""
+    body = "h = MatMul(x, w) s = Cast<to = 1>(n) p = Mul(s, f) q = Cast<to = 7>(p) c = Cast<to = 1>(q) y = Add(h, c)"
+    model = build(
+        f"g (float[N, 4] x, int64[1] n) => (float[N, 4] y) {{ {body} }}",
+        {"w": np.eye(4, dtype=np.float32), "f": np.array(0.5, np.float32)},
+    )
+    converted = apply(to_float16(), model).model
+    (product,) = [node for node in converted.graph if node.op_type == "Mul"]
+    assert product.outputs[0].dtype != ir.DataType.FLOAT16
+
+
 def test_branches_read_float32_of_what_is_computed_in_half() -> None:
     """Nothing inside of them is converted, neither what they read nor what they make of it."""
     branches = [
@@ -98,3 +130,89 @@ def test_what_is_of_one_dtype_meets_what_is_half(body: str) -> None:
     converted = apply(to_float16(), model)
     assert converted.num_changes > 0
     np.testing.assert_allclose(run(converted.model, feeds)[0], expected, atol=6e-2, rtol=0)  # one step of the quantized
+
+
+def test_operators_without_a_float16_type_keep_what_they_take() -> None:
+    """DynamicQuantizeLSTM knows float32 alone, by its schema; what comes before it is halved."""
+    weights: Arrays = {
+        "w": normal(4, 4, seed=1),
+        "u": normal(3, 4, seed=2),
+        "i": np.random.default_rng(3).integers(-127, 127, (1, 4, 12), np.int8),
+        "r": np.random.default_rng(4).integers(-127, 127, (1, 3, 12), np.int8),
+        "s": np.full((1, 12), 0.01, np.float32),
+        "z": np.zeros((1, 12), np.int8),
+    }
+    lstm = "com.microsoft.DynamicQuantizeLSTM<hidden_size = 3>(h, i, r, , , , , , s, z, s, z)"
+    body = f"h = MatMul(x, w) l = {lstm} q = Squeeze<axes = [1]>(l) y = MatMul(q, u)"
+    model = build(f"g (float[S, 2, 4] x) => (float[S, 2, 4] y) {{ {body} }}", weights, opset=11)
+    feeds = {"x": normal(5, 2, 4, seed=5)}
+    (expected,) = run(model, feeds)
+    converted = apply(to_float16(), model).model
+    assert [node.op_type for node in converted.graph][:2] == ["Cast", "MatMul"]
+    np.testing.assert_allclose(run(converted, feeds)[0], expected, atol=2e-2, rtol=0)
+
+
+def test_operators_that_no_schema_describes_stay_in_float32() -> None:
+    """A function of the model has a body of its own, whose constants are float32."""
+    text = """<ir_version: 9, opset_import: ["": 17, "own": 1]>
+    g (float[N, 4] x) => (float[N, 4] y) { h = MatMul(x, w) y = own.Half(h) }
+    <domain: "own", opset_import: ["": 17]> Half (a) => (b) { c = Constant<value_float = 0.5>() b = Mul(a, c) }"""
+    proto = onnx.parser.parse_model(text)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    feeds = {"x": normal(2, 4)}
+    converted = apply(to_float16(), ir.from_proto(proto)).model
+    np.testing.assert_allclose(run(converted, feeds)[0], feeds["x"] / 2, atol=2e-3, rtol=0)
+
+
+def compute(model: ir.Model, feeds: Arrays) -> NDArray[np.float32]:
+    """Run a model as it says, operator by operator; onnxruntime's CPU kernels compute float16 in float32."""
+    with np.errstate(all="ignore"):
+        found: NDArray[np.float32] = ReferenceEvaluator(ir.to_proto(model)).run(None, dict(feeds))[0]
+    return found
+
+
+# A row of padding alone, small numbers, common ones, and large ones that float16 holds.
+ROWS = np.stack([np.zeros(4), 1e-5 * normal(4, seed=1), normal(4, seed=2), 300 * normal(4, seed=3)]).astype(np.float32)
+MASK = np.array([[1, 1, 1, 1], [0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 0, 0]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("body", "constants"),
+    [
+        ("n = ReduceL2<axes = [1]>(h) g = Clip(n, e) y = Div(h, g)", {"e": 1e-12}),
+        ("n = ReduceL2<axes = [1]>(h) g = Max(n, e) y = Div(h, g)", {"e": 1e-9}),
+        ("q = Mul(h, h) m = ReduceMean<axes = [1]>(q) a = Add(m, e) r = Sqrt(a) y = Div(h, r)", {"e": 1e-12}),
+        (
+            "q = Pow(h, p) m = ReduceMean<axes = [1]>(q) a = Add(m, e) s = Sqrt(a) r = Reciprocal(s) y = Mul(h, r)",
+            {"p": 2, "e": 1e-12},
+        ),
+        (
+            "q = Mul(h, h) m = ReduceMean<axes = [1]>(q) a = Add(m, e) r = Pow(a, p) y = Mul(h, r)",
+            {"p": -0.5, "e": 1e-8},
+        ),
+        ("s = Softmax(h) a = Add(s, e) y = Log(a)", {"e": 1e-10}),
+        ("a = Abs(h) b = Add(a, e) y = Log(b)", {"e": 1e-10}),
+        ("a = Mul(h, d) y = Mul(a, u)", {"d": 1e-8, "u": 1e8}),
+        ("a = Div(h, u) y = Div(a, d)", {"d": 1e-8, "u": 1e8}),
+        ("a = Mul(h, u) y = Tanh(a)", {"u": 1e6}),
+        ("a = Div(h, u) y = Sigmoid(a)", {"u": 1e5}),
+        ("e = Exp(h) a = Add(e, o) y = Log(a)", {"o": 1}),
+        ("n = Neg(h) e = Exp(n) a = Add(e, o) s = Div(o, a) y = Mul(h, s)", {"o": 1}),
+        ("i = Sub(o, k) b = Mul(i, l) s = Add(h, b) y = Softmax(s)", {"o": 1, "l": -3.4028235e38}),
+        ("c = Cast<to = 9>(k) s = Where(c, h, l) y = Softmax(s)", {"l": -3.4028235e38}),
+        ("s = Shape(h) f = ConstantOfShape<value = float[1] {1e-9}>(s) a = Max(h, f) y = Log(a)", {}),
+    ],
+)
+def test_what_float16_cannot_hold_is_computed_in_float32(body: str, constants: dict[str, float]) -> None:
+    """Guards, squares, masks and constants beyond the range: float32's numbers, and no NaN or infinity of its own."""
+    numbers = {name: np.array(number, np.float32) for name, number in constants.items()}
+    graph = f"g (float[4, 4] x, float[4, 4] k) => (float[4, 4] y) {{ h = MatMul(x, w) {body} }}"
+    model = build(graph, {"w": np.eye(4, dtype=np.float32), **numbers})
+    # Beyond 88, float32 has no exponential either.
+    feeds = {"x": np.clip(ROWS, -80, 80) if "Exp" in body else ROWS, "k": MASK}
+    (expected,) = run(model, feeds)
+    converted = apply(to_float16(), model).model
+    assert [node.outputs[0].dtype for node in converted.graph if node.op_type == "MatMul"] == [ir.DataType.FLOAT16]
+    found = compute(converted, feeds)
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
+    np.testing.assert_allclose(found, expected, atol=2e-3, rtol=2e-2)  # numbers of 1e-5 keep eight bits in float16

@@ -122,7 +122,27 @@ def quantized(name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("nodes", "initializers", "hint"),
     [
-        ([helper.make_node("Relu", ["x"], ["y"])], [], "it has no MatMul or Gemm with a weight"),
+        ([helper.make_node("Relu", ["x"], ["y"])], [], "it has no MatMul or Gemm with a weight; leave"),
+        (
+            [helper.make_node("Mul", ["x", "w"], ["y"])],
+            [numpy_helper.from_array(np.ones((1, _WIDTH), np.float32), "w")],
+            "it has no MatMul or Gemm with a weight; its weights are in Mul; leave",
+        ),
+        (
+            [
+                helper.make_node("ReduceMax", ["x"], ["m"], keepdims=0),
+                helper.make_node("Cast", ["m"], ["c"], to=TensorProto.BOOL),
+                helper.make_node(
+                    "If",
+                    ["c"],
+                    ["y"],
+                    then_branch=branch("r", helper.make_node("Abs", ["x"], ["r"])),
+                    else_branch=branch("r", helper.make_node("Neg", ["x"], ["r"])),
+                ),
+            ],
+            [],
+            "it has no MatMul or Gemm with a weight, and branches and bodies of loops stay as they are",
+        ),
         (
             [
                 helper.make_node("Cast", ["x"], ["h"], to=TensorProto.FLOAT16),
@@ -130,7 +150,7 @@ def quantized(name: str) -> list[Any]:
                 helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT),
             ],
             [half("w")],
-            "not float32",
+            "its weight is float16, not float32",
         ),
         (
             [helper.make_node("DequantizeLinear", ["w_q", "w_scale"], ["w"]), product("x", "w", "y")],
@@ -154,7 +174,7 @@ def quantized(name: str) -> list[Any]:
         ),
         ([helper.make_node("Gemm", ["x", "w"], ["y"], alpha=0.5)], weights("w"), "scaled"),
     ],
-    ids=["no layer", "half", "quantized", "branch", "scaled"],
+    ids=["no layer", "no product", "only branches", "half", "quantized", "branch", "scaled"],
 )
 def test_a_model_without_a_layer_to_quantize_is_called_what_it_is(
     tmp_path: Path, nodes: list[Any], initializers: list[Any], hint: str
@@ -163,6 +183,18 @@ def test_a_model_without_a_layer_to_quantize_is_called_what_it_is(
     with pytest.raises(PassError, match="no linear layer has a float32 weight to quantize") as raised:
         optimized(tmp_path, nodes, initializers, "int8")
     assert hint in str(raised.value.hint)
+
+
+def test_a_model_of_another_dtype_has_no_half_precision(tmp_path: Path) -> None:
+    """The error says which it has."""
+    nodes = [
+        helper.make_node("Cast", ["x"], ["d"], to=TensorProto.DOUBLE),
+        product("d", "w", "p"),
+        helper.make_node("Cast", ["p"], ["y"], to=TensorProto.FLOAT),
+    ]
+    weight = numpy_helper.from_array(np.ones((_WIDTH, _WIDTH)), "w")
+    with pytest.raises(PassError, match="no weight of two axes or more is float32: they are float64"):
+        optimized(tmp_path, nodes, [weight], "fp16")
 
 
 def test_a_model_without_float32_matrices_has_no_half_precision(tmp_path: Path) -> None:

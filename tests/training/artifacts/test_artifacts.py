@@ -76,6 +76,30 @@ def test_patterns_name_parameters(tmp_path: Path) -> None:
     assert report.trained == ("fc1.bias", "fc2.weight", "fc2.bias")
 
 
+def test_weights_in_constant_nodes_train_like_initializers(tmp_path: Path) -> None:
+    """As Paddle's converter writes them: the same parameters, and the same losses over steps of training."""
+    model = perceptron()
+    held = perceptron()
+    nodes = []
+    for tensor in held.graph.initializer:
+        array = numpy_helper.to_array(tensor)
+        value: dict[str, Any] = {"value_floats": array.tolist()} if array.ndim == 1 else {"value": tensor}
+        nodes.append(helper.make_node("Constant", [], [tensor.name], **value))
+    nodes += held.graph.node
+    del held.graph.initializer[:], held.graph.node[:]
+    held.graph.node.extend(nodes)
+    onnx.save(held, tmp_path / "held.onnx")
+    assert make(tmp_path / "plain", model).trained == tuple(NAMES)
+    assert make(tmp_path / "held", tmp_path / "held.onnx").trained == tuple(NAMES)
+    losses = [
+        fit(module, optimizer, [batch()] * 3)
+        for _, module, optimizer in map(load, (tmp_path / "plain", tmp_path / "held"))
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+    assert len(onnx.load(tmp_path / "held.onnx").graph.initializer) == 0  # the file is as it was
+
+
 def test_parameters_of_no_list_stay_constants(tmp_path: Path) -> None:
     """As the reference has it."""
     make(tmp_path, perceptron(), requires_grad=["fc2.weight"])
