@@ -42,6 +42,7 @@ from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.session import require_loadable
@@ -93,6 +94,8 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
         OnnxtoolError: as `optimize_model`, as far as it is known by then.
     """
     source, output = _checked(options)
+    if options.sample_inputs or options.input_shapes:
+        input_cases(source, given=options.given)
     if options.calibration is not None:
         next(iterate_texts(options.calibration))
     notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
@@ -254,7 +257,7 @@ class _Run:
         if options.verify:
             stored = None if storage is None else storage.stored
             tolerance = _tolerance(options, precision, self.before)
-            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored)
+            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored, options.given)
             verification = verifier.verify(path)
             self.stopwatch.lap("verify")
         ranking = None
@@ -276,13 +279,14 @@ def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
 def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, folder: Path) -> Conversion:
     return Conversion(
         source=source,
-        feeds=verification_feeds(source) if options.precision != "fp32" else (),
+        feeds=verification_feeds(source, options.given) if options.precision != "fp32" else (),
         folder=folder,
         context=context,
         finishing=FINISHING[options.provider],
         disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
         max_error=options.max_error,
         texts_path=options.calibration,
+        given=options.given,
         cpu=options.cpu or ANY_CPU,
     )
 
