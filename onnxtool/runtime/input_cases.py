@@ -188,6 +188,15 @@ def sized_feeds(
     return random_feeds(inputs, FixedSizes.of(inputs).fit(shape), index_bounds(model), seed=seed, kinds=kinds)
 
 
+def names_of_ids(model: ModelFile) -> list[str]:
+    """Return the inputs that are ids of tokens, `input_ids` first: as stamped, else those that look up a table."""
+    stamp = InputStamp.read(model)
+    stamped = {} if stamp is None else stamp.kinds
+    names = [name for name, kind in stamped.items() if kind.kind == IDS] or list(index_bounds(model))
+    names += [info.name for info in model.structure.inputs if info.name == "input_ids" and info.name not in names]
+    return sorted(names, key=lambda name: name != "input_ids")
+
+
 def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:
     """Return how long the longest text of a case is; 0 without any."""
     texts = (case.shapes[name] for name, kind in kinds.items() if kind.kind == IDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,16 +111,3 @@ def _require_fit(info: TensorInfo, sizes: Sequence[int], place: str) -> None:
             f"{info.name} has the shape [{', '.join(map(str, sizes))}] in {place}, and the model takes [{wanted}]",
             "give it the sizes that the file fixes; see them with onnxtool stats",
         )
-
-
-def num_rows_and_tokens(inputs: Sequence[TensorInfo], feeds: Mapping[str, NDArray[Any]]) -> tuple[int, int]:
-    """Return B and S of the inputs of a run: of ids, else of what has a batch; S is 1 where there are no ids."""
-    for name in _by_ids(inputs):
-        if name in feeds and feeds[name].ndim == 2:
-            return feeds[name].shape[0], feeds[name].shape[1]
-    return next((array.shape[0] for array in feeds.values() if array.ndim), 1), 1
-
-
-def _by_ids(inputs: Sequence[TensorInfo]) -> Iterator[str]:
-    ids = [info.name for info in inputs if info.dtype in ("int64", "int32") and not is_mask(info)]
-    return iter(sorted(ids, key=lambda name: name != "input_ids"))
