@@ -84,7 +84,7 @@ class FeedShape:
 
     def halved(self) -> FeedShape:
         """Make a shape of half the length."""
-        lengths, length = tuple(max(1, part // 2) for part in self.lengths), max(1, self.sequence_length // 2)
+        lengths, length = tuple((part + 1) // 2 for part in self.lengths), (self.sequence_length + 1) // 2
         return replace(self, description=f"{len(lengths)} x {length}", lengths=lengths, sequence_length=length)
 
     @property
@@ -377,7 +377,8 @@ class FixedSizes:
     def fit(self, shape: FeedShape) -> FeedShape:
         """Make `shape` one that the file takes: its ragged rows first, and their lengths by parts."""
         rows, length = self.batch_size or shape.batch_size, self.sequence_length or shape.sequence_length
-        lengths = tuple(max(1, round(part / shape.sequence_length * length)) for part in shape.lengths)
+        # A row of padding alone stays one.
+        lengths = tuple(max(min(part, 1), round(part / shape.sequence_length * length)) for part in shape.lengths)
         sizes = {**dict.fromkeys(self.batch_names, rows), **dict.fromkeys(self.other_names, length), **shape.sizes}
         lengths = lengths[-rows:] if rows <= len(lengths) else tuple(np.resize(lengths, rows).tolist())
         if (rows, length) == (shape.batch_size, shape.sequence_length):
@@ -407,14 +408,14 @@ def input_uses(model: ModelFile) -> dict[str, list[tuple[Node, int]]]:
     return uses
 
 
-def holds_samples(info: TensorInfo, uses: Mapping[str, list[tuple[Node, int]]]) -> bool:
+def holds_samples(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]]) -> bool:
     """Whether an input is a row of audio samples, hundreds of which are one step of the model."""
     is_row = info.dtype in _FLOATS and len(info.shape) == 2 and not isinstance(info.shape[1], int)
     convolved = any(node.op_type in _OF_SOUNDS for node, _ in uses.get(info.name, ()))
     return is_row and not is_mask(info) and (convolved or bool(_SOUND.search(info.name)))
 
 
-def is_used_as_mask(info: TensorInfo, uses: Mapping[str, list[tuple[Node, int]]]) -> bool:
+def is_used_as_mask(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]]) -> bool:
     """Whether a float input [B, S] is a mask by its use: subtracted from one, or multiplied once it is raised."""
     places = {(node.op_type, place) for node, place in uses.get(info.name, ())}
     is_raised = ("Unsqueeze", 0) in places and bool({("Mul", 0), ("Mul", 1)} & places)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import InputError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.wire import Node
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case, Runner, run_reference
 from onnxtool.runtime.feeds import (
@@ -33,6 +34,7 @@ from onnxtool.runtime.feeds import (
 )
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
+from onnxtool.runtime.operands import with_operands
 from onnxtool.runtime.sample_files import read_sample, shaped
 from onnxtool.runtime.session import first_line, open_session
 
@@ -41,7 +43,7 @@ _LONGEST = 64  # for a model without a maximum length, and without a table of po
 # Rows, height and width: of multiples of 32, which detectors ask for, and of others.
 _PICTURES = ((1, 64, 64), (2, 96, 160), (1, 224, 224), (3, 37, 53), (1, 48, 320))
 _PIXELS = ("uint8", "float32", "float16", "float64")
-_MOST_ALIKE = 2  # cases of the same shapes and masks: other values show what one alone hides
+_MOST_ALIKE = 3  # cases of the same shapes and masks: other values show what one alone hides
 
 
 def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
@@ -58,34 +60,27 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     """
     if given.samples:
         return [read_sample(path, model.structure.inputs) for path in given.samples]
-    inputs: Sequence[TensorInfo] = model.structure.inputs
+    inputs = model.structure.inputs
     stamp = InputStamp.read(model)
     if stamp is not None and stamp.cases and not given.shapes:
         short = tuple(case for case in stamp.cases if longest is None or _num_tokens(case, stamp.kinds) <= longest)
         return replace(stamp, cases=short or stamp.cases).make_cases(inputs)
-    kinds = None if stamp is None else stamp.kinds
-    bounds = index_bounds(model)
     length = model.metadata_number(MAX_LENGTH_KEY) or (stamp is None and num_positions(model)) or _LONGEST
     length = min(length, longest or length)
     exchanged = names_are_exchanged(model)
     masked = any(is_mask(info) for info in inputs) and not exchanged
-    inputs, uses = shaped(inputs, given.shapes), input_uses(model)
-    fixed = FixedSizes.of(inputs)
-    samples = any(holds_samples(info, uses) for info in inputs)
-    past = past_shapes(length) if has_past(inputs) else ()
+    maker = _Maker.of(model, given)
+    past = past_shapes(length) if has_past(maker.inputs) else ()
+    pictures = maker.picture_shapes() if stamp is None else ()
     cases: list[Case] = []
     alike: Counter[object] = Counter()
-    for seed, shape in enumerate((*(_picture_shapes(inputs, fixed) or verification_shapes(length)), *past)):
-        shape = fixed.fit(_in_samples(shape) if samples else shape)
-        feeds = _made_up(inputs, shape, bounds, seed, kinds)
-        for info in inputs:
-            if is_used_as_mask(info, uses) and feeds[info.name].shape == shape.mask.shape:
-                feeds[info.name] = shape.mask.astype(info.dtype)
+    for seed, shape in enumerate((*(pictures or verification_shapes(length)), *past)):
+        shape, feeds = maker.make(shape, seed)
         if exchanged:  # a row of which all is masked has no meaning
             feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
         key = shape.mask.tobytes() if masked else 0, *(array.shape for array in feeds.values())
         alike[key] += 1
-        if alike[key] <= _MOST_ALIKE:
+        if alike[key] <= _MOST_ALIKE or stamp is not None:
             other = ", other values" if any(case.description == shape.description for case in cases) else ""
             cases.append(Case(f"{shape.description}{other}", feeds, shape.mask if masked else None))
     return cases
@@ -127,40 +122,71 @@ def require_accepted(model: ModelFile, accepted: Sequence[Case], cases: Sequence
         ) from error
 
 
-def _made_up(
-    inputs: Sequence[TensorInfo],
-    shape: FeedShape,
-    bounds: dict[str, int],
-    seed: int,
-    kinds: Mapping[str, InputKind] | None,
-) -> dict[str, NDArray[Any]]:
-    """Make random inputs, shorter ones where these would be too large."""
-    while True:
-        try:
-            return random_feeds(inputs, shape, bounds, seed=seed, kinds=kinds)
-        except InputError:
-            if shape.sequence_length == 1:
-                raise
-            shape = shape.halved()
+@dataclass(frozen=True)
+class _Maker:
+    """Makes inputs up that fit a graph.
 
+    Attributes:
+        inputs: in the shapes that are given.
+        uses: what reads each.
+        bounds: of ids, see `index_bounds`.
+        kinds: those of the stamp.
+    """
 
-def _picture_shapes(inputs: Sequence[TensorInfo], fixed: FixedSizes) -> tuple[FeedShape, ...]:
-    """Return shapes for a model of pictures whose sizes are free; none for another one."""
-    free = [
-        [size for size in info.shape if isinstance(size, str) and size not in fixed.batch_names]
-        for info in inputs
-        if len(info.shape) == 4
-        and info.dtype in _PIXELS
-        and (3 in info.shape or len({size for size in info.shape if isinstance(size, str)} - fixed.batch_names) > 1)
-    ]
-    names = next((names for names in free if names), [])
-    if not names or any(info.dtype in ("int64", "int32") and len(info.shape) == 2 for info in inputs):
-        return ()
-    sizes = [(3, height, width)[-len(names) :] for _, height, width in _PICTURES]
-    return tuple(
-        FeedShape(f"pictures of {rows} x {height} x {width}", (1,) * rows, 1, sizes=dict(zip(names, size, strict=True)))
-        for (rows, height, width), size in zip(_PICTURES, sizes, strict=True)
-    )
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    fixed: FixedSizes
+    uses: Mapping[str, Sequence[tuple[Node, int]]]
+    bounds: dict[str, int]
+    kinds: Mapping[str, InputKind] | None
+
+    @classmethod
+    def of(cls, model: ModelFile, given: GivenInputs) -> _Maker:
+        stamp, structure = InputStamp.read(model), model.structure
+        inputs = shaped(structure.inputs, given.shapes)
+        kinds = None if stamp is None else stamp.kinds
+        return cls(inputs, structure.outputs, FixedSizes.of(inputs), input_uses(model), index_bounds(model), kinds)
+
+    def make(
+        self, shape: FeedShape, seed: int, *, in_samples: bool = True
+    ) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
+        """Return `shape` as the graph takes it, shorter where it would be too large, and inputs of it."""
+        if in_samples and any(holds_samples(info, self.uses) for info in self.inputs):
+            shape = _in_samples(shape)
+        shape = self.fixed.fit(shape)
+        while True:
+            try:
+                feeds = random_feeds(self.inputs, shape, self.bounds, seed=seed, kinds=self.kinds)
+                break
+            except InputError:
+                if shape.sequence_length == 1:
+                    raise
+                shape = self.fixed.fit(shape.halved())
+                if shape.sequence_length == self.fixed.sequence_length:
+                    raise
+        for info in self.inputs:
+            if is_used_as_mask(info, self.uses) and feeds[info.name].shape == shape.mask.shape:
+                feeds[info.name] = shape.mask.astype(info.dtype)
+        return shape, with_operands(feeds, self.uses, self.outputs)
+
+    def picture_shapes(self) -> tuple[FeedShape, ...]:
+        """Return shapes for a model of pictures whose sizes are free; none for another one."""
+        free = [
+            [size for size in info.shape if isinstance(size, str) and size not in self.fixed.batch_names]
+            for info in self.inputs
+            if len(info.shape) == 4 and info.dtype in _PIXELS
+        ]
+        channels = any(3 in info.shape for info in self.inputs)
+        names = next((names for names in free if len(set(names)) > 1 or (names and channels)), [])
+        if not names or any(info.dtype in ("int64", "int32") and len(info.shape) == 2 for info in self.inputs):
+            return ()
+        sizes = [(3, height, width)[-len(names) :] for _, height, width in _PICTURES]
+        return tuple(
+            FeedShape(
+                f"pictures of {rows} x {height} x {width}", (1,) * rows, 1, sizes=dict(zip(names, size, strict=True))
+            )
+            for (rows, height, width), size in zip(_PICTURES, sizes, strict=True)
+        )
 
 
 def sized_feeds(
@@ -174,7 +200,7 @@ def sized_feeds(
         ModelFileError: the stamp cannot be used.
         InputError: the stamp is of other sizes, or the graph has an input for which none can be made.
     """
-    inputs: Sequence[TensorInfo] = model.structure.inputs
+    inputs = model.structure.inputs
     stamp = InputStamp.read(model)
     if (
         stamp is not None
@@ -183,9 +209,7 @@ def sized_feeds(
         and stamp.fixed_length(inputs) in (None, shape.sequence_length)
     ):
         return stamp.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
-    kinds = None if stamp is None else stamp.kinds
-    inputs = shaped(inputs, given.shapes)
-    return random_feeds(inputs, FixedSizes.of(inputs).fit(shape), index_bounds(model), seed=seed, kinds=kinds)
+    return _Maker.of(model, given).make(shape, seed, in_samples=False)[1]
 
 
 def names_of_ids(model: ModelFile) -> list[str]:
