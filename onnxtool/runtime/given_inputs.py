@@ -41,12 +41,16 @@ class GivenInputs:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, samples: Sequence[Path], shapes: Sequence[str]) -> GivenInputs:
+    def of(cls, samples: Sequence[Path] | Path, shapes: Sequence[str] | str) -> GivenInputs:
         """Read what options say, shapes as `NAME:1,128`.
 
         Raises:
             OptionError: a shape is no such text, an input has two, or there are both samples and shapes.
         """
+        samples, shapes = (
+            (samples,) if isinstance(samples, Path) else tuple(samples),
+            (shapes,) if isinstance(shapes, str) else shapes,
+        )
         found: dict[str, tuple[int, ...]] = {}
         for text in shapes:
             name, separator, sizes = text.rpartition(":")
@@ -58,7 +62,7 @@ class GivenInputs:
             found[name] = tuple(map(int, parts))
         if samples and found:
             raise OptionError("samples have shapes of their own", "leave --input_shape or --sample_inputs out")
-        return cls(tuple(samples), found)
+        return cls(samples, found)
 
 
 NO_INPUTS = GivenInputs()
