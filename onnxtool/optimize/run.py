@@ -42,6 +42,7 @@ from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
@@ -94,8 +95,6 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
         OnnxtoolError: as `optimize_model`, as far as it is known by then.
     """
     source, output = _checked(options)
-    if options.sample_inputs or options.input_shapes:
-        input_cases(source, given=options.given)
     if options.calibration is not None:
         next(iterate_texts(options.calibration))
     notes = ("weights of more than 1.9 GB go to a file of their own beside it",)
@@ -110,6 +109,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
     check_model_output(output, force=options.force)
+    if options.given != NO_INPUTS:  # what does not fit is told before the first pass
+        input_cases(source, given=options.given)
     return source, follow_link(output)
 
 

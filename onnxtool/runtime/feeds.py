@@ -296,7 +296,7 @@ def _random_array(
         return _WORDS[words.reshape(dims) % len(_WORDS)]
     raise InputError(
         f"cannot generate values for the input {info.name} of dtype {info.dtype}",
-        "no random inputs can be made for this model: verify it by hand",
+        "onnxruntime takes no arrays of it: pass --no_verify, and compare the result by hand",
     )
 
 
@@ -365,6 +365,12 @@ class FixedSizes:
         batch = {name for name in names if _BATCH.search(name)}
         batch |= {name for name in names.intersection(firsts) - later if not _SEQUENCE.search(name)}
         batch = batch or {name for name in firsts[:1] if isinstance(name, str)}
+        # A recurrent state is [layers, B, width], with no name of its batch beside inputs that have none either.
+        batch |= {
+            f"{info.name}.1"
+            for info in inputs
+            if info.shape[1:2] == (f"{info.name}.1",) and len(info.shape) == 3 and isinstance(info.shape[0], int)
+        } & (names if any(f"{info.name}.0" in batch for info in inputs) else set())
         texts = sorted((info for info in inputs if _is_text(info)), key=is_mask)
         has_batch, has_sequence = bool(batch) or None in firsts, bool(names - batch) or None in later
         rows = next((info.shape[0] for info in texts if isinstance(info.shape[0], int)), None)
@@ -408,10 +414,14 @@ def input_uses(model: ModelFile) -> dict[str, list[tuple[Node, int]]]:
     return uses
 
 
-def holds_samples(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]]) -> bool:
-    """Whether an input is a row of audio samples, hundreds of which are one step of the model."""
+def holds_samples(
+    info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]], operators: AbstractSet[str] = frozenset()
+) -> bool:
+    """Whether an input is a row of audio samples, hundreds of which are one step of the model of these `operators`."""
     is_row = info.dtype in _FLOATS and len(info.shape) == 2 and not isinstance(info.shape[1], int)
-    convolved = any(node.op_type in _OF_SOUNDS for node, _ in uses.get(info.name, ()))
+    # What nothing of the main graph reads is for a branch or a body, of which the operators alone are known.
+    reads = uses.get(info.name, ())
+    convolved = any(node.op_type in _OF_SOUNDS for node, _ in reads) or (not reads and bool(_OF_SOUNDS & operators))
     return is_row and not is_mask(info) and (convolved or bool(_SOUND.search(info.name)))
 
 

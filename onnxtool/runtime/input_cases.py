@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,6 +132,7 @@ class _Maker:
         uses: what reads each.
         bounds: of ids, see `index_bounds`.
         kinds: those of the stamp.
+        operators: those of the graph, its branches and bodies included.
     """
 
     inputs: Sequence[TensorInfo]
@@ -139,19 +141,21 @@ class _Maker:
     uses: Mapping[str, Sequence[tuple[Node, int]]]
     bounds: dict[str, int]
     kinds: Mapping[str, InputKind] | None
+    operators: AbstractSet[str]
 
     @classmethod
     def of(cls, model: ModelFile, given: GivenInputs) -> _Maker:
         stamp, structure = InputStamp.read(model), model.structure
         inputs = shaped(structure.inputs, given.shapes)
         kinds = None if stamp is None else stamp.kinds
-        return cls(inputs, structure.outputs, FixedSizes.of(inputs), input_uses(model), index_bounds(model), kinds)
+        fixed, operators = FixedSizes.of(inputs), structure.ops.keys()
+        return cls(inputs, structure.outputs, fixed, input_uses(model), index_bounds(model), kinds, operators)
 
     def make(
         self, shape: FeedShape, seed: int, *, in_samples: bool = True
     ) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
         """Return `shape` as the graph takes it, shorter where it would be too large, and inputs of it."""
-        if in_samples and any(holds_samples(info, self.uses) for info in self.inputs):
+        if in_samples and any(holds_samples(info, self.uses, self.operators) for info in self.inputs):
             shape = _in_samples(shape)
         shape = self.fixed.fit(shape)
         while True:

@@ -65,12 +65,12 @@ def _value(
         return np.arange(array.size).reshape(array.shape)
     if not all(isinstance(size, int) for shape in outputs for size in shape):
         return None
-    if rule == _SHAPE:
-        return np.array(outputs[0])
+    if rule == _SHAPE:  # some take the last axes alone
+        return np.array(outputs[0][-array.size :])
     if data is None or any(len(shape) != data.ndim for shape in outputs):
         return None
     if rule == _RATIO:
-        return np.asarray(np.array(outputs[0]) / np.array(data.shape))
+        return np.asarray(np.array(outputs[0]) / np.array(data.shape))[-array.size :]
     sums = np.sum(np.array(outputs), axis=0)
     axis = next((axis for axis, size in enumerate(data.shape) if sums[axis] == size), None)
     return None if axis is None else np.array([shape[axis] for shape in outputs])
