@@ -16,10 +16,11 @@ from onnxtool.errors import SessionError, VerificationError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
+from onnxtool.runtime.accepted_cases import accepted_cases, require_accepted
 from onnxtool.runtime.comparison import ReferenceOutputs, Runner, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.input_cases import accepted_cases, input_cases, require_accepted
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification

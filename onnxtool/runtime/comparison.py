@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
-from onnxtool.runtime.session import first_line
 from onnxtool.runtime.variation import constant_outputs, is_negligible
 from onnxtool.verification import Verification, VerificationCase
 
@@ -184,8 +183,9 @@ def run_reference(
         try:
             found[number] = reference(cases[number].feeds)
         except refusal as error:
-            why = error.__cause__ if isinstance(error, SessionError) else None  # in onnxruntime's own words
-            reasons[number] = f" ({first_line(why)[:_LONGEST_REASON]})" if isinstance(why, Exception) else ""
+            # In onnxruntime's own words.
+            why = str(error.__cause__).strip().partition("\n")[0] if isinstance(error, SessionError) else ""
+            reasons[number] = f" ({why[:_LONGEST_REASON]})" if why else ""
     done = [number for number in range(len(cases)) if number in found]
     refused = [f"{cases[number].description}{why}" for number, why in sorted(reasons.items())]
     outputs = [found[number] for number in done]

@@ -10,12 +10,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from onnxtool.errors import InputError, SessionError
+from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
 from onnxtool.model_file.wire import Node
 from onnxtool.reports import TensorInfo
-from onnxtool.runtime.comparison import Case, Runner, run_reference
+from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import (
     MASK,
     TOKEN_TYPES,
@@ -37,7 +37,6 @@ from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
 from onnxtool.runtime.operands import with_operands
 from onnxtool.runtime.sample_files import read_sample, shaped
-from onnxtool.runtime.session import first_line, open_session
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length, and without a table of positions
@@ -85,42 +84,6 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
             other = ", other values" if any(case.description == shape.description for case in cases) else ""
             cases.append(Case(f"{shape.description}{other}", feeds, shape.mask if masked else None))
     return cases
-
-
-def accepted_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
-    """Return the `input_cases` that the file itself runs on; those of a stamp were run already.
-
-    Raises:
-        InputError: as of `input_cases`.
-        SessionError: it runs on none of them.
-    """
-    cases = input_cases(model, longest=longest, given=given)
-    stamp = InputStamp.read(model)
-    if stamp is not None and stamp.cases and given == NO_INPUTS:
-        return cases
-    session = open_session(model.path, provider="cpu", frugal=True)
-    outputs = run_reference(session.run, cases, name=model.path.name, refusal=SessionError)
-    require_accepted(model, outputs.cases, cases, session.run)
-    return list(outputs.cases)
-
-
-def require_accepted(model: ModelFile, accepted: Sequence[Case], cases: Sequence[Case], run: Runner) -> None:
-    """Refuse to go on where the file runs on none of `cases`.
-
-    Raises:
-        SessionError: it does; with what onnxruntime says of the smallest.
-    """
-    if accepted:
-        return
-    try:
-        run(min(cases, key=lambda case: sum(array.size for array in case.feeds.values())).feeds)
-    except SessionError as error:
-        tried = "; ".join(dict.fromkeys(case.description for case in cases))
-        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        raise SessionError(
-            f"{model.path} itself runs on none of {len(cases)} inputs ({tried}): {first_line(cause)}",
-            "pass inputs that it takes with --sample_inputs FILE.npz, or their shapes with --input_shape NAME:1,128",
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.runtime.accepted_cases import accepted_cases
 from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.input_cases import accepted_cases
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 _BATCH_SIZE = 8
