@@ -7,7 +7,6 @@ import platform
 
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import BenchmarkEnvironment, ModelIdentity
-from onnxtool.benchmarking.workload import TextReader
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.reports import TensorInfo
@@ -40,7 +39,7 @@ def describe_environment(
     )
 
 
-def identify_model(model: ModelFile, reader: TextReader | None) -> ModelIdentity:
+def identify_model(model: ModelFile, inputs_sha256: str) -> ModelIdentity:
     """Say what tells this model, and what it runs on, from others."""
     return ModelIdentity(
         size_bytes=model.size_bytes,
@@ -50,7 +49,7 @@ def identify_model(model: ModelFile, reader: TextReader | None) -> ModelIdentity
         sizes={name: model.metadata[name] for name in _SIZES if name in model.metadata},
         task=model.metadata.get(TASK_KEY, ""),
         source=model.metadata.get(_SOURCE_KEY, ""),
-        inputs_sha256=reader.sha256 if reader else "",
+        inputs_sha256=inputs_sha256,
     )
 
 

@@ -65,7 +65,8 @@ STATISTICS: dict[str, Statistic] = {
     "stdev": lambda samples: samples.std(axis=-1),
 }
 _Values = TypeVar("_Values", float, Floats)
-THROUGHPUTS = ("throughput_samples_per_s", "throughput_tokens_per_s")
+_TOKENS_PER_S = "throughput_tokens_per_s"
+THROUGHPUTS = ("throughput_samples_per_s", _TOKENS_PER_S)
 # Figures of the whole run; all others are figures of a shape.
 _OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
 _OF_SHAPE = {field.name for field in fields(BenchmarkResult)} | set(STATISTICS)
@@ -85,15 +86,14 @@ class Gates:
     in_turns: bool
 
     @classmethod
-    def open(cls, options: BenchmarkOptions) -> Gates:
-        """Parse the gates and read the baseline, before anything is timed.
+    def open(cls, options: BenchmarkOptions, shapes: Sequence[str]) -> Gates:
+        """Parse the gates on `shapes` and read the baseline, before anything is timed.
 
         Raises:
             GateError: a gate is malformed, or names no figure, or there is nothing it could refer to.
         """
         has_base = options.baseline is not None or options.compare is not None
         gates = tuple(parse_gate(expression) for expression in options.fail_if)
-        shapes = shape_names(options)
         for gate in gates:
             if gate.sign and not has_base:
                 raise GateError(
@@ -119,6 +119,16 @@ class Gates:
             self.baseline.check(now)
             for shape in shapes:
                 self.baseline.shape(shape)
+
+    def check_tokens(self, *, has_tokens: bool) -> None:
+        """Refuse gates on tokens a second where no tokens are fed.
+
+        Raises:
+            GateError: there is one.
+        """
+        for gate in self.gates:
+            if not has_tokens and gate.figure.endswith(_TOKENS_PER_S):
+                raise GateError(f"no tokens are fed (gate {gate.expression!r})", "use throughput_samples_per_s")
 
     def model_again(self, now: BenchmarkReport) -> Path | None:
         """Return the baseline's model where timing it again serves relative gates; see `Baseline.model_again`.

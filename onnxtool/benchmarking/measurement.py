@@ -32,7 +32,15 @@ from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
 from onnxtool.benchmarking.runners import SessionRunner
 from onnxtool.benchmarking.samples import Block, TimedShape, drift, latencies, median_interval, robust_spread
 from onnxtool.benchmarking.samples import waited_share as waited_share_of
-from onnxtool.benchmarking.workload import TextReader, Workload, check_lengths, fit_lengths, random_workloads
+from onnxtool.benchmarking.workload import (
+    TextReader,
+    Workload,
+    check_lengths,
+    fit_sizes,
+    random_workloads,
+    sample_workloads,
+    sha256_of_feeds,
+)
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
 from onnxtool.options import StrPath, checked
@@ -69,10 +77,16 @@ def benchmark(
         SessionError: onnxruntime cannot load or run the model.
     """
     model_path, options = Path(model_path), options or BenchmarkOptions()
-    gates = Gates.open(options)
-    if not options.texts:
-        options = fit_lengths(ModelFile.open(model_path), options)
+    samples: list[Workload] = []
+    shapes = shape_names(options)
+    if options.sample_inputs:
+        samples = sample_workloads(ModelFile.open(model_path), options)
+        shapes = [workload.name for workload in samples]
+    gates = Gates.open(options, shapes)
+    if not options.texts and not samples:
+        options = fit_sizes(ModelFile.open(model_path), options)
         check_lengths(ModelFile.open(model_path), options)
+        shapes = shape_names(options)
     watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options, on_progress)
     memory = memory if session.provider == "cuda" else None
@@ -88,17 +102,18 @@ def benchmark(
         warmup=options.warmup,
         results=(),
         environment=describe_environment(session, options, watch.load_before, memory),
-        identity=identify_model(session.model, reader),
-        inputs="texts" if reader else "random",
+        identity=identify_model(session.model, reader.sha256 if reader else sha256_of_feeds(samples)),
+        inputs="texts" if reader else "samples" if samples else "random",
         peak_rss_load_bytes=peak_rss_load,
         baseline="" if gates.baseline is None else str(gates.baseline.path),
     )
-    gates.check(report, shape_names(options))
+    gates.check(report, shapes)
     other = _compared_model(options, session, gates.model_again(report), on_progress)
     if other is not None and other.kind == "baseline":
         gates = replace(gates, in_turns=True)
     timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader, on_progress)
-    workloads = list(_workloads(session.model, reader, options))
+    workloads = samples or list(_workloads(session.model, reader, options))
+    gates.check_tokens(has_tokens=all(workload.has_tokens for workload in workloads))
     for number, workload in enumerate(workloads):
         on_progress(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
@@ -226,7 +241,7 @@ class _ShapeTimer:
     def _result(self, workload: Workload, blocks: Sequence[Block]) -> BenchmarkResult:
         samples = latencies(blocks)
         summary = summarize_latencies(samples)
-        runs_per_s = 1e3 / summary.mean
+        runs_per_s, tokens = 1e3 / summary.mean, workload.tokens_per_batch
         middle, threads = median_interval(blocks), self._host_threads
         warnings = tuple(shape_warnings(blocks, threads, middle, is_repeated=len(workload.batches) == 1))
         return BenchmarkResult(
@@ -235,7 +250,7 @@ class _ShapeTimer:
             runs=len(samples),
             latency_ms=summary,
             throughput_samples_per_s=workload.batch_size * runs_per_s,
-            throughput_tokens_per_s=workload.tokens_per_batch * runs_per_s,
+            throughput_tokens_per_s=None if tokens is None else tokens * runs_per_s,
             latencies_ms=tuple(samples),
             core_ms=tuple(core for block in blocks for core in block.core_ms),
             preemptions=tuple(count for block in blocks for count in block.preemptions),

@@ -18,6 +18,7 @@ from onnxtool.runtime.bounds import (
     InterThreads,
     Threads,
 )
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import Provider
 
 # What stops a shape where the caller names neither: enough runs for a p95, or as long as one likes to wait.
@@ -51,6 +52,8 @@ class BenchmarkOptions(Options):
         inter_threads: operators that may run at once; 0 for one after the other.
         io_binding: bind inputs and outputs to buffers once, and time the computation alone.
         texts: what to run in place of generated inputs.
+        sample_inputs: .npz files with the inputs of one run each, to time instead of generated ones.
+        input_shapes: shapes of generated inputs, as `NAME:1,128`.
         model_name: where the tokenizer for `texts` is, in place of the files beside the model.
         compare: another ONNX file, a checkpoint to run in PyTorch, or a provider, to time in turns with the model.
         baseline: an earlier report in JSON, which relative gates refer to.
@@ -92,6 +95,8 @@ class BenchmarkOptions(Options):
         False
     )
     texts: Texts = NOTHING
+    sample_inputs: SampleInputs = NOTHING
+    input_shapes: InputShapes = NOTHING
     model_name: ModelName = UNSET
     compare: Annotated[
         OptionalName,
@@ -114,6 +119,11 @@ class BenchmarkOptions(Options):
     ] = NOTHING
 
     @property
+    def given(self) -> GivenInputs:
+        """What is said of the inputs."""
+        return GivenInputs.of(self.sample_inputs, self.input_shapes)
+
+    @property
     def stop_after(self) -> tuple[float, float]:
         """Runs and seconds after which a shape is done."""
         if self.runs is None and self.duration_s is None:
@@ -128,6 +138,14 @@ class BenchmarkOptions(Options):
         for name in ("batch_sizes", "sequence_lengths"):
             if not getattr(self, name):
                 raise OptionError(f"{name} is empty", "pass at least one")
+        if self.given != NO_INPUTS and self.texts:
+            raise OptionError(
+                "texts are timed with the inputs that they become", "leave --sample_inputs and --input_shape out"
+            )
+        if self.sample_inputs and (self.batch_sizes, self.sequence_lengths) != (DEFAULT_BATCH_SIZES, DEFAULT_LENGTHS):
+            raise OptionError(
+                "samples have sizes of their own", "leave --batch_size and --sequence_length out, or --sample_inputs"
+            )
         tokens = max(self.batch_sizes) * max(self.sequence_lengths)
         if not self.texts and tokens > MAX_BATCH_TOKENS:
             raise OptionError(

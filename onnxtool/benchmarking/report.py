@@ -72,9 +72,9 @@ class BenchmarkResult:
     """Timing of one shape.
 
     Attributes:
-        sequence_length: S; of texts, the longest of the batches.
+        sequence_length: S; of texts, the longest of the batches; 1 where nothing that is fed has a sequence.
         runs: how many are counted.
-        throughput_tokens_per_s: tokens with their padding, but for texts real tokens alone.
+        throughput_tokens_per_s: tokens with their padding, but for texts real tokens alone; None where none are fed.
         latencies_ms: of each run, in their order.
         core_ms: the part of each latency that the calling thread spent on a core. On one thread the rest of a latency
             is what other processes took.
@@ -100,7 +100,7 @@ class BenchmarkResult:
     runs: int
     latency_ms: LatencySummary
     throughput_samples_per_s: float
-    throughput_tokens_per_s: float
+    throughput_tokens_per_s: float | None
     latencies_ms: tuple[float, ...] = ()
     core_ms: tuple[float, ...] = ()
     preemptions: tuple[int, ...] = ()
@@ -165,7 +165,8 @@ class ModelIdentity:
         sizes: model_type, num_layers, hidden_size and num_heads, as far as the file says them.
         task: by its stamp; empty without one.
         source: the checkpoint it was exported from, likewise.
-        inputs_sha256: of the texts that were run; empty for generated inputs, which follow from seed and shape.
+        inputs_sha256: of the texts or samples that were run; empty for generated inputs, which follow from seed and
+            shape.
     """
 
     size_bytes: int
@@ -282,7 +283,7 @@ class BenchmarkReport:
         peak_rss_load_bytes: the largest resident set until the model was loaded.
         peak_vram_bytes: device memory that was taken from before the model was loaded until the runs were over, which
             is the most it ever was, as onnxruntime gives none back; None where nothing ran on a GPU.
-        inputs: `random` or `texts`.
+        inputs: `random`, `texts` or `samples`.
         trusted: whether every shape is.
         warnings: what makes figures of the whole run unreliable.
         notes: what a reader should know besides.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from onnxtool.benchmarking.report import TransferTimes
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.nesting import is_part
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.timing import summarize_latencies
 
@@ -39,7 +40,9 @@ class SessionRunner:
     def prepare(self, feeds: Feeds) -> Callable[[], object]:
         """Return a run on the inputs that the graph has, in its dtypes."""
         own = self._own(feeds)
-        return self.session.bind(own) if self.io_binding else partial(self.session.run_unchecked, own)
+        return (
+            self.session.bind(own) if self.io_binding else partial(self.session.run_unchecked, self.session.nested(own))
+        )
 
     def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
         """Run once."""
@@ -47,7 +50,12 @@ class SessionRunner:
 
     def _own(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         inputs = self.session.model.structure.inputs
-        return {info.name: feeds[info.name].astype(info.dtype, copy=False) for info in inputs if info.name in feeds}
+        found = {name: array for name, array in feeds.items() for info in inputs if is_part(name, info)}
+        return found | {
+            info.name: feeds[info.name] if info.dtype == "string" else feeds[info.name].astype(info.dtype, copy=False)
+            for info in inputs
+            if info.name in feeds and info.name not in found
+        }
 
     def time_transfers(self, feeds: Feeds) -> TransferTimes | None:
         """Time the copies to the device and back apart from the computation; None where there is no device."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import random
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.benchmarking.options import DEFAULT_LENGTHS, BenchmarkOptions
+from onnxtool.benchmarking.options import DEFAULT_BATCH_SIZES, DEFAULT_LENGTHS, BenchmarkOptions
 from onnxtool.benchmarking.report import StageTimes, TokenLengths
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.feeds import FeedShape
-from onnxtool.runtime.input_cases import sized_feeds
+from onnxtool.runtime.feeds import FeedShape, FixedSizes
+from onnxtool.runtime.input_cases import input_cases, names_of_ids, sized_feeds
 from onnxtool.runtime.input_stamp import InputStamp
+from onnxtool.runtime.sample_files import shaped
 from onnxtool.runtime.timing import Stopwatch
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -43,6 +45,7 @@ class Workload:
         masks: bool [B, S] of each batch, false on padding.
         texts: what each batch was made from; empty for generated inputs.
         tokens: None for generated inputs.
+        has_tokens: whether the model is fed ids of tokens.
     """
 
     batch_size: int
@@ -51,6 +54,12 @@ class Workload:
     masks: tuple[NDArray[np.bool_], ...]
     texts: tuple[tuple[str, ...], ...] = ()
     tokens: TokenLengths | None = None
+    has_tokens: bool = True
+
+    @property
+    def name(self) -> str:
+        """The name in gates."""
+        return f"{self.batch_size}x{self.sequence_length}"
 
     @property
     def description(self) -> str:
@@ -60,8 +69,10 @@ class Workload:
         return f"{len(self.batches)} batches of {self.batch_size} texts"
 
     @property
-    def tokens_per_batch(self) -> float:
-        """Tokens of a batch on average; of texts, real ones alone."""
+    def tokens_per_batch(self) -> float | None:
+        """Tokens of a batch on average; of texts, real ones alone; None where none are fed."""
+        if not self.has_tokens:
+            return None
         if self.tokens is None:
             return float(self.batch_size * self.sequence_length)
         return float(np.mean([mask.sum() for mask in self.masks]))
@@ -175,27 +186,76 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
     """Generate random inputs for every shape, the same ones for the same seed.
 
     Raises:
-        InputError: the model is fixed to other shapes, or has inputs for which none can be generated.
+        InputError: the model has inputs for which none can be generated.
     """
+    has_tokens = bool(names_of_ids(model))
     for batch_size in options.batch_sizes:
         for length in options.sequence_lengths:
             shape = FeedShape.full(batch_size, length)
-            yield Workload(batch_size, length, (sized_feeds(model, shape, seed=options.seed),), (shape.mask,))
+            feeds = sized_feeds(model, shape, seed=options.seed, given=options.given)
+            yield Workload(batch_size, length, (feeds,), (shape.mask,), has_tokens=has_tokens)
 
 
-def fit_lengths(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
-    """Time a model that takes one length at that one, as its export has stamped it, unless lengths were asked for.
-
-    A picture, or a sound, counts as one.
+def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Workload]:
+    """Read samples, those of the same sizes as the batches of one shape.
 
     Raises:
+        InputError: a file cannot be read, or does not fit the model.
+    """
+    ids = names_of_ids(model)
+    by_size: dict[tuple[int, int], list[Feeds]] = defaultdict(list)
+    for case in input_cases(model, given=options.given):
+        sizes = next((case.feeds[name].shape for name in ids if case.feeds[name].ndim == 2), None)
+        first = next((array.shape[0] for array in case.feeds.values() if array.ndim), 1)
+        by_size[(first, 1) if sizes is None else (sizes[0], sizes[1])].append(case.feeds)
+    return [
+        Workload(*size, tuple(batches), tuple(np.ones(size, bool) for _ in batches), has_tokens=bool(ids))
+        for size, batches in by_size.items()
+    ]
+
+
+def sha256_of_feeds(workloads: Sequence[Workload]) -> str:
+    """Return what tells whether two benchmarks ran the same samples; empty without any."""
+    digest = hashlib.sha256()
+    for name, array in (item for workload in workloads for batch in workload.batches for item in batch.items()):
+        content = array.tobytes() if array.dtype.hasobject is False else repr(array.tolist()).encode()
+        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + content)
+    return digest.hexdigest() if workloads else ""
+
+
+def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
+    """Time a model that leaves no choice at its sizes: by its stamp, its graph, or the shapes that are given.
+
+    A picture, or a sound, has the length 1.
+
+    Raises:
+        InputError: other sizes were asked for.
         ModelFileError: the stamp cannot be used.
     """
-    stamp = InputStamp.read(model)
-    fixed = None if stamp is None else stamp.fixed_length(model.structure.inputs)
-    if fixed is None or options.sequence_lengths != DEFAULT_LENGTHS:
-        return options
-    return replace(options, sequence_lengths=(fixed,))
+    inputs, stamp = model.structure.inputs, InputStamp.read(model)
+    if stamp is not None and stamp.cases and not options.input_shapes:
+        length = stamp.fixed_length(inputs)
+        if length is None or options.sequence_lengths != DEFAULT_LENGTHS:
+            return options
+        return replace(options, sequence_lengths=(length,))
+    fixed = FixedSizes.of(shaped(inputs, options.given.shapes))
+    batches = _sizes(model, "--batch_size", fixed.batch_size, options.batch_sizes, DEFAULT_BATCH_SIZES)
+    lengths = _sizes(model, "--sequence_length", fixed.sequence_length, options.sequence_lengths, DEFAULT_LENGTHS)
+    return replace(options, batch_sizes=batches, sequence_lengths=lengths)
+
+
+def _sizes(
+    model: ModelFile, option: str, fixed: int | None, asked: tuple[int, ...], usual: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Return what is asked for, or the only size there is where nothing was."""
+    if fixed is None or asked == (fixed,):
+        return asked
+    if asked != usual:
+        raise InputError(
+            f"the inputs of {model.path} are fixed to {option} {fixed}; {', '.join(map(str, asked))} was asked for",
+            f"pass {option} {fixed}, or export the model with dynamic axes",
+        )
+    return (fixed,)
 
 
 def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:

@@ -52,7 +52,7 @@ def _latencies(results: Sequence[BenchmarkResult]) -> Table:
                 "p99 ms": f"{result.latency_ms.p99:.2f}",
                 "mean ms": f"{result.latency_ms.mean:.2f} ± {result.latency_ms.stdev:.2f}",
                 "samples/s": f"{result.throughput_samples_per_s:.1f}",
-                "tokens/s": f"{result.throughput_tokens_per_s:.0f}",
+                "tokens/s": "-" if result.throughput_tokens_per_s is None else f"{result.throughput_tokens_per_s:.0f}",
             }
             for result in results
         ]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 from onnxtool.errors import OptionError
-from onnxtool.options import UNSET, Force, Option, OptionalPath, Options, PathField
+from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, Options, PathField
+from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
 
 # Here, and not with the passes, as the help of the command lists them without loading those.
 PRECISIONS: dict[str, tuple[str, ...]] = {
@@ -45,6 +46,9 @@ class OptimizeOptions(Options):
         max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8 and
             int4, layers stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
+        sample_inputs: .npz files with the inputs of one run each, on which the model is verified and calibrated; empty
+            for made-up inputs.
+        input_shapes: shapes of made-up inputs, as `NAME:1,128`.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.")]
@@ -108,12 +112,19 @@ class OptimizeOptions(Options):
             default="onnxtool's own",
         ),
     ] = UNSET
+    sample_inputs: SampleInputs = NOTHING
+    input_shapes: InputShapes = NOTHING
     verify: Annotated[bool, Option("Compare the result with the input.")] = True
     force: Force = False
 
+    @property
+    def given(self) -> GivenInputs:
+        """What is said of the inputs."""
+        return GivenInputs.of(self.sample_inputs, self.input_shapes)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        precision = self.precision
+        given, precision = self.given, self.precision
         if precision not in PRECISIONS[self.provider]:
             raise OptionError(
                 f"{precision} is not for {self.provider}", f"use one of {', '.join(PRECISIONS[self.provider])}"
@@ -127,6 +138,8 @@ class OptimizeOptions(Options):
             raise OptionError(
                 f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
             )
+        if self.calibration is not None and given.samples:
+            raise OptionError("a model is calibrated on texts or on samples", "leave --calibration out")
         if self.activations is not None and precision != "int8":
             hint = "leave it out: auto tries all" if precision == "auto" else "pass --precision int8"
             raise OptionError(f"--activations is for int8, and the precision is {precision}", hint)

@@ -42,6 +42,8 @@ from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.given_inputs import NO_INPUTS
+from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.session import require_loadable
@@ -107,6 +109,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
     check_model_output(output, force=options.force)
+    if options.given != NO_INPUTS:  # what does not fit is told before the first pass
+        input_cases(source, given=options.given)
     return source, follow_link(output)
 
 
@@ -254,7 +258,7 @@ class _Run:
         if options.verify:
             stored = None if storage is None else storage.stored
             tolerance = _tolerance(options, precision, self.before)
-            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored)
+            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored, options.given)
             verification = verifier.verify(path)
             self.stopwatch.lap("verify")
         ranking = None
@@ -276,13 +280,14 @@ def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
 def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, folder: Path) -> Conversion:
     return Conversion(
         source=source,
-        feeds=verification_feeds(source) if options.precision != "fp32" else (),
+        feeds=verification_feeds(source, options.given) if options.precision != "fp32" else (),
         folder=folder,
         context=context,
         finishing=FINISHING[options.provider],
         disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
         max_error=options.max_error,
         texts_path=options.calibration,
+        given=options.given,
         cpu=options.cpu or ANY_CPU,
     )
 

@@ -16,8 +16,10 @@ from onnxtool.errors import SessionError, VerificationError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
+from onnxtool.runtime.accepted_cases import accepted_cases, require_accepted
 from onnxtool.runtime.comparison import ReferenceOutputs, Runner, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.feeds import LONGEST_CASE
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_session
@@ -49,6 +51,7 @@ class Verifier:
         reference: the file that is run for the outputs to compare with: the source, or, where that stores its vectors,
             the same without the storage.
         stored: how the source stores its vectors; None for as they are.
+        given: inputs to compare on, or their shapes.
     """
 
     source: ModelFile
@@ -57,6 +60,7 @@ class Verifier:
     tolerance: Tolerance
     reference: Path
     stored: VectorType | None = None
+    given: GivenInputs = NO_INPUTS
 
     @property
     def provider(self) -> str:
@@ -70,10 +74,13 @@ class Verifier:
         Raises:
             FaultyPassError: an output differs by more than the tolerance, because of one pass.
             VerificationError: an output differs, and no pass is the cause.
+            SessionError: the source itself runs on none of the inputs.
         """
         # One session at a time: each holds the weights twice while it loads.
         session = open_session(self.reference, provider=self.provider, frugal=True)
-        reference = run_reference(session.run, input_cases(self.source), name=self.source.path.name)
+        cases = input_cases(self.source, given=self.given)
+        reference = run_reference(session.run, cases, name=self.source.path.name, refusal=SessionError)
+        require_accepted(self.source, reference.cases, cases, session.run)
         del session
         verification = self._compare(path, reference)
         if not verification.passed:
@@ -134,6 +141,6 @@ def _failing(error: SessionError) -> Runner:
     return run
 
 
-def verification_feeds(source: ModelFile) -> list[Mapping[str, NDArray[Any]]]:
+def verification_feeds(source: ModelFile, given: GivenInputs = NO_INPUTS) -> list[Mapping[str, NDArray[Any]]]:
     """Return the inputs on which a model is verified, to measure its inner values."""
-    return [case.feeds for case in input_cases(source, longest=LONGEST_CASE)]
+    return [case.feeds for case in accepted_cases(source, longest=LONGEST_CASE, given=given)]

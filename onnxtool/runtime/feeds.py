@@ -5,6 +5,9 @@ Letters of shapes: B batch, S sequence.
 
 from __future__ import annotations
 
+import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -20,6 +23,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.input_stamp import IDS, InputKind
+from onnxtool.runtime.nesting import is_nested
 
 # What keeps an index an index on its way to the table, in whichever of its inputs it stands: the first change none.
 _MOVERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"})
@@ -27,7 +31,22 @@ _FORWARDERS = _MOVERS | {"Concat", "Add", "Sub", "Clip", "Min", "Max", "Where"}
 MASK, TOKEN_TYPES = "attention_mask", "token_type_ids"
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
+# Integers that are no ids, such as the pixels of pictures: from, and below.
+_OTHER_INTEGERS = {"uint8": (0, 256), "int8": (-128, 128), "int16": (-99, 100)} | dict.fromkeys(
+    ("uint16", "uint32", "uint64"), (0, 100)
+)
+_WORDS = np.array(["a cat", "two dogs", "rain", "", "42", "Zürich"], object)
+_FLOATS = ("float32", "float16", "float64")
 _BATCH_AXIS = "batch_size"
+_BATCH = re.compile(r"batch|^(n|b|bs|bsz)$", re.IGNORECASE)
+_SEQUENCE = re.compile(r"seq|len|time|token|^(s|t|l)$", re.IGNORECASE)
+_SOUND = re.compile(r"audio|wav|sound|speech|signal|pcm|input_values", re.IGNORECASE)
+# What hands on the values of its first input so that one still knows what they are.
+_CARRIERS = _MOVERS | {"Add", "Concat", "Div", "Mul", "Pad", "Sub"}
+_OF_SOUNDS = frozenset({"Conv", "ConvInteger", "QLinearConv", "STFT"})
+MOST_BYTES = 1 << 30  # of the inputs that are made up for one run, as float64
+_NUM_ELEMENTS = 3  # of a sequence
+_FEWEST_POSITIONS = 9
 PAST_AXIS = "past_sequence"
 _SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
 LONGEST_CASE = 1024  # a longer window would make a check cost more than what it checks
@@ -62,6 +81,11 @@ class FeedShape:
             (sequence_length,) * batch_size,
             sequence_length,
         )
+
+    def halved(self) -> FeedShape:
+        """Make a shape of half the length."""
+        lengths, length = tuple((part + 1) // 2 for part in self.lengths), (self.sequence_length + 1) // 2
+        return replace(self, description=f"{len(lengths)} x {length}", lengths=lengths, sequence_length=length)
 
     @property
     def batch_size(self) -> int:
@@ -121,7 +145,11 @@ def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
 
 def has_past(inputs: Sequence[TensorInfo]) -> bool:
     """Whether a model is handed a cache of earlier tokens."""
-    return any(isinstance(size, str) and PAST_AXIS in size.split(_SUM) for info in inputs for size in info.shape)
+    return any(isinstance(size, str) and any(map(_is_past, size.split(_SUM))) for info in inputs for size in info.shape)
+
+
+def _is_past(name: str) -> bool:
+    return "past" in name.lower()
 
 
 def _ragged(description: str, parts: Sequence[float], sequence_length: int, padding: str) -> FeedShape:
@@ -139,7 +167,7 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
     bounds: dict[str, int] = {}
     largest = 0
     names = [value.name for value in model.structure.inputs if not is_mask(value)]
-    for name, rows in _tables(model, names, _FORWARDERS):
+    for name, (rows, *_) in _tables(model, names, _FORWARDERS):
         largest = max(largest, rows)
         if name is not None:
             bounds[name] = min(bounds.get(name, rows), rows)
@@ -161,17 +189,19 @@ def names_are_exchanged(model: ModelFile) -> bool:
     return {name for name, _ in _tables(model, names, _MOVERS)} - {None} == {MASK}
 
 
-def _tables(model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]) -> Iterator[tuple[str | None, int]]:
-    """Yield for each lookup the input of `names` that it looks up, None for something else, and the table's rows."""
-    rows = {tensor.name: tensor.dims[0] for tensor in model.structure.initializers if len(tensor.dims) >= 2}
+def _tables(
+    model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]
+) -> Iterator[tuple[str | None, tuple[int, ...]]]:
+    """Yield for each lookup the input of `names` that it looks up, None for something else, and the table's sizes."""
+    sizes = {tensor.name: tensor.dims for tensor in model.structure.initializers if len(tensor.dims) >= 2}
     origin = {name: name for name in names}  # a value and the input that it forwards
     for node in read_nodes(model.path):
         forwarded = [value for value in node.inputs if value in origin]
         if node.op_type in forwarders and node.outputs and forwarded:
             origin[node.outputs[0]] = origin[forwarded[0]]
         for indices, table in _lookups(node):
-            if table in rows:
-                yield origin.get(indices), rows[table]
+            if table in sizes:
+                yield origin.get(indices), sizes[table]
 
 
 def _lookups(node: Node) -> Iterable[tuple[str, str]]:
@@ -202,8 +232,34 @@ def random_feeds(
         InputError: an input is of a dtype or shape for which none can be generated.
     """
     generator = np.random.default_rng(seed)
-    shape = replace(shape, sizes=sizes or {})
-    return {info.name: _random_array(info, shape, bounds, kinds or {}, generator) for info in inputs}
+    shape = replace(shape, sizes=sizes or shape.sizes)
+    inputs = [part for info in inputs for part in _parts(info)]
+    num_bytes = 8 * sum(math.prod(_dimension(info, axis, shape) for axis in range(len(info.shape))) for info in inputs)
+    if num_bytes > MOST_BYTES:
+        raise InputError(
+            f"random inputs of {shape.batch_size} x {shape.sequence_length} would take {num_bytes:,} bytes, and at "
+            f"most {MOST_BYTES:,} are made up",
+            "say what the sizes are: --input_shape NAME:1,128",
+        )
+    return {info.name: np.asarray(_random_array(info, shape, bounds, kinds or {}, generator)) for info in inputs}
+
+
+def _parts(info: TensorInfo) -> Iterator[TensorInfo]:
+    """Yield the arrays that an input consists of; see `runtime.nesting`."""
+    if not is_nested(info):
+        yield info
+        return
+    kind, _, element = info.dtype.partition("(")
+    element = element.removesuffix(")")
+    if kind == "optional":
+        yield from _parts(info._replace(dtype=element))
+    elif kind == "sequence":
+        for number in range(_NUM_ELEMENTS):
+            yield from _parts(info._replace(name=f"{info.name}[{number}]", dtype=element))
+    else:
+        keys, _, values = element.partition(", ")
+        yield TensorInfo(f"{info.name}.keys", keys, (_NUM_ELEMENTS,))
+        yield TensorInfo(f"{info.name}.values", values, (_NUM_ELEMENTS,))
 
 
 def is_mask(info: TensorInfo) -> bool:
@@ -218,55 +274,178 @@ def _random_array(
     kinds: Mapping[str, InputKind],
     generator: np.random.Generator,
 ) -> NDArray[Any]:
-    if info.name.startswith("encoder_") and is_mask(info) and isinstance(info.shape[1], int):
-        # The decoder's lengths are not those of what the encoder has read, which may be of one length alone.
-        parts = np.array(shape.lengths) / shape.sequence_length
-        return (np.arange(info.shape[1]) < np.ceil(parts * info.shape[1])[:, None]).astype(_numpy_dtype(info))
     dims = [_dimension(info, axis, shape) for axis in range(len(info.shape))]
     if is_mask(info):
-        mask = shape.mask
-        if dims[1] == shape.past_length + shape.sequence_length:
-            past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
-            past[0, : shape.past_length // 3] = False
-            mask = np.concatenate([past, mask], axis=1)
-        if info.name == POOLING_MASK:
-            mask = some_prompts(mask)
-        return mask.astype(_numpy_dtype(info))
+        return _mask(info, dims, shape).astype(_numpy_dtype(info))
     kind = kinds.get(info.name)
     if kind is not None and kind.kind == IDS:
         return kind.draw(dims, shape.mask, generator).astype(info.dtype)
     if info.dtype in _INDEX_DTYPES:
+        if info.name.endswith(".keys"):  # of a map, which has each once
+            return np.arange(*dims).astype(info.dtype)
         bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
         return generator.integers(0, bound, dims).astype(info.dtype)
-    if info.dtype in ("float32", "float16", "float64"):
+    if info.dtype in _FLOATS:
         return generator.standard_normal(dims).astype(info.dtype)
     if info.dtype == "bool":
         return generator.integers(0, 2, dims).astype(bool)
+    if info.dtype in _OTHER_INTEGERS:
+        return generator.integers(*_OTHER_INTEGERS[info.dtype], dims).astype(info.dtype)
+    if info.dtype == "string":
+        words = np.arange(math.prod(dims)) + int(generator.integers(len(_WORDS)))
+        return _WORDS[words.reshape(dims) % len(_WORDS)]
     raise InputError(
-        f"cannot generate values for the input {info.name} of dtype {info.dtype}", "verify this model by hand"
+        f"cannot generate values for the input {info.name} of dtype {info.dtype}",
+        "onnxruntime takes no arrays of it: pass --no_verify, and compare the result by hand",
     )
+
+
+def _mask(info: TensorInfo, dims: Sequence[int], shape: FeedShape) -> NDArray[np.bool_]:
+    """Return a mask of the lengths of `shape`, which go by parts where the mask has a length of its own."""
+    rows, length = dims
+    is_read_by_decoder = info.name.startswith("encoder_") and isinstance(info.shape[1], int)
+    if is_read_by_decoder or length not in (shape.sequence_length, shape.past_length + shape.sequence_length):
+        # The decoder's lengths are not those of what the encoder has read, which may be of one length alone.
+        parts = np.resize(np.array(shape.lengths) / shape.sequence_length, rows)
+        return np.asarray(np.arange(length) < np.ceil(parts * length)[:, None])
+    mask = shape.mask
+    if length == shape.past_length + shape.sequence_length:
+        past = np.ones((shape.batch_size, shape.past_length), dtype=bool)
+        past[0, : shape.past_length // 3] = False
+        mask = np.concatenate([past, mask], axis=1)
+    if info.name == POOLING_MASK:
+        mask = some_prompts(mask)
+    return mask if len(mask) == rows else np.resize(mask, (rows, length))
 
 
 def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
     dimension = info.shape[axis]
-    wanted = shape.batch_size if axis == 0 or dimension == _BATCH_AXIS else _length(dimension, shape)
     if isinstance(dimension, int):
-        # Ids and masks are [B, S] and nothing else; a fixed axis of any other tensor may be a hidden size.
-        if dimension != wanted and len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES):
-            raise InputError(
-                f"the input {info.name} is fixed to {dimension} on axis {axis}; {wanted} was asked for",
-                "export the model with dynamic axes, or ask for its own shape",
-            )
         return dimension
-    return wanted
+    if dimension is not None and dimension in shape.sizes:
+        return shape.sizes[dimension]
+    return shape.batch_size if axis == 0 or dimension == _BATCH_AXIS else _length(dimension, shape)
 
 
 def _length(dimension: int | str | None, shape: FeedShape) -> int:
     """Return the size of an axis that is no batch: the past, the sequence, or both together."""
-    if isinstance(dimension, str) and dimension in shape.sizes:
-        return shape.sizes[dimension]
-    names = str(dimension).split(_SUM)
-    return sum(shape.past_length if name == PAST_AXIS else shape.sequence_length for name in names)
+    return sum(_part_of_length(name, shape) for name in str(dimension).split(_SUM))
+
+
+def _part_of_length(name: str, shape: FeedShape) -> int:
+    if name.isdecimal():  # of `past_sequence_length + 1`
+        return int(name)
+    past = shape.past_length if _is_past(name) or "total" in name.lower() else 0
+    return past if _is_past(name) else past + shape.sizes.get(name, shape.sequence_length)
+
+
+@dataclass(frozen=True)
+class FixedSizes:
+    """The sizes that the inputs of a file leave no choice of.
+
+    Attributes:
+        batch_size: B; None where it is free.
+        sequence_length: S; 1 where nothing has a sequence, None where it is free.
+        batch_names: the names of axes that are the batch, wherever they stand.
+        other_names: those that are first in some input, and no batch.
+    """
+
+    batch_size: int | None
+    sequence_length: int | None
+    batch_names: frozenset[str] = frozenset()
+    other_names: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, inputs: Sequence[TensorInfo]) -> FixedSizes:
+        """Read them from the inputs; names say what an axis is, and its place only where they say nothing."""
+        inputs = [info for info in inputs if info.shape]
+        firsts = [info.shape[0] for info in inputs]
+        later = {size for info in inputs for size in info.shape[1:]}
+        names = {size for size in (*firsts, *later) if isinstance(size, str)}
+        batch = {name for name in names if _BATCH.search(name)}
+        batch |= {name for name in names.intersection(firsts) - later if not _SEQUENCE.search(name)}
+        batch = batch or {name for name in firsts[:1] if isinstance(name, str)}
+        # A recurrent state is [layers, B, width], with no name of its batch beside inputs that have none either.
+        batch |= {
+            f"{info.name}.1"
+            for info in inputs
+            if info.shape[1:2] == (f"{info.name}.1",) and len(info.shape) == 3 and isinstance(info.shape[0], int)
+        } & (names if any(f"{info.name}.0" in batch for info in inputs) else set())
+        texts = sorted((info for info in inputs if _is_text(info)), key=is_mask)
+        has_batch, has_sequence = bool(batch) or None in firsts, bool(names - batch) or None in later
+        rows = next((info.shape[0] for info in texts if isinstance(info.shape[0], int)), None)
+        if rows is None and not has_batch:
+            rows = next((size for size in firsts if isinstance(size, int)), 1)
+        length = texts[0].shape[1] if texts else None
+        length = length if isinstance(length, int) else None if has_sequence else 1
+        return cls(rows, length, frozenset(batch), frozenset(names.intersection(firsts) - batch))
+
+    def fit(self, shape: FeedShape) -> FeedShape:
+        """Make `shape` one that the file takes: its ragged rows first, and their lengths by parts."""
+        rows, length = self.batch_size or shape.batch_size, self.sequence_length or shape.sequence_length
+        # A row of padding alone stays one.
+        lengths = tuple(max(min(part, 1), round(part / shape.sequence_length * length)) for part in shape.lengths)
+        sizes = {**dict.fromkeys(self.batch_names, rows), **dict.fromkeys(self.other_names, length), **shape.sizes}
+        lengths = lengths[-rows:] if rows <= len(lengths) else tuple(np.resize(lengths, rows).tolist())
+        if (rows, length) == (shape.batch_size, shape.sequence_length):
+            return replace(shape, sizes=sizes)
+        text = f"{rows} x {length}, padded {shape.padding}" if min(lengths) < length else f"{rows} x {length}"
+        text = f"{shape.description}, {rows} at once" if shape.sizes else text
+        return replace(shape, description=text, lengths=lengths, sequence_length=length, sizes=sizes)
+
+
+def _is_text(info: TensorInfo) -> bool:
+    return len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES)
+
+
+def input_uses(model: ModelFile) -> dict[str, list[tuple[Node, int]]]:
+    """Return for each input the nodes that its values come to, and in which place, with what only moves them between.
+
+    Of arithmetic the first operand alone is followed: what a mask is multiplied with is not the mask.
+    """
+    origin = {info.name: info.name for info in model.structure.inputs}
+    uses: dict[str, list[tuple[Node, int]]] = defaultdict(list)
+    for node in read_nodes(model.path):
+        for place, value in enumerate(node.inputs):
+            if value in origin:
+                uses[origin[value]].append((node, place))
+        if node.op_type in _CARRIERS and node.outputs and node.inputs[:1] and node.inputs[0] in origin:
+            origin[node.outputs[0]] = origin[node.inputs[0]]
+    return uses
+
+
+def holds_samples(
+    info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]], operators: AbstractSet[str] = frozenset()
+) -> bool:
+    """Whether an input is a row of audio samples, hundreds of which are one step of the model of these `operators`."""
+    is_row = info.dtype in _FLOATS and len(info.shape) == 2 and not isinstance(info.shape[1], int)
+    # What nothing of the main graph reads is for a branch or a body, of which the operators alone are known.
+    reads = uses.get(info.name, ())
+    convolved = any(node.op_type in _OF_SOUNDS for node, _ in reads) or (not reads and bool(_OF_SOUNDS & operators))
+    return is_row and not is_mask(info) and (convolved or bool(_SOUND.search(info.name)))
+
+
+def is_used_as_mask(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, int]]]) -> bool:
+    """Whether a float input [B, S] is a mask by its use: subtracted from one, or multiplied once it is raised."""
+    places = {(node.op_type, place) for node, place in uses.get(info.name, ())}
+    is_raised = ("Unsqueeze", 0) in places and bool({("Mul", 0), ("Mul", 1)} & places)
+    return info.dtype in _FLOATS and len(info.shape) == 2 and (is_raised or ("Sub", 1) in places)
+
+
+def num_positions(model: ModelFile) -> int | None:
+    """Return for how many tokens a graph has positions; None where it has no table of them that can be told.
+
+    The table is as wide as that of the ids, and is looked up by an input called so, or by none: a counter, a constant.
+    """
+    names = [info.name for info in model.structure.inputs if not is_mask(info)]
+    tables = list(_tables(model, names, _FORWARDERS))
+    widths = {sizes[1] for name, sizes in tables if name is not None}
+    places = [sizes[0] for name, sizes in tables if (name is None and sizes[1] in widths) or "position" in (name or "")]
+    rows = max(places, default=0)
+    if rows < _FEWEST_POSITIONS:  # of a table of segments
+        return None
+    # Where positions are counted from the ids, as in RoBERTa, the first two rows are for padding.
+    return rows - 2 if "CumSum" in model.structure.ops else rows
 
 
 def _numpy_dtype(info: TensorInfo) -> np.dtype[Any]:

@@ -2,92 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
+from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.wire import Node
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import (
     MASK,
     TOKEN_TYPES,
     FeedShape,
+    FixedSizes,
     has_past,
+    holds_samples,
     index_bounds,
+    input_uses,
     is_mask,
+    is_used_as_mask,
     names_are_exchanged,
+    num_positions,
     past_shapes,
     random_feeds,
     verification_shapes,
 )
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
+from onnxtool.runtime.operands import with_operands
+from onnxtool.runtime.sample_files import read_sample, shaped
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
-_LONGEST = 64  # for a model without a maximum length
+_LONGEST = 64  # for a model without a maximum length, and without a table of positions
+# Rows, height and width: of multiples of 32, which detectors ask for, and of others.
+_PICTURES = ((1, 64, 64), (2, 96, 160), (1, 224, 224), (3, 37, 53), (1, 48, 320))
+_PIXELS = ("uint8", "float32", "float16", "float64")
+_MOST_ALIKE = 3  # cases of the same shapes and masks: other values show what one alone hides
 
 
-def input_cases(model: ModelFile, *, longest: int | None = None) -> list[Case]:
-    """Return inputs of many shapes and masks: those of the stamp, else what the axes of the graph suggest.
+def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
+    """Return inputs of many shapes and masks: those given, of the stamp, else what the axes of the graph suggest.
 
     Args:
         model: the file.
         longest: no text is to have more tokens, unless the file takes no shorter one; None for as many as it takes.
+        given: samples, which are all that is run then, or shapes.
 
     Raises:
         ModelFileError: the stamp cannot be used.
-        InputError: the graph has an input for which none can be made.
+        InputError: the graph has an input for which none can be made, or what is given does not fit it.
     """
+    if given.samples:
+        return [read_sample(path, model.structure.inputs) for path in given.samples]
     inputs = model.structure.inputs
     stamp = InputStamp.read(model)
-    if stamp is not None and stamp.cases:
+    if stamp is not None and stamp.cases and not given.shapes:
         short = tuple(case for case in stamp.cases if longest is None or _num_tokens(case, stamp.kinds) <= longest)
         return replace(stamp, cases=short or stamp.cases).make_cases(inputs)
-    kinds = None if stamp is None else stamp.kinds
-    bounds = index_bounds(model)
-    length = model.metadata_number(MAX_LENGTH_KEY) or _LONGEST
+    length = model.metadata_number(MAX_LENGTH_KEY) or (stamp is None and num_positions(model)) or _LONGEST
     length = min(length, longest or length)
-    samples = any(_holds_samples(info) for info in inputs)
     exchanged = names_are_exchanged(model)
     masked = any(is_mask(info) for info in inputs) and not exchanged
-    past = past_shapes(length) if has_past(inputs) else ()
-    cases = []
-    for seed, shape in enumerate((*verification_shapes(length), *past)):
-        if samples:
-            shape = _in_samples(shape)
-        feeds = random_feeds(inputs, shape, bounds, seed=seed, kinds=kinds)
+    maker = _Maker.of(model, given)
+    past = past_shapes(length) if has_past(maker.inputs) else ()
+    pictures = maker.picture_shapes() if stamp is None else ()
+    cases: list[Case] = []
+    alike: Counter[object] = Counter()
+    for seed, shape in enumerate((*(pictures or verification_shapes(length)), *past)):
+        shape, feeds = maker.make(shape, seed)
         if exchanged:  # a row of which all is masked has no meaning
             feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
-        cases.append(Case(shape.description, feeds, shape.mask if masked else None))
+        key = shape.mask.tobytes() if masked else 0, *(array.shape for array in feeds.values())
+        alike[key] += 1
+        if alike[key] <= _MOST_ALIKE or stamp is not None:
+            other = ", other values" if any(case.description == shape.description for case in cases) else ""
+            cases.append(Case(f"{shape.description}{other}", feeds, shape.mask if masked else None))
     return cases
 
 
-def sized_feeds(model: ModelFile, shape: FeedShape, *, seed: int = 0) -> dict[str, NDArray[Any]]:
+@dataclass(frozen=True)
+class _Maker:
+    """Makes inputs up that fit a graph.
+
+    Attributes:
+        inputs: in the shapes that are given.
+        uses: what reads each.
+        bounds: of ids, see `index_bounds`.
+        kinds: those of the stamp.
+        operators: those of the graph, its branches and bodies included.
+    """
+
+    inputs: Sequence[TensorInfo]
+    outputs: Sequence[TensorInfo]
+    fixed: FixedSizes
+    uses: Mapping[str, Sequence[tuple[Node, int]]]
+    bounds: dict[str, int]
+    kinds: Mapping[str, InputKind] | None
+    operators: AbstractSet[str]
+
+    @classmethod
+    def of(cls, model: ModelFile, given: GivenInputs) -> _Maker:
+        stamp, structure = InputStamp.read(model), model.structure
+        inputs = shaped(structure.inputs, given.shapes)
+        kinds = None if stamp is None else stamp.kinds
+        fixed, operators = FixedSizes.of(inputs), structure.ops.keys()
+        return cls(inputs, structure.outputs, fixed, input_uses(model), index_bounds(model), kinds, operators)
+
+    def make(
+        self, shape: FeedShape, seed: int, *, in_samples: bool = True
+    ) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
+        """Return `shape` as the graph takes it, shorter where it would be too large, and inputs of it."""
+        if in_samples and any(holds_samples(info, self.uses, self.operators) for info in self.inputs):
+            shape = _in_samples(shape)
+        shape = self.fixed.fit(shape)
+        while True:
+            try:
+                feeds = random_feeds(self.inputs, shape, self.bounds, seed=seed, kinds=self.kinds)
+                break
+            except InputError:
+                if shape.sequence_length == 1:
+                    raise
+                shape = self.fixed.fit(shape.halved())
+                if shape.sequence_length == self.fixed.sequence_length:
+                    raise
+        for info in self.inputs:
+            if is_used_as_mask(info, self.uses) and feeds[info.name].shape == shape.mask.shape:
+                feeds[info.name] = shape.mask.astype(info.dtype)
+        return shape, with_operands(feeds, self.uses, self.outputs)
+
+    def picture_shapes(self) -> tuple[FeedShape, ...]:
+        """Return shapes for a model of pictures whose sizes are free; none for another one."""
+        free = [
+            [size for size in info.shape if isinstance(size, str) and size not in self.fixed.batch_names]
+            for info in self.inputs
+            if len(info.shape) == 4 and info.dtype in _PIXELS
+        ]
+        channels = any(3 in info.shape for info in self.inputs)
+        names = next((names for names in free if len(set(names)) > 1 or (names and channels)), [])
+        if not names or any(info.dtype in ("int64", "int32") and len(info.shape) == 2 for info in self.inputs):
+            return ()
+        sizes = [(3, height, width)[-len(names) :] for _, height, width in _PICTURES]
+        return tuple(
+            FeedShape(
+                f"pictures of {rows} x {height} x {width}", (1,) * rows, 1, sizes=dict(zip(names, size, strict=True))
+            )
+            for (rows, height, width), size in zip(_PICTURES, sizes, strict=True)
+        )
+
+
+def sized_feeds(
+    model: ModelFile, shape: FeedShape, *, seed: int = 0, given: GivenInputs = NO_INPUTS
+) -> dict[str, NDArray[Any]]:
     """Make random inputs of B rows of S tokens, none of it padding: as the stamp says, else from the graph.
+
+    What the graph, or `given`, fixes to other sizes keeps those.
 
     Raises:
         ModelFileError: the stamp cannot be used.
-        InputError: the graph is fixed to other sizes, or has an input for which none can be made.
+        InputError: the stamp is of other sizes, or the graph has an input for which none can be made.
     """
-    inputs, stamp = model.structure.inputs, InputStamp.read(model)
-    if stamp is not None and stamp.cases and stamp.fixed_length(inputs) in (None, shape.sequence_length):
+    inputs = model.structure.inputs
+    stamp = InputStamp.read(model)
+    if (
+        stamp is not None
+        and stamp.cases
+        and not given.shapes
+        and stamp.fixed_length(inputs) in (None, shape.sequence_length)
+    ):
         return stamp.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
-    kinds = None if stamp is None else stamp.kinds
-    return random_feeds(inputs, shape, index_bounds(model), seed=seed, kinds=kinds)
+    return _Maker.of(model, given).make(shape, seed, in_samples=False)[1]
+
+
+def names_of_ids(model: ModelFile) -> list[str]:
+    """Return the inputs that are ids of tokens, `input_ids` first: as stamped, else those that look up a table."""
+    stamp = InputStamp.read(model)
+    stamped = {} if stamp is None else stamp.kinds
+    names = [name for name, kind in stamped.items() if kind.kind == IDS] or list(index_bounds(model))
+    names += [info.name for info in model.structure.inputs if info.name == "input_ids" and info.name not in names]
+    return sorted(names, key=lambda name: name != "input_ids")
 
 
 def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:
     """Return how long the longest text of a case is; 0 without any."""
     texts = (case.shapes[name] for name, kind in kinds.items() if kind.kind == IDS)
     return max((shape[1] for shape in texts if len(shape) > 1), default=0)
-
-
-def _holds_samples(info: TensorInfo) -> bool:
-    """Whether an input is a row of audio samples, hundreds of which are one step of the model."""
-    return info.dtype.startswith("float") and len(info.shape) == 2 and not isinstance(info.shape[1], int)
 
 
 def _in_samples(shape: FeedShape) -> FeedShape:

@@ -17,6 +17,7 @@ from onnxtool.model_file.wire import externalized
 from onnxtool.options import StrPath, checked
 from onnxtool.runtime.binding import BoundRun, CachedRun
 from onnxtool.runtime.bounds import InterThreads, Threads
+from onnxtool.runtime.nesting import flattened, is_nested, is_part, nested
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
 from onnxtool.runtime.providers import PROVIDERS, Provider, resolve_provider
@@ -62,19 +63,31 @@ class Session:
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
         """Run the model on `feeds` (input name to array) and return output name to array.
 
+        Sequences, maps and optionals have the arrays that `runtime.nesting` describes.
+
         Raises:
             InputError: an input is missing, or one is given that the model does not have.
             SessionError: onnxruntime fails on these inputs.
         """
-        missing = sorted(set(self.input_names) - set(feeds))
-        unknown = sorted(set(feeds) - set(self.input_names))
+        given = self.nested(feeds)
+        missing = sorted(set(self.input_names) - set(given))
+        unknown = sorted(set(given) - set(self.input_names))
         if missing or unknown:
             raise InputError(
                 f"{self.model.path} takes {', '.join(self.input_names)}; missing: {', '.join(missing) or 'none'}, "
                 f"unknown: {', '.join(unknown) or 'none'}",
                 "the tokenizer may belong to another model; pass --model_name",
             )
-        return dict(zip(self.output_names, self.run_unchecked(feeds), strict=True))
+        outputs = zip(self.output_names, self.run_unchecked(given), strict=True)
+        return {name: array for output, value in outputs for name, array in flattened(output, value)}
+
+    def nested(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
+        """Return what onnxruntime takes: the arrays of sequences, maps and optionals put together."""
+        holders = [info for info in self.model.structure.inputs if is_nested(info)]
+        if not holders:
+            return feeds
+        plain = {name: array for name, array in feeds.items() if not any(is_part(name, info) for info in holders)}
+        return plain | {info.name: nested(info, feeds) for info in holders}
 
     def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Run the model on `feeds` with nothing around onnxruntime's own call, for timing.
@@ -115,7 +128,7 @@ class Session:
             raise self._failed(feeds, error) from error
 
     def _failed(self, feeds: Mapping[str, NDArray[Any]], error: Exception) -> SessionError:
-        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        shapes = ", ".join(f"{name} {list(getattr(array, 'shape', ''))}" for name, array in feeds.items())
         return SessionError(
             f"onnxruntime cannot run {self.model.path} on {shapes}: {first_line(error)}",
             "the model may be fixed to other shapes; see its inputs with onnxtool stats",

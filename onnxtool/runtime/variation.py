@@ -62,7 +62,7 @@ def _rows(given: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[An
     for place in range(len(output)) if batched else (slice(None),):
         arrays = {name: array[place] if array.ndim else array for name, array in given.items()}
         masks = [array for name, array in arrays.items() if "mask" in name]
-        row = output[place]
+        row = output[place] if output.ndim else output
         seen = next((mask.astype(bool) for mask in masks if mask.ndim == 1 and mask.shape == row.shape[:1]), None)
         contents = [array for name, array in arrays.items() if "mask" not in name]
         yield masks, contents, row if seen is None or seen.all() else row[seen]

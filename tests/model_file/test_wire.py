@@ -150,7 +150,7 @@ def test_a_dimension_of_minus_one_is_of_any_size(tmp_path: Path) -> None:
 
 
 def test_a_value_that_is_no_tensor_says_what_it_is(tmp_path: Path) -> None:
-    """Sequences, optionals and sparse tensors have the name of their kind as dtype."""
+    """Sequences, optionals and maps have as dtype what they hold as well, and the shape of the tensors in them."""
     tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, [2])
     kinds = {
         "sequence": helper.make_sequence_type_proto(tensor),
@@ -160,7 +160,12 @@ def test_a_value_that_is_no_tensor_says_what_it_is(tmp_path: Path) -> None:
     }
     inputs = [helper.make_value_info(name, kind) for name, kind in kinds.items()]
     structure = read(make_model([identity("n")], inputs=inputs), tmp_path)
-    assert {info.name: info.dtype for info in structure.inputs} == {name: name for name in kinds}
+    assert {info.name: (info.dtype, info.shape) for info in structure.inputs} == {
+        "sequence": ("sequence(float32)", (2,)),
+        "optional": ("optional(float32)", (2,)),
+        "map": ("map(int64, float32)", (2,)),
+        "sparse_tensor": ("sparse_tensor", ()),
+    }
 
 
 def test_nodes_come_in_order_with_names_and_holes(tmp_path: Path) -> None:

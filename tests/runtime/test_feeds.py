@@ -18,6 +18,7 @@ from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
 from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.feeds import (
     FeedShape,
+    FixedSizes,
     has_past,
     index_bounds,
     is_mask,
@@ -115,12 +116,56 @@ def test_the_seed_decides_the_values() -> None:
         assert (first[name] != other[name]).any()
 
 
-@pytest.mark.parametrize("name", ["attention_mask", "input_ids"])
-@pytest.mark.parametrize("shape", [(3, "sequence"), ("batch_size", 9)])
-def test_a_fixed_axis_of_another_size_is_refused(name: str, shape: tuple[Dimension, ...]) -> None:
-    """For ids as for masks: what ran would not be what was asked for."""
-    with pytest.raises(InputError, match=f"the input {name} is fixed to . on axis .; . was asked for"):
-        random_feeds([_info(name, shape=shape)], FeedShape.full(2, 4), {})
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [
+        ([_info("input_ids", shape=(1, 128))], [(1, 128)]),
+        ([_info("input_ids", shape=("N", 128)), _info("attention_mask", shape=("N", 128))], [(3, 128), (3, 128)]),
+        ([_info("input_ids", shape=(1, "s")), _info("attention_mask", shape=("b", "s"))], [(1, 4), (1, 4)]),
+        ([_info("x", "float32", ("batch", "t")), _info("h", "float32", (2, "batch", 8))], [(3, 4), (2, 3, 8)]),
+        ([_info("x", "float32", ("N", "L")), _info("h", "float32", (2, "N", 8))], [(3, 4), (2, 3, 8)]),
+        ([_info("x", "float32", ("seq", "batch", 8)), _info("m", "bool", ("batch", "seq"))], [(4, 3, 8), (3, 4)]),
+        ([_info("x", "float32", (1, 576)), _info("state", "float32", (2, 1, 128))], [(1, 576), (2, 1, 128)]),
+    ],
+)
+def test_sizes_are_those_that_the_file_fixes(inputs: list[TensorInfo], wanted: list[tuple[int, ...]]) -> None:
+    """The name of an axis has one size in all inputs, wherever it stands, and the batch is known by its name."""
+    feeds = random_feeds(inputs, FixedSizes.of(inputs).fit(FeedShape("three", (2, 3, 4), 4)), {})
+    assert [array.shape for array in feeds.values()] == wanted
+
+
+def test_lengths_of_a_fixed_file_are_parts_of_its_own() -> None:
+    """Its single row is a padded one, and the description says its size."""
+    fitted = FixedSizes.of([_info("attention_mask", shape=(1, 128))]).fit(FeedShape("ragged", (8, 4), 8))
+    assert (fitted.lengths, fitted.sequence_length, fitted.description) == ((64,), 128, "1 x 128, padded right")
+
+
+def test_inputs_that_would_fill_the_memory_are_refused_with_their_size() -> None:
+    """Before anything is allocated."""
+    with pytest.raises(InputError, match="would take 32,000,000,000,000 bytes") as caught:
+        random_feeds([_info("x", "float32", (2_000_000, 2_000_000))], FeedShape.full(1, 1), {})
+    assert "--input_shape" in caught.value.hint
+
+
+def test_what_is_no_id_is_made_up_in_its_dtype() -> None:
+    """Pixels take all of a byte, and sequences and maps have arrays under their names."""
+    inputs = [
+        _info("pixels", "uint8", ("batch", 64, 64, 3)),
+        _info("text", "string", ("batch",)),
+        _info("parts", "sequence(float32)", ("sequence",)),
+        _info("maybe", "optional(int64)", ()),
+        _info("counts", "map(string, float32)", ()),
+    ]
+    feeds = random_feeds(inputs, FixedSizes.of(inputs).fit(FeedShape.full(2, 4)), {})
+    assert {name: (array.shape, str(array.dtype)) for name, array in feeds.items()} == {
+        "pixels": ((2, 64, 64, 3), "uint8"),
+        "text": ((2,), "object"),
+        **{f"parts[{number}]": ((4,), "float32") for number in range(3)},
+        "maybe": ((), "int64"),
+        "counts.keys": ((3,), "object"),
+        "counts.values": ((3,), "float32"),
+    }
+    assert feeds["pixels"].max() > 200
 
 
 def test_a_fixed_axis_of_the_size_that_is_asked_for_is_fine() -> None:
@@ -129,7 +174,7 @@ def test_a_fixed_axis_of_the_size_that_is_asked_for_is_fine() -> None:
     assert [array.shape for array in feeds.values()] == [(2, 4), (2, 16)]
 
 
-@pytest.mark.parametrize("info", [_info("text", "string"), _info("attention_mask", "type99")])
+@pytest.mark.parametrize("info", [_info("codes", "bfloat16"), _info("attention_mask", "type99")])
 def test_a_dtype_that_cannot_be_made_up_is_refused(info: TensorInfo) -> None:
     """By the name of the input."""
     with pytest.raises(InputError, match=f"the input {info.name} of dtype|the input {info.name} is of dtype"):

@@ -53,6 +53,9 @@ _DTYPES: dict[int, tuple[str, int]] = {
     28: ("float6_e3m2fn", 6),
 }
 _OTHER_TYPES = {4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
+_MAP = 5
+_HOLDERS = {4: 1, _MAP: 2, 9: 1}  # the field of each that holds the type of its elements
+_MOST_NESTED = 8
 ELEMENT_BITS = {number: bits for number, (_, bits) in _DTYPES.items()}
 DTYPE_NAMES = frozenset(name for name, _ in _DTYPES.values())
 
@@ -184,19 +187,39 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
 
 
 def read_value_info(data: Data, start: int, end: int) -> tuple[TensorInfo, tuple[str, ...]]:
-    """Read an input or output, with what its dimensions denote; one that is no tensor has its kind as dtype."""
+    """Read an input or output, with what its dimensions denote.
+
+    One that is no tensor has a dtype such as `sequence(map(int64, float32))`, and the shape of the tensors in it.
+    """
     name, dtype = "", "undefined"
     shape: list[tuple[Dimension, str]] = []
     for number, kind, first, last in fields(data, start, end):
         if number == 1 and kind == BYTES:
             name = read_text(data, first, last)
         elif number == 2 and kind == BYTES:
-            for inner, inner_kind, type_start, type_end in fields(data, first, last):
-                if inner == 1 and inner_kind == BYTES:
-                    dtype, shape = _read_tensor_type(data, type_start, type_end)
-                elif inner_kind == BYTES and inner in _OTHER_TYPES:
-                    dtype, shape = _OTHER_TYPES[inner], []
+            dtype, shape = _read_type(data, first, last, 0)
     return TensorInfo(name, dtype, tuple(size for size, _ in shape)), tuple(text for _, text in shape)
+
+
+def _read_type(data: Data, start: int, end: int, depth: int) -> tuple[str, list[tuple[Dimension, str]]]:
+    dtype = "undefined"
+    shape: list[tuple[Dimension, str]] = []
+    if depth > _MOST_NESTED:
+        raise malformed(f"types nested more than {_MOST_NESTED} deep", start)
+    for number, kind, first, last in fields(data, start, end):
+        if number == 1 and kind == BYTES:
+            dtype, shape = _read_tensor_type(data, first, last)
+        elif number in _OTHER_TYPES and kind == BYTES:
+            parts: list[str] = []
+            shape = []
+            for inner, inner_kind, inner_start, inner_end in fields(data, first, last):
+                if number == _MAP and inner == 1 and inner_kind == VARINT:
+                    parts.append(_DTYPES.get(inner_start, (f"type{inner_start}", 0))[0])
+                elif inner_kind == BYTES and number in _HOLDERS and inner == _HOLDERS[number]:
+                    element, shape = _read_type(data, inner_start, inner_end, depth + 1)
+                    parts.append(element)
+            dtype = f"{_OTHER_TYPES[number]}({', '.join(parts)})" if parts else _OTHER_TYPES[number]
+    return dtype, shape
 
 
 def _read_tensor_type(data: Data, start: int, end: int) -> tuple[str, list[tuple[Dimension, str]]]:

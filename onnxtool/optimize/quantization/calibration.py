@@ -21,8 +21,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.runtime.accepted_cases import accepted_cases
 from onnxtool.runtime.feeds import index_bounds, is_mask
-from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
 _BATCH_SIZE = 8
@@ -47,25 +48,29 @@ class Calibration:
     note: str = ""
 
 
-def make_calibration(path: Path, texts_path: Path | None = None) -> Calibration:
-    """Make inputs for a model from the texts in a file, else from onnxtool's own, else at random.
+def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInputs = NO_INPUTS) -> Calibration:
+    """Make inputs for a model from samples, from the texts in a file, else from onnxtool's own, else at random.
 
     Args:
         path: the ONNX file; its tokenizer is found beside it.
         texts_path: one text per line, or JSON Lines with `id` and `contents`; 256 of them are enough.
+        given: samples to calibrate on, or shapes of random inputs.
 
     Raises:
         InputError: the file cannot be read, there is no tokenizer for its texts, or it does not fit the model.
         ModelFileError: the model cannot be read.
     """
     model = ModelFile.open(path)
+    if given.samples:
+        feeds = tuple(case.feeds for case in accepted_cases(model, given=given))
+        return Calibration(feeds, 0, f"calibrated on {len(feeds)} of {len(given.samples)} samples")
     try:
         _require_text_inputs(model)
         folder = find_checkpoint_folder(model)
     except InputError as error:
         if texts_path is not None:
             raise
-        return _random_calibration(model, error.message)
+        return _random_calibration(model, error.message, given)
     texts = CALIBRATION_TEXTS if texts_path is None else tuple(text.contents for text in read_texts(texts_path))
     used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, which may be sorted
     note = "" if len(used) == len(texts) else f"calibrated on {len(used)} of {len(texts)} texts"
@@ -91,8 +96,8 @@ def _require_text_inputs(model: ModelFile) -> None:
     require_named_inputs(model)
 
 
-def _random_calibration(model: ModelFile, reason: str) -> Calibration:
-    feeds = tuple(case.feeds for case in input_cases(model, longest=_LONGEST_RANDOM))
+def _random_calibration(model: ModelFile, reason: str, given: GivenInputs) -> Calibration:
+    feeds = tuple(case.feeds for case in accepted_cases(model, longest=_LONGEST_RANDOM, given=given))
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 

@@ -31,6 +31,7 @@ from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.products import products_saturate
 
 MAX_ERROR = 0.01
@@ -72,6 +73,7 @@ class Conversion:
         max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
         texts_path: texts to calibrate on; None for onnxtool's own.
         cpu: what int8 is for, one of `CPUS`.
+        given: inputs to calibrate on, or their shapes.
     """
 
     source: ModelFile
@@ -83,6 +85,7 @@ class Conversion:
     max_error: float | None
     texts_path: Path | None
     cpu: str
+    given: GivenInputs = NO_INPUTS
 
     @property
     def bound(self) -> float:
@@ -97,7 +100,7 @@ class Conversion:
     @cached_property
     def calibration(self) -> Calibration:
         """The inputs to calibrate on."""
-        return make_calibration(self.source.path, self.texts_path)
+        return make_calibration(self.source.path, self.texts_path, self.given)
 
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.

@@ -1,0 +1,68 @@
+"""What a user says of a file's inputs where the graph does not: samples of them, and their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from onnxtool.errors import OptionError
+from onnxtool.options import ManyPaths, ManyTexts, Option
+
+SampleInputs = Annotated[
+    ManyPaths,
+    Option(
+        "Run the model on the arrays in this file, one named as each input, instead of made-up ones. May be given "
+        "several times.",
+        metavar="FILE.npz",
+    ),
+]
+InputShapes = Annotated[
+    ManyTexts,
+    Option(
+        "Make up this input in this shape, for files that say less than they need. May be given several times.",
+        name="input_shape",
+        metavar="NAME:1,128",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class GivenInputs:
+    """Samples of inputs, and shapes of those that are made up.
+
+    Attributes:
+        samples: .npz files, each with all inputs of one run.
+        shapes: input name to its sizes.
+    """
+
+    samples: tuple[Path, ...] = ()
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, samples: Sequence[Path] | Path, shapes: Sequence[str] | str) -> GivenInputs:
+        """Read what options say, shapes as `NAME:1,128`.
+
+        Raises:
+            OptionError: a shape is no such text, an input has two, or there are both samples and shapes.
+        """
+        samples, shapes = (
+            (samples,) if isinstance(samples, Path) else tuple(samples),
+            (shapes,) if isinstance(shapes, str) else shapes,
+        )
+        found: dict[str, tuple[int, ...]] = {}
+        for text in shapes:
+            name, separator, sizes = text.rpartition(":")
+            parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
+            if not separator or not name or not all(part.isdecimal() and len(part) < 10 for part in parts):
+                raise OptionError(f"{text!r} is no shape of an input", "write it as NAME:1,128; NAME: is a scalar")
+            if name in found:
+                raise OptionError(f"the input {name} has two shapes", "pass one --input_shape for each input")
+            found[name] = tuple(map(int, parts))
+        if samples and found:
+            raise OptionError("samples have shapes of their own", "leave --input_shape or --sample_inputs out")
+        return cls(samples, found)
+
+
+NO_INPUTS = GivenInputs()
