@@ -26,10 +26,10 @@ from pathlib import Path
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
 
-import onnxscript.rewriter  # noqa: E402, F401  loaded once, for all cases
-from backend_suite.cases import Case, backend_cases  # noqa: E402
-from backend_suite.fusions import fusion_cases  # noqa: E402
-from backend_suite.judging import MODES, PEERS, Judgement, judge  # noqa: E402
+import onnxscript.rewriter  # noqa: F401  loaded once, for all cases
+from backend_suite.cases import Case, backend_cases
+from backend_suite.fusions import fusion_cases
+from backend_suite.judging import MODES, PEERS, Judgement, judge
 
 KINDS = ("node", "larger", "fusions")
 VERDICTS = ("right", "wrong", "refused", "raw error", "died", "not run")

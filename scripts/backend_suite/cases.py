@@ -13,7 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 LARGER = ("simple", "pytorch-converted", "pytorch-operator")
-_READERS: dict[str, tuple[type, Callable[[Any], Any]]] = {
+_READERS: dict[str, tuple[Any, Callable[[Any], Any]]] = {
     "tensor_type": (onnx.TensorProto, numpy_helper.to_array),
     "sequence_type": (onnx.SequenceProto, numpy_helper.to_list),
     "optional_type": (onnx.OptionalProto, numpy_helper.to_optional),
@@ -41,7 +41,7 @@ class Case:
     model_type: str = "bert"
 
     def flipped(self) -> list[dict[str, Any]]:
-        """Return the first inputs in reversed order of their elements: other numbers that are as legal in most graphs."""
+        """Return the first inputs with their elements in reversed order: numbers that are as legal in most graphs."""
         return [
             {name: np.flip(value).copy() if isinstance(value, np.ndarray) else value for name, value in given.items()}
             for given in self.feeds[:1]

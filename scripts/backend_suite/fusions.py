@@ -13,14 +13,17 @@ from typing import Any
 
 import numpy as np
 import onnx
-from backend_suite.cases import Case
 from onnx import TensorProto, helper, numpy_helper
+
+from backend_suite.cases import Case
 
 N, D = 4, 8
 H = N * D
-_POSITIONS = 32
+_POSITIONS = 512
 _VOCABULARY = 50
 _SIZES = ({"B": 2, "S": 6, "P": 3, "T": 7, "U": 9}, {"B": 1, "S": 9, "P": 1, "T": 4, "U": 10})  # U = P + S
+_AXES = {"B": "batch_size", "S": "sequence_length", "P": "past_sequence_length", "T": "encoder_sequence_length"}
+_AXES["U"] = f"{_AXES['P']} + {_AXES['S']}"
 _MASKED, _LOWEST = -10_000.0, float(np.finfo(np.float32).min)
 
 
@@ -33,14 +36,17 @@ class Graph:
         self.weights: dict[str, Any] = {}
         self.inputs: list[tuple[str, int, list[str | int]]] = []
         self.random = np.random.default_rng(7)
+        self.residual = ""
+        self.made = 0
 
     def __getattr__(self, kind: str) -> Callable[..., Any]:
         return partial(self.add, kind)
 
     def add(self, kind: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
         """Add a node; return the name of its output, or those of several."""
-        names = [f"{kind}_{len(self.nodes)}_{number}" for number in range(outputs)]
-        self.nodes.append(helper.make_node(kind, list(inputs), names, name=f"/{kind}_{len(self.nodes)}", **attributes))
+        self.made += 1
+        names = [f"{kind}_{self.made}_{number}" for number in range(outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=f"/{kind}_{self.made}", **attributes))
         return names[0] if outputs == 1 else names
 
     def constant(self, value: Any, dtype: Any = np.float32) -> str:
@@ -62,6 +68,17 @@ class Graph:
         self.inputs.append((name, dtype, list(shape)))
         return name
 
+    def begin(self) -> str:
+        """Add the input of a layer, [B, S, H], normalized; `case` adds it to the layer's output and normalizes that."""
+        self.residual = self.norm(self.Add(self.input("hidden", "B", "S", H), self.weight(H)))
+        return self.residual
+
+    def norm(self, x: str) -> str:
+        """Normalize by one node, from opset 17 on."""
+        if self.opset < 17:
+            return self.normalize(x)
+        return str(self.LayerNormalization(x, self.weight(H), self.weight(H), epsilon=1e-5))
+
     def linear(self, x: str, width: int = H, *, given: int = H, bias: str = "last") -> str:
         """Multiply by a weight and add a bias, as `last` or `first` operand, or without one."""
         product = self.MatMul(x, self.weight(given, width))
@@ -71,8 +88,10 @@ class Graph:
         return str(self.Add(*(operands if bias == "last" else operands[::-1])))
 
     def unsqueeze(self, x: str, *axes: int) -> str:
-        """Unsqueeze, by an attribute before opset 13."""
-        return str(self.Unsqueeze(x, self.ints(*axes)) if self.opset >= 13 else self.Unsqueeze(x, axes=axes))
+        """Unsqueeze one axis after another, by an attribute before opset 13."""
+        for axis in axes:
+            x = self.Unsqueeze(x, self.ints(axis)) if self.opset >= 13 else self.Unsqueeze(x, axes=[axis])
+        return x
 
     def sizes(self, x: str, *wanted: int | str) -> str:
         """Concatenate sizes: a text is the axis of `x` that is meant, as TorchScript writes it."""
@@ -109,7 +128,7 @@ class Graph:
             query = self.Mul(query, self.constant(1 / root))
         elif scale == "both":
             query, key = (self.Mul(one, self.constant(root**-0.5)) for one in (query, key))
-        scores = self.MatMul(query, self.Transpose(key, perm=[0, 1, 3, 2]))
+        scores = self.MatMul(query, self.turned(key))
         if scale == "div":
             scores = self.Div(scores, self.constant(root))
         elif scale == "mul":
@@ -119,6 +138,15 @@ class Graph:
         if mask:
             scores = self.Add(scores, mask)
         return str(self.MatMul(self.Softmax(scores, axis=-1), value))
+
+    def turned(self, key: str) -> str:
+        """Make [B, N, D, S] of keys, by one Transpose where they come from another, as exporters simplify it."""
+        maker = next((node for node in self.nodes if key in node.output and node.op_type == "Transpose"), None)
+        if maker is None:
+            return str(self.Transpose(key, perm=[0, 1, 3, 2]))
+        if not any(key in node.input for node in self.nodes):
+            self.nodes.remove(maker)
+        return str(self.Transpose(maker.input[0], perm=[0, 2, 3, 1]))
 
     def padding(self, mask: str, *axes: int, low: float = _MASKED) -> str:
         """Make of ones and zeros what is added to scores."""
@@ -169,7 +197,12 @@ class Graph:
     def case(self, name: str, outputs: str | list[str], *, attentions: int = 1, model_type: str = "bert") -> Case:
         """Return the case: inputs of two sizes, with rows of padding behind and, in masks of pairs, before the text."""
         names = [outputs] if isinstance(outputs, str) else outputs
-        values = [helper.make_tensor_value_info(*one) for one in self.inputs]
+        if self.residual:
+            names = [self.norm(self.Add(names[0], self.residual)), *names[1:]]
+        values = [
+            helper.make_tensor_value_info(kind, dtype, [_AXES.get(str(axis), axis) for axis in shape])
+            for kind, dtype, shape in self.inputs
+        ]
         results = [helper.make_tensor_value_info(one, TensorProto.FLOAT, None) for one in names]
         graph = helper.make_graph(self.nodes, name, values, results, list(self.weights.values()))
         opsets = [helper.make_opsetid("", self.opset)]
@@ -226,7 +259,7 @@ def _bert(
 ) -> Case:
     """A layer's attention with its residual and normalization; `mask` is 2d, 3d or 4d."""
     graph = Graph(opset)
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     added = kept = ""
     if mask == "4d":
         added = graph.input("mask", "B", 1, "S", "S")
@@ -239,13 +272,13 @@ def _bert(
             added = graph.padding(given, *axes, low=low)
     query, key, value = _projected(graph, x, bias=(bias,) * 3, traced=traced)
     merged = graph.merge(graph.attend(query, key, value, mask=added, where=kept, low=low, scale=scale), traced=traced)
-    return graph.case(name, graph.normalize(graph.Add(graph.linear(merged, bias=bias), x)))
+    return graph.case(name, graph.linear(merged, bias=bias))
 
 
 def _bert_packed(name: str, *, bias_table: bool = False) -> Case:
     """Queries, keys and values of one MatMul, cut by Split; with a table that is added to the scores of each head."""
     graph = Graph()
-    packed = graph.linear(graph.input("hidden", "B", "S", H), 3 * H)
+    packed = graph.linear(graph.begin(), 3 * H)
     parts = graph.Split(packed, graph.ints(H, H, H), axis=2, outputs=3)
     added = graph.padding(graph.input("mask", "B", "S", dtype=TensorProto.INT64), 1, 2)
     if bias_table:
@@ -257,7 +290,7 @@ def _bert_packed(name: str, *, bias_table: bool = False) -> Case:
 def _bert_pruned(name: str) -> Case:
     """Three of four heads are left."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     parts = [graph.split(graph.linear(x, 3 * D), heads=3) for _ in range(3)]
     added = graph.padding(graph.input("mask", "B", "S", dtype=TensorProto.INT64), 1, 2)
     return graph.case(name, graph.linear(graph.merge(graph.attend(*parts, mask=added), width=3 * D), given=3 * D))
@@ -266,7 +299,7 @@ def _bert_pruned(name: str) -> Case:
 def _with_past(name: str, *, scale: str, mask: str = "", model_type: str = "bert", biases: Any = ("last",) * 3) -> Case:
     """Keys and values behind those of a cache, both of which are outputs as well."""
     graph = Graph()
-    query, key, value = _projected(graph, graph.input("hidden", "B", "S", H), bias=biases)
+    query, key, value = _projected(graph, graph.begin(), bias=biases)
     key, value = (
         graph.Concat(graph.input(f"past_{kind}", "B", N, "P", D), new, axis=2)
         for kind, new in (("key", key), ("value", value))
@@ -280,7 +313,7 @@ def _with_past(name: str, *, scale: str, mask: str = "", model_type: str = "bert
 def _keras(name: str, *, mask: bool) -> Case:
     """Products are Einsum, with weights of [H, N, D]."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     query, key, value = (
         graph.Add(graph.Einsum(x, graph.weight(H, N, D), equation="abc,cde->abde"), graph.weight(N, D))
         for _ in range(3)
@@ -297,7 +330,7 @@ def _keras(name: str, *, mask: bool) -> Case:
 def _tensorflow(name: str) -> Case:
     """Tokens of all rows in one matrix, whose rows are put apart again for the heads."""
     graph = Graph(13)
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     flat = graph.Reshape(x, graph.ints(-1, H))
     sizes = graph.sizes(x, "0", "1", N, D)
     parts = [graph.Transpose(graph.Reshape(graph.linear(flat), sizes), perm=[0, 2, 1, 3]) for _ in range(3)]
@@ -310,7 +343,7 @@ def _tensorflow(name: str) -> Case:
 def _gpt2(name: str, *, past: bool, mask: bool = False, style: str = "where") -> Case:
     """One Gemm over all tokens, Split, and a table that hides what comes later; the cache is one tensor of both."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     flat = graph.Gemm(graph.Reshape(x, graph.ints(-1, H)), graph.weight(H, 3 * H), graph.weight(3 * H))
     packed = graph.Reshape(flat, graph.sizes(x, "0", "1", 3 * H))
     parts = graph.Split(packed, graph.ints(H, H, H), axis=2, outputs=3)
@@ -326,7 +359,7 @@ def _gpt2(name: str, *, past: bool, mask: bool = False, style: str = "where") ->
     if style == "where":
         context = graph.attend(query, key, value, where=table, mask=added, low=_MASKED)
     else:  # scores * table - 10000 * (1 - table)
-        scores = graph.MatMul(query, graph.Transpose(key, perm=[0, 1, 3, 2]))
+        scores = graph.MatMul(query, graph.turned(key))
         scores = graph.Div(scores, graph.constant(math.sqrt(D)))
         numbers = graph.Cast(table, to=TensorProto.FLOAT)
         hidden = graph.Mul(graph.Sub(graph.constant(1.0), numbers), graph.constant(-_MASKED))
@@ -339,7 +372,7 @@ def _gpt2(name: str, *, past: bool, mask: bool = False, style: str = "where") ->
 def _megatron(name: str) -> Case:
     """Queries, keys and values of each head lie together, and the mask is one of pairs."""
     graph = Graph()
-    packed = graph.Reshape(graph.linear(graph.input("hidden", "B", "S", H), 3 * H), graph.ints(0, 0, N, 3 * D))
+    packed = graph.Reshape(graph.linear(graph.begin(), 3 * H), graph.ints(0, 0, N, 3 * D))
     parts = graph.Split(packed, graph.ints(D, D, D), axis=3, outputs=3)
     query, key, value = (graph.Transpose(one, perm=[0, 2, 1, 3]) for one in parts)
     added = graph.padding(graph.input("mask", "B", 1, "S", "S", dtype=TensorProto.INT64))
@@ -362,7 +395,7 @@ def _encoder_decoder(
 ) -> Case:
     """Attention to the text itself, or to `cross` numbers for each token of another one."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     context = graph.input("context", "B", "T", cross) if cross else ""
     query, key, value = _projected(graph, x, context, bias=bias, given=cross or H, traced=traced)
     length = "T" if cross else "S"
@@ -380,7 +413,7 @@ def _encoder_decoder(
 def _cross_with_cache(name: str) -> Case:
     """Keys and values of the other text come from the cache as they are."""
     graph = Graph()
-    query = graph.split(graph.linear(graph.input("hidden", "B", "S", H)), traced=True)
+    query = graph.split(graph.linear(graph.begin()), traced=True)
     key, value = (graph.input(f"past_{kind}", "B", N, "T", D) for kind in ("key", "value"))
     context = graph.attend(query, key, value, scale="query")
     return graph.case(name, graph.linear(graph.merge(context, traced=True)), model_type="bart")
@@ -399,7 +432,7 @@ def _rotary(
 ) -> Case:
     """Queries and keys are rotated by their positions; keys and values of `groups` heads are repeated."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     cos, sin = graph.angles(width)
     query = graph.split(graph.linear(x, bias=bias))
     key, value = (graph.split(graph.linear(x, groups * D, bias=bias), heads=groups) for _ in range(2))
@@ -430,12 +463,12 @@ def _repeated(graph: Graph, x: str, groups: int) -> str:
 def _conformer(name: str) -> Case:
     """Scores of contents and of positions are added before they are scaled."""
     graph = Graph()
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     query, key, value = _projected(graph, x, traced=True)
     about_content, about_places = (graph.Add(query, graph.weight(N, 1, D)) for _ in range(2))
     places = graph.split(graph.linear(graph.input("positions", 1, "S", H), bias=""))
-    scores = graph.MatMul(about_content, graph.Transpose(key, perm=[0, 1, 3, 2]))
-    scores = graph.Add(scores, graph.MatMul(about_places, graph.Transpose(places, perm=[0, 1, 3, 2])))
+    scores = graph.MatMul(about_content, graph.turned(key))
+    scores = graph.Add(scores, graph.MatMul(about_places, graph.turned(places)))
     weights = graph.Softmax(graph.Div(scores, graph.constant(math.sqrt(D))), axis=-1)
     return graph.case(
         name, graph.linear(graph.merge(graph.MatMul(weights, value), traced=True)), model_type="conformer"
@@ -445,10 +478,10 @@ def _conformer(name: str) -> Case:
 def _operator(name: str, *, heads_apart: bool, causal: int = 0) -> Case:
     """ONNX's own Attention, of opset 23."""
     graph = Graph(23)
-    x = graph.input("hidden", "B", "S", H)
+    x = graph.begin()
     parts = [graph.linear(x) for _ in range(3)]
     if heads_apart:
-        added = graph.padding(graph.input("mask", "B", "S", dtype=TensorProto.INT64), 1, 2)
+        added = graph.padding(graph.input("mask", "B", "S", "S", dtype=TensorProto.INT64), 1)
         context = graph.merge(graph.Attention(*map(graph.split, parts), added))
     else:
         context = graph.Attention(*parts, q_num_heads=N, kv_num_heads=N, is_causal=causal)
@@ -510,7 +543,7 @@ def _einsum(name: str) -> Case:
 
 
 def fusion_cases() -> Iterator[Case]:
-    """Yield the graphs; the first 38 have an attention."""
+    """Yield the graphs; the first 40 have an attention."""
     half_biased = ("last", "", "last")
     yield _bert("bert, no mask")
     yield _bert("bert, mask of tokens", "2d")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime as ort
-from backend_suite.cases import Case
 from onnx import helper
 
+from backend_suite.cases import Case
 from onnxtool.errors import OnnxtoolError
 from onnxtool.graph.elements import Scope
 from onnxtool.graph.inference import Inference
@@ -59,7 +58,7 @@ def judge(case: Case, modes: Sequence[str], folder: Path) -> Iterator[tuple[str,
     path = folder / "model.onnx"
     onnx.save(case.model, path)
     yield "reference", None
-    reference = _reference(case, path)
+    reference = reference_of(case, path)
     for mode in modes:
         if mode == "samples" and not (_HAS_SAMPLES and _write_samples(case, folder)):
             continue
@@ -68,7 +67,7 @@ def judge(case: Case, modes: Sequence[str], folder: Path) -> Iterator[tuple[str,
 
 
 @dataclass(frozen=True)
-class _Reference:
+class Reference:
     """What onnxruntime gives for the file as it is; `problem` where it gives nothing."""
 
     feeds: list[dict[str, Any]]
@@ -78,32 +77,33 @@ class _Reference:
     problem: str = ""
 
 
-def _reference(case: Case, path: Path) -> _Reference:
+def reference_of(case: Case, model: Path | bytes) -> Reference:
+    """Run a case as it is, twice, on its own inputs and on those in reversed order."""
     try:
         feeds = list(case.feeds)
-        outputs, again = _run(path, feeds), _run(path, feeds)
+        outputs, again = run(model, feeds), run(model, feeds)
     except Exception as error:  # noqa: BLE001  onnxruntime's errors have no common kind
-        return _Reference([], [], problem=_shortened(str(error)))
+        return Reference([], [], problem=_shortened(str(error)))
     for given in case.flipped():
         try:
-            outputs, again = outputs + _run(path, [given]), again + _run(path, [given])
+            outputs, again = outputs + run(model, [given]), again + run(model, [given])
         except Exception:  # noqa: BLE001, S112  such numbers are not legal in this graph
             continue
         feeds.append(given)
-    meets = case.expected is not None and not _difference(outputs[: len(case.feeds)], list(case.expected))
-    return _Reference(feeds, outputs, bool(_difference(outputs, again)), meets)
+    meets = case.expected is not None and not difference(outputs[: len(case.feeds)], list(case.expected))
+    return Reference(feeds, outputs, bool(difference(outputs, again)), meets)
 
 
-def _run(path: Path, feeds: Sequence[dict[str, Any]], level: str = "ORT_ENABLE_ALL") -> Outputs:
+def run(model: Path | bytes, feeds: Sequence[dict[str, Any]]) -> Outputs:
+    """Return the outputs of onnxruntime for each of the inputs."""
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 4
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     names = {value.name for value in session.get_inputs()}
     return [session.run(None, {name: value for name, value in given.items() if name in names}) for given in feeds]
 
 
-def _judge(case: Case, mode: str, path: Path, reference: _Reference) -> Judgement:
+def _judge(case: Case, mode: str, path: Path, reference: Reference) -> Judgement:
     def found(verdict: str, reason: str = "", attentions: int = 0) -> Judgement:
         if reference.problem and verdict in ("right", "wrong", "refused"):
             done = {"right": "written", "wrong": "written"}.get(verdict, verdict)
@@ -123,21 +123,19 @@ def _judge(case: Case, mode: str, path: Path, reference: _Reference) -> Judgemen
     if reference.problem:
         return found("right")
     try:
-        outputs = _run(output, reference.feeds)
+        outputs = run(output, reference.feeds)
     except Exception as error:  # noqa: BLE001  as above
         return found("wrong", f"the result does not run: {_shortened(str(error))}")
-    reason = _difference(outputs, reference.outputs, only_types=reference.is_random)
+    reason = difference(outputs, reference.outputs, only_types=reference.is_random)
     if not reason and reference.meets_expected and not reference.is_random:
-        reason = _difference(outputs[: len(case.feeds)], list(case.expected or []))
+        reason = difference(outputs[: len(case.feeds)], list(case.expected or []))
     return found("wrong" if reason else "right", reason, count_attentions(output))
 
 
 def count_attentions(path: Path) -> int:
     """Return how many nodes of the main graph are a whole attention."""
-    operators = FUSED_OPERATORS["attention"]
-    nodes = onnx.load(path, load_external_data=False).graph.node
-    names = Counter(f"{node.domain}::{node.op_type}" if node.domain else node.op_type for node in nodes)
-    return sum(count for name, count in names.items() if name in operators or f"::{name}" in operators)
+    fused = FUSED_OPERATORS["attention"] | {"::Attention"}  # of ONNX itself as well
+    return sum(f"{node.domain}::{node.op_type}" in fused for node in onnx.load(path).graph.node)
 
 
 def _optimize(_case: Case, mode: str, path: Path, output: Path) -> None:
@@ -174,7 +172,7 @@ _WRITERS: dict[str, Callable[[Case, str, Path, Path], None]] = dict(
 )
 
 
-def _stats_difference(case: Case, path: Path, reference: _Reference) -> str:
+def _stats_difference(case: Case, path: Path, reference: Reference) -> str:
     """Compare the figures with the file, and the shapes behind them with those of onnxruntime's outputs."""
     stats = describe_model(path)
     describe_model(path, Shape(2, 8))
@@ -203,7 +201,7 @@ def _stats_difference(case: Case, path: Path, reference: _Reference) -> str:
     return ""
 
 
-def _difference(found: Outputs, expected: Outputs, *, only_types: bool = False) -> str:
+def difference(found: Outputs, expected: Outputs, *, only_types: bool = False) -> str:
     """Say how outputs differ; empty where they agree."""
     pairs = zip((one for run in found for one in run), (one for run in expected for one in run), strict=True)
     return next(filter(None, (_one_difference(one, other, only_types=only_types) for one, other in pairs)), "")
