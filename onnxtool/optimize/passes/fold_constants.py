@@ -44,7 +44,8 @@ _FOLDED = BROADCASTING | _NOT_GROWING | _OTHERS
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Constant()`, and `Add(1, 2)` of small constants, by initializers.
 
-    `Identity`, `Cast` to the same dtype and `Dropout` in inference are dropped. Results have at most 65536 elements. Graphs inside nodes stay as they are.
+    `Identity`, `Cast` to the same dtype and `Dropout` in inference are dropped. Results have at most 65536 elements.
+    Graphs inside nodes stay as they are.
     """
     fill_types(model)
     opset = default_opset(model.opset_imports) or 1
