@@ -87,6 +87,16 @@ def test_conditions_are_neutral_as_booleans() -> None:
     assert operators(apply(neutral_operators, model).model) == ["Or", "Not"]
 
 
+def test_a_branch_reads_what_a_neutral_operator_read() -> None:
+    """And what only a branch reads stays, also of a branch that is never taken; the condition is not looked at."""
+    model = build(
+        "g (float[2] x) => (float[2] y) <float zero = {0.0}, bool yes = {1}> { n = Add(x, zero) a = Abs(x) y = If(yes) "
+        "<then_branch = t () => (float[2] b) { b = Neg(n) }, else_branch = e () => (float[2] c) { c = Exp(a) }> }"
+    )
+    assert_same_numbers(neutral_operators, model, atol=0)
+    assert operators(model) == ["Abs", "If"]
+
+
 def test_what_nothing_reads_is_dropped() -> None:
     """With what it alone reads."""
     model = build("g (float[B] x) => (float[B] y) { a = Abs(x) b = Exp(a) y = Neg(x) }")
