@@ -54,7 +54,6 @@ ONLY_IN = {
     },
     "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py"},
     "transformers": {"export", "benchmarking/eager.py", "runtime/tokens.py", "training/trainer"},
-    "onnxoptimizer": {"optimize"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "PIL": {"checkpoint"},
@@ -72,7 +71,7 @@ ONLY_IN = {
     "onnx_ir": {"autodiff", "export", "graph", "model_file", "optimize", "torch_backend", "training"},
 }
 HEAVY = (
-    *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "onnxoptimizer", "tokenizers"),
+    *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "tokenizers"),
     *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
     *("obstore", "fsspec"),
     *("cyclonedx", "model_signing"),

@@ -151,6 +151,23 @@ def replace(old: ir.Value, new: ir.Value) -> None:
     ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
 
 
+def bypass(node: ir.Node, value: ir.Value | None) -> bool:
+    """Replace the only output of `node` by `value`, which it reads, and remove it.
+
+    Returns:
+        False where an output of the graph needs the node.
+    """
+    output, graph = node.outputs[0], node.graph
+    if value is None or graph is None:
+        return False
+    maker = value.producer()
+    if output.is_graph_output() and (maker is None or maker.graph is not graph or value.is_graph_output()):
+        return False
+    replace(output, value)
+    graph.remove(node, safe=True)
+    return True
+
+
 def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
     """Remove those of `nodes`, and of the nodes above them, whose outputs are unused; return their number."""
     removed = 0

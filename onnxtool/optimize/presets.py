@@ -16,7 +16,7 @@ from onnxtool.optimize.passes.gelu import gelu
 from onnxtool.optimize.passes.input_sizes import input_sizes
 from onnxtool.optimize.passes.layer_normalization import layer_normalization
 from onnxtool.optimize.passes.matmul_add import matmul_add
-from onnxtool.optimize.passes.onnxoptimizer_cleanup import onnxoptimizer_cleanup
+from onnxtool.optimize.passes.neutral_operators import neutral_operators
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.passes.repeated_heads import repeated_heads
 from onnxtool.optimize.passes.rms_normalization import rms_normalization
@@ -38,7 +38,7 @@ _FUSE = (
     *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers that the others leave behind.
-_CLEAN = (onnxoptimizer_cleanup, deduplicate_initializers)
+_CLEAN = (neutral_operators, deduplicate_initializers)
 
 _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
 # Not on the CPU: Add and LayerNormalization take a sixth of the time of the fused operator there.

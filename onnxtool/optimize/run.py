@@ -334,8 +334,7 @@ def _is_half(stats: Stats) -> bool:
 
 
 def _versions() -> str:
-    names = ", ".join(f"{name} {version(name)}" for name in ("onnxtool", "onnxoptimizer"))
-    return f"{names}, onnxruntime {runtime_version()}"
+    return f"onnxtool {version('onnxtool')}, onnxruntime {runtime_version()}"
 
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:

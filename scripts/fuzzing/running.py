@@ -17,7 +17,7 @@ MAX_SECONDS = 20.0
 MAX_EXPORT_SECONDS = 90.0  # which runs PyTorch on all cases as well
 MAX_BYTES = 1 << 30  # of memory that a process may have for itself
 _PRELOADED = (
-    *("click", "numpy", "onnx", "onnx_ir", "onnxoptimizer", "onnxruntime", "onnxscript.rewriter", "rich", "tokenizers"),
+    *("click", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript.rewriter", "rich", "tokenizers"),
     *("onnxtool.cli.artifacts", "onnxtool.cli.entry", "onnxtool.cli.infer", "onnxtool.cli.optimize"),
     *("onnxtool.infer", "onnxtool.optimize.run", "onnxtool.stats", "onnxtool.benchmarking"),
     *("onnxtool.training.artifacts.generation", "onnxtool.runtime.session"),

@@ -11,13 +11,14 @@ import onnx
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, drop_unused, replace
+from onnxtool.graph.edit import attribute, bypass, constant, drop_unused
 from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, evaluate
 from onnxtool.graph.shapes import fill_types
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 _LARGEST_RESULT = 1 << 16
+_FIRST_OPSET_OF_INFERENCE = 7  # of Dropout
 # The dtypes that NumPy computes with natively.
 _COMPUTED_DTYPES = frozenset(
     (
@@ -41,17 +42,19 @@ _FOLDED = BROADCASTING | _NOT_GROWING | _OTHERS
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Constant()`, and `Add(1, 2)` of small constants, by initializers; drop `Identity` and needless `Cast`.
+    """Replace `Constant()`, and `Add(1, 2)` of small constants, by initializers.
 
-    Results have at most 65536 elements. Graphs inside nodes stay as they are.
+    `Identity`, `Cast` to the same dtype and `Dropout` in inference are dropped. Results have at most 65536 elements.
+    Graphs inside nodes stay as they are.
     """
     fill_types(model)
+    opset = default_opset(model.opset_imports) or 1
     num_changes, reasons = 0, []
     for node in list(model.graph):
         if node.domain or len(node.outputs) != 1:
             continue
-        if node.op_type == "Identity" or _is_cast_to_same(node):
-            done = _bypass(node)
+        if node.op_type == "Identity" or _is_cast_to_same(node) or _drops_nothing(node, opset):
+            done = bypass(node, node.inputs[0])
         elif node.op_type == "Constant":
             done = _store(node, _constant_tensor(node))
         elif node.op_type in _FOLDED and (arrays := _constants(node)) is not None:
@@ -59,7 +62,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
             if size > _LARGEST_RESULT:
                 reasons.append(f"more than {_LARGEST_RESULT} elements")
                 continue
-            done = _store(node, _evaluate(node, arrays, default_opset(model.opset_imports) or 1))
+            done = _store(node, _evaluate(node, arrays, opset))
         else:
             continue
         num_changes += done
@@ -75,17 +78,13 @@ def _is_cast_to_same(node: ir.Node) -> bool:
     return bool(wanted == value.dtype)
 
 
-def _bypass(node: ir.Node) -> bool:
-    """Replace the output of a node by its input; False where an output of the graph needs the node."""
-    value, output, graph = node.inputs[0], node.outputs[0], node.graph
-    if value is None or graph is None:
+def _drops_nothing(node: ir.Node, opset: int) -> bool:
+    """Whether a node is a Dropout in inference; before opset 7, runtimes do not agree on what it is."""
+    if node.op_type != "Dropout" or opset < _FIRST_OPSET_OF_INFERENCE:
         return False
-    maker = value.producer()
-    if output.is_graph_output() and (maker is None or maker.graph is not graph or value.is_graph_output()):
-        return False
-    replace(output, value)
-    graph.remove(node, safe=True)
-    return True
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    array = constant(training)
+    return training is None or (array is not None and not array.any())
 
 
 def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 PRESETS: dict[str, tuple[str, ...]] = {
-    "tidy": ("fold_constants", "common_subexpressions", "onnxoptimizer_cleanup", "deduplicate_initializers"),
+    "tidy": ("fold_constants", "common_subexpressions", "neutral_operators", "deduplicate_initializers"),
 }
 """Lists of passes for any graph; all other passes look for layers of exported models."""
 

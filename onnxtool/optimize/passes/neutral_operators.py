@@ -1,0 +1,115 @@
+"""Remove operators with a neutral operand, and join Transpose and Unsqueeze nodes that follow each other."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxtool.graph.edit import attribute, bypass, constant, producer, remove_unused
+from onnxtool.graph.protos import to_light_proto
+from onnxtool.graph.shapes import infer_values
+from onnxtool.graph.writer import Writer
+from onnxtool.optimize.pipeline import Context, Outcome, Pass
+
+_Shapes: TypeAlias = Callable[[ir.Value], "tuple[int | str | None, ...] | None"]
+# Operator to its neutral element and the places where that may stand.
+_NEUTRAL = {
+    "Add": (0, (1, 0)),
+    "Sub": (0, (1,)),
+    "Mul": (1, (1, 0)),
+    "Div": (1, (1,)),
+    "And": (1, (1, 0)),
+    "Or": (0, (1, 0)),
+}
+
+
+def _apply(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Add(x, 0)`, `Mul(x, 1)`, `And(x, True)` … by x, `Transpose(Transpose(x))` by one; drop unread nodes.
+
+    A constant counts where it is exactly neutral and makes the result no larger than x.
+    """
+    graph = model.graph
+    inferred = functools.cache(lambda: infer_values(to_light_proto(model)).values)  # few graphs need it
+
+    def shape_of(value: ir.Value) -> tuple[int | str | None, ...] | None:
+        found = inferred().get(str(value.name))
+        return None if found is None else found.shape
+
+    num_changes = 0
+    for node in list(graph):
+        if node.graph is not graph or node.domain:
+            continue
+        if node.op_type in _NEUTRAL:
+            num_changes += _remove_neutral(node, shape_of)
+        elif node.op_type == "Transpose":
+            num_changes += _join_transposes(node)
+        elif node.op_type == "Unsqueeze":
+            num_changes += _join_unsqueezes(node, shape_of)
+    return Outcome(model, num_changes + remove_unused(graph, list(graph)))
+
+
+def _remove_neutral(node: ir.Node, shape_of: _Shapes) -> bool:
+    number, places = _NEUTRAL[node.op_type]
+    for place in places:
+        array, value = constant(node.inputs[place]), node.inputs[1 - place]
+        if (
+            array is not None
+            and value is not None
+            and (array == number).all()
+            and (array.ndim == 0 or _broadcasts_to(shape_of(value), array))
+        ):
+            return bypass(node, value)
+    return False
+
+
+def _broadcasts_to(shape: tuple[int | str | None, ...] | None, array: NDArray[np.generic]) -> bool:
+    """Whether `array` broadcast to `shape` leaves that as it is."""
+    if array.size == 0 or shape is None or len(shape) < array.ndim:
+        return False
+    pairs = zip(shape[-array.ndim :], array.shape, strict=True)
+    return all(wanted == 1 or size == wanted for size, wanted in pairs)
+
+
+def _join_transposes(node: ir.Node) -> bool:
+    """Transpose the input of an earlier Transpose; none is left where the two undo each other."""
+    inner = producer(node.inputs[0], "Transpose")
+    order, first = attribute(node, "perm"), None if inner is None else attribute(inner, "perm")
+    if inner is not None and order and first:
+        order = [first[axis] for axis in order]
+        node.replace_input_with(0, inner.inputs[0])
+        node.attributes["perm"] = ir.AttrInt64s("perm", order)
+        if order == sorted(order):
+            bypass(node, node.inputs[0])
+        return True
+    return bool(order) and order == sorted(order) and bypass(node, node.inputs[0])
+
+
+def _join_unsqueezes(node: ir.Node, shape_of: _Shapes) -> bool:
+    """Insert the axes of two Unsqueeze nodes by the second alone."""
+    inner = producer(node.inputs[0], "Unsqueeze")
+    if inner is None or len(node.inputs) < 2:  # an attribute until opset 12
+        return False
+    axes, first, value = constant(node.inputs[1]), constant(inner.inputs[1]), inner.inputs[0]
+    if axes is None or first is None or value is None:
+        return False
+    # Axes count in the result of their node: those of the second move those of the first.
+    shape = shape_of(value) if min(*axes, *first) < 0 else ()
+    if shape is None:
+        return False
+    rank = len(shape)
+    added = {int(axis) % (rank + len(first) + len(axes)) if axis < 0 else int(axis) for axis in axes}
+    earlier = {int(axis) % (rank + len(first)) if axis < 0 else int(axis) for axis in first}
+    others = [axis for axis in range(len(added) + max(earlier) + 1) if axis not in added]
+    joined = sorted(added | {others[axis] for axis in earlier})
+    node.replace_input_with(0, value)
+    name = f"onnxtool.axes_{'_'.join(map(str, joined))}"
+    node.replace_input_with(1, Writer(node).constant(np.array(joined), name))
+    return True
+
+
+neutral_operators = Pass("neutral_operators", _apply)
