@@ -13,7 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, constant, is_weight, only_consumer, producer, scalar, tensor_of
+from onnxtool.graph.edit import attribute, constant, is_weight, only_consumer, producer, scalar, tensor_of, value_graph
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
@@ -58,25 +58,33 @@ class MaskedFill:
 
 @dataclass(frozen=True)
 class ZeroedRows:
-    """Which queries get a row of zeros, because they may attend to nothing; by one of the three forms.
+    """Which queries get a row of zeros, because they may attend to nothing; by one of the four forms.
 
     Attributes:
         unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where behind the attention.
         conditions: those of the masked fills by which probabilities are set to zero as well.
         if_nan: whether probabilities that are NaN are set to zero.
+        if_lowest: whether a query whose keys all have the lowest number in the mask, or less, gets zeros: the
+            `Attention` of ai.onnx.
     """
 
     unattended: ir.Value | None = None
     conditions: tuple[MaskedFill, ...] = ()
     if_nan: bool = False
+    if_lowest: bool = False
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Everything done to the scores between their MatMul and their Softmax."""
+    """Everything done to the scores between their MatMul and their Softmax.
+
+    Attributes:
+        is_floored: whether a Max keeps what was added finite.
+    """
 
     terms: tuple[Term, ...] = ()
     masked_fills: tuple[MaskedFill, ...] = ()
+    is_floored: bool = False
 
     @property
     def values(self) -> tuple[ir.Value, ...]:
@@ -220,8 +228,8 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
     """Take apart an `Attention` of ai.onnx, opset 23 and later, that has no cache."""
     queries, keys, values = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if any(value is not None for value in node.inputs[4:]) or any(output.uses() for output in node.outputs[1:]):
-        raise RefusedError("an Attention with a cache")
+    if any(value is not None for value in node.inputs[4:]) or any(map(_is_read, node.outputs[1:])):
+        raise RefusedError("an Attention with a cache, or whose scores are read elsewhere as well")
     if attribute(node, "softcap", 0.0):
         raise RefusedError(_CAPPED)
     num_heads, head_size = shapes.fixed(queries, 1), shapes.fixed(queries, -1)
@@ -237,7 +245,6 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
-    result, zeroed_rows = _zeroed_rows(node.outputs[0], (), masking)
     return MatchedAttention(
         queries=queries,
         keys=keys,
@@ -247,9 +254,13 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         scale=attribute(node, "scale", head_size**-0.5),
         masking=masking,
         is_causal=bool(attribute(node, "is_causal", 0)),
-        result=result,
-        zeroed_rows=zeroed_rows,
+        result=node.outputs[0],
+        zeroed_rows=None if mask is None else ZeroedRows(if_lowest=True),
     )
+
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())
 
 
 def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, float, Masking]:
@@ -259,6 +270,7 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, f
     masked_fills: list[MaskedFill] = []
     num_heads: int | None = None
     node: ir.Node | None = None
+    is_floored = False
     for _ in range(_LONGEST_CHAIN):
         if shapes.rank(here) == 4 and num_heads is None:
             num_heads = shapes.fixed(here, 1)
@@ -266,8 +278,9 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, f
         if node is None:
             break
         if node.op_type == "MatMul":
-            return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills))
+            return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills), is_floored)
         above, factor = _step(node, shapes, terms, masked_fills, scale)
+        is_floored |= node.op_type == "Max"
         scale, here = scale * factor, above
     name = "nothing" if node is None else node.op_type
     raise RefusedError(f"scores that are made by {name}, not by queries and keys")
@@ -398,6 +411,8 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
         if len(readers) != 1 or here.is_graph_output():
             return None
         node, index = readers[0]
+        if node.graph is not value_graph(here):
+            return None
         if node.op_type == "MatMul" and index == 0:
             return node, conditions
         if node.op_type == "Where" and index in (1, 2) and scalar(node.inputs[3 - index]) == 0.0:
@@ -435,7 +450,8 @@ def _zeroed_rows(
     uses = list(result.uses())
     if len(uses) == 1 and not result.is_graph_output():
         node, index = uses[0]
-        if node.op_type == "Where" and index == 2 and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
+        is_fill = node.op_type == "Where" and index == 2 and node.graph is value_graph(result)
+        if is_fill and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
             result, unattended = node.outputs[0], node.inputs[0]
     if unattended is None and not conditions:
         return result, None
