@@ -53,19 +53,19 @@ class MaskKind:
 NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
 
 
-def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, unattended: ir.Value | None = None) -> MaskKind:
+def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, counted: ir.Value | None = None) -> MaskKind:
     """Find the kind of a masking, at as many sizes as prove what it is at all others: `find_reach` says why.
 
     Args:
         model: the whole model.
         masking: what is done to the scores.
         shapes: of the model.
-        unattended: which queries get a row of zeros, bool [B or 1, 1, S, 1]; where these are not the ones that may
-            attend to nothing, the masks are a bias.
+        counted: a query gets a row of zeros where the sum of it is 0, broadcasts to [B, 1, S, L]; where it is not 1 for
+            what may be attended to and 0 for all else, the masks are a bias.
     """
     if not masking.values:
         return NO_MASK
-    part = slice_above((*masking.values, *([] if unattended is None else [unattended])), shapes)
+    part = slice_above((*masking.values, *([] if counted is None else [counted])), shapes)
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
     reach = find_reach(part, shapes)
@@ -125,7 +125,7 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
         # Behind a query of its own text, causal masks are lower still.
         own = added[..., causal] if allowed.shape[-2] == keys else added
         fill = min(fill, float(own.min(initial=0.0)))
-        if len(arrays) > len(masking.values) and not _equal(arrays[-1], ~allowed.any(-1, keepdims=True)):
+        if len(arrays) > len(masking.values) and not _equal(arrays[-1], allowed):
             return BIAS
     fill = -np.inf if fill == -np.inf else float(np.finfo(np.float32).min) if fill <= _ABSORBING else fill
     for (value, is_causal), fits in kinds.items():
@@ -146,7 +146,7 @@ def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
     return True
 
 
-def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
+def _equal(mask: NDArray[Any], allowed: NDArray[np.bool_]) -> bool:
     """Whether two masks are the same where they are broadcast against each other."""
     try:
         one, other = np.broadcast_arrays(mask, allowed)

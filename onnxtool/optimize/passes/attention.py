@@ -99,7 +99,9 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     """Match an attention and check its preconditions, before anything is written."""
     shapes = shared.shapes
     found = find_attention(root, shapes)
-    queries, terms = find_heads(found.queries, shapes, found.num_heads), found.masking.terms
+    terms = found.masking.terms
+    find = _flat_heads if found.is_flat else find_heads
+    queries = find(found.queries, shapes, found.num_heads)
     if queries is None:
         raise RefusedError("queries whose heads cannot be told apart")
     if (dtype := shapes.dtype(queries.source)) not in (np.float32, np.float16):
@@ -107,14 +109,13 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     for operand, value in (("keys", found.keys), ("values", found.values), *(("a mask", t.value) for t in terms)):
         if shapes.dtype(value) != dtype:
             raise RefusedError(f"{operand} of dtype {shapes.dtype(value)}, and queries of dtype {dtype}")
-    joined = find_joined(found.result, shapes, found.num_heads)
+    joined = found.result if found.is_flat else find_joined(found.result, shapes, found.num_heads)
     if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
         raise RefusedError("rows of zeros for heads that are merged with the batch")
-    unattended = None if found.zeroed_rows is None else found.zeroed_rows.unattended
-    if (found.masking, unattended) not in shared.mask_kinds:
-        found_kind = find_mask_kind(shared.model, found.masking, shapes, unattended)
-        shared.mask_kinds[found.masking, unattended] = found_kind
-    found, mask_kind = _settled(found, shared.mask_kinds[found.masking, unattended])
+    counted = None if found.zeroed_rows is None else found.zeroed_rows.counted
+    if (found.masking, counted) not in shared.mask_kinds:
+        shared.mask_kinds[found.masking, counted] = find_mask_kind(shared.model, found.masking, shapes, counted)
+    found, mask_kind = _settled(found, shared.mask_kinds[found.masking, counted])
     # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
@@ -198,10 +199,18 @@ def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: boo
 def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
     """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
     value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
+    if found.is_flat:
+        return _flat_heads(value, shapes, found.num_heads)
     is_broadcast = are_shared and _is_broadcast(value, found.num_heads, shapes)
     num_heads = 1 if is_broadcast else found.num_heads
     heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
     return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
+
+
+def _flat_heads(value: ir.Value, shapes: Shapes, num_heads: int) -> Heads | None:
+    """Return the heads of `value`, [B, S, H * D]."""
+    width = shapes.fixed(value, -1)
+    return None if width is None else Heads(value, Layout.FLAT, num_heads, width // num_heads, 1.0)
 
 
 def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
