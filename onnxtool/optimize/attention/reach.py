@@ -39,6 +39,7 @@ _PLACING = frozenset({"Gather", "GatherND", "ScatterND", "Slice", "Trilu"})  # b
 _MOST_READS = 2
 _MOST_POSITIONS = 2  # in a comparison: i, j, or i - j
 _SMALL_TABLE = 8
+_INFINITE = 1e38  # for infinities among the constants, which are known numbers
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class _Following:
         array = constant(value)
         if array is None or array.dtype.kind not in "biuf" or not array.size:
             return _Elements(varies=True)
-        offset = 0 if array.size > _SMALL_TABLE else float(np.abs(array.astype(np.float64)).max())
+        offset = 0 if array.size > _SMALL_TABLE else min(float(np.abs(array.astype(np.float64)).max()), _INFINITE)
         return _Elements(varies=bool((array != array.flat[0]).any()), offset=offset)
 
     def add(self, node: ir.Node) -> None:
@@ -128,7 +129,7 @@ class _Following:
         if operator in ("Range", "ConstantOfShape") and not merged.reads:
             if operator == "ConstantOfShape":
                 filled = attribute(node, "value")
-                return _Elements(offset=0 if filled is None else float(np.abs(filled.numpy()).max()))
+                return _Elements(offset=0 if filled is None else min(float(np.abs(filled.numpy()).max()), _INFINITE))
             if not given[2].has_sizes and given[2].offset == 1:
                 return _Elements(has_sizes=given[0].has_sizes, varies=True, positions=1, offset=given[0].offset)
         elif operator in _COMPARISONS:
@@ -186,6 +187,11 @@ class _Following:
             raise _UnknownError
         label = (node.op_type, str(dict(node.attributes)), *(inputs[index] for index in where))
         moved = replace(data, reads=frozenset((*label, read) for read in data.reads))
+        if node.op_type == "Concat":
+            # It turns where one part ends; `_keeps_axes` has seen that all but the last end at a known place.
+            sizes = [self._shapes.fixed(value, attribute(node, "axis")) or 0 for value in node.inputs[:-1]]
+            self.turns_at = max(self.turns_at, sum(sizes))
+            return replace(moved, varies=True, offset=data.offset + sum(sizes) * bool(data.positions))
         if node.op_type not in _PLACING:
             return moved
         if node.op_type == "Slice":
