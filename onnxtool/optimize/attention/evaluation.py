@@ -12,8 +12,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from onnxtool.graph.edit import constant
-from onnxtool.graph.shapes import Shape, Shapes, infer_shapes
+from onnxtool.graph.shapes import Shape, Shapes, axis_name, infer_shapes
 
 _MOST_NODES = 300
 _MOST_NUMBERS = 8  # a larger constant is a table
@@ -75,20 +74,6 @@ def _is_shape(node: ir.Node) -> bool:
     return node.op_type == "Shape" and node.domain == ""
 
 
-def largest_number(part: Slice) -> int:
-    """Return the largest plain number in the constants of a slice: it contains no wider attention window."""
-    largest = 0
-    for node in part.nodes:
-        for operand in node.inputs:
-            array = constant(operand)
-            if array is None or array.dtype.kind not in "if" or array.size > _MOST_NUMBERS:
-                continue
-            finite = np.abs(array[np.isfinite(array)].astype(np.float64))
-            # Larger numbers stand for infinity: the end of a slice, the lowest score.
-            largest = max([largest, *(int(number) for number in finite.reshape(-1) if number < 1 << 24)])
-    return largest
-
-
 def table_lengths(part: Slice) -> set[int]:
     """Return the lengths of the tables that a slice reads: one may contain a window that no plain number tells."""
     tensors = [value.const_value for value in part.weights]
@@ -98,16 +83,19 @@ def table_lengths(part: Slice) -> set[int]:
 
 
 def evaluate(
-    model: ir.Model, part: Slice, sizes: Mapping[str, int], feeds: Mapping[str, NDArray[Any]]
-) -> list[NDArray[Any]] | None:
-    """Compute the values of a slice with the dynamic axes of the inputs at `sizes`.
+    model: ir.Model, part: Slice, sizes: Mapping[str, int], feeds: Sequence[Mapping[str, NDArray[Any]]]
+) -> list[list[NDArray[Any]]] | None:
+    """Compute the values of a slice with the dynamic axes of the inputs at `sizes`, once for each of `feeds`.
 
     Returns:
-        One array a value; None where a shape is not known or onnxruntime cannot run it.
+        For each of `feeds` one array a value; None where a shape is not known or onnxruntime cannot run it.
     """
     import onnxruntime as ort
 
-    shapes = infer_shapes(model, sizes)
+    if all(value.is_graph_input() for value in part.sized):  # also where the rest of the model has no such size
+        shapes = {str(value.name): sizes_of(value, sizes) for value in part.sized}
+    else:
+        shapes = dict(infer_shapes(model, sizes))
     proto = _to_proto(model, part, shapes)
     if proto is None:
         return None
@@ -118,9 +106,19 @@ def evaluate(
     try:
         session = ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
         names = {value.name for value in session.get_inputs()}
-        return list(session.run(None, {name: array for name, array in feeds.items() if name in names}))
+        return [list(session.run(None, {name: one[name] for name in names})) for one in feeds]
     except Exception:  # noqa: BLE001  onnxruntime has no error class of its own; a slice that it cannot run is no known mask
         return None
+
+
+def sizes_of(value: ir.Value, sizes: Mapping[str, int]) -> Shape:
+    """Return the shape of a graph input with the dynamic axes at `sizes`; one None where not even the rank is known."""
+    if value.shape is None:
+        return (None,)
+    return tuple(
+        size if isinstance(size, int) else sizes[size.value or axis_name(str(value.name), axis)]
+        for axis, size in enumerate(value.shape)
+    )
 
 
 def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> bytes | None:
@@ -134,9 +132,8 @@ def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> byte
         shape = shapes.get(str(sized.name))
         if shape is None or None in shape:
             return None
-        start = node.attributes.get_int("start", 0)
-        end = node.attributes.get_int("end", len(shape))
-        constants.append(numpy_helper.from_array(np.array(shape[start:end], np.int64), str(node.outputs[0].name)))
+        part_of_shape = shape[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(shape))]
+        constants.append(numpy_helper.from_array(np.array(part_of_shape, np.int64), str(node.outputs[0].name)))
     tensors = {str(value.name): value.const_value for value in part.weights}
     constants += [numpy_helper.from_array(held.numpy(), name) for name, held in tensors.items() if held is not None]
     inputs = [helper.make_tensor_value_info(str(v.name), v.dtype.value if v.dtype else 1, None) for v in part.inputs]

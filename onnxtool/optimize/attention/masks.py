@@ -17,14 +17,18 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.shapes import Shapes, axis_name, with_sums
-from onnxtool.optimize.attention.evaluation import Slice, evaluate, largest_number, slice_above, table_lengths
+from onnxtool.graph.shapes import Shapes, named_axes, with_sums
+from onnxtool.optimize.attention.evaluation import Slice, evaluate, sizes_of, slice_above, table_lengths
+from onnxtool.optimize.attention.reach import find_reach
 from onnxtool.optimize.attention.scores import Masking
 
 _LOWEST = -1e4
-# A mask grows with the square of it; with a window that is wider, it stays a bias.
+DEFAULT_FILL = -1e4
+"""What the fused operators add to the score of padding where their attribute `mask_filter_value` does not tell."""
+# What is as low as this is the same whatever score it is added to.
+_ABSORBING = -1e30
+# A mask grows with the square of it; one of which more has to be tried stays a bias.
 _LONGEST = 2100
-_HOLES = 0.3  # of the tokens of a row, masked out in the middle: no rule about lengths reproduces that
 
 
 @dataclass(frozen=True)
@@ -36,82 +40,101 @@ class MaskKind:
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
         hides_later: whether no query sees a key after its own position, whatever else they mask.
+        fill: what padding adds to a score: it says what a query gets that may attend to nothing.
     """
 
     padding: ir.Value | None = None
     is_causal: bool = False
     is_bias: bool = False
     hides_later: bool = False
+    fill: float = DEFAULT_FILL
 
 
 NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
 
 
-def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes) -> MaskKind:
-    """Find the kind of a masking, at the sizes of a probe of `shapes` and at sizes beyond every attention window."""
+def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, counted: ir.Value | None = None) -> MaskKind:
+    """Find the kind of a masking, at as many sizes as prove what it is at all others: `find_reach` says why.
+
+    Args:
+        model: the whole model.
+        masking: what is done to the scores.
+        shapes: of the model.
+        counted: a query gets a row of zeros where the sum of it is 0, broadcasts to [B, 1, S, L]; where it is not 1 for
+            what may be attended to and 0 for all else, the masks are a bias.
+    """
     if not masking.values:
         return NO_MASK
-    part = slice_above(masking.values, shapes)
+    part = slice_above((*masking.values, *([] if counted is None else [counted])), shapes)
     if part is None or any(term.is_merged for term in masking.terms):
         return BIAS
-    mask_kind = _at(model, part, masking, shapes.probes[0])
-    if mask_kind is None or mask_kind == BIAS or not shapes.probes[0]:
-        return mask_kind or BIAS
-    for sizes in _past_windows(part, shapes):
-        beyond = _at(model, part, masking, sizes)
-        if beyond is not None:
-            if beyond == mask_kind:
-                return mask_kind
-            return MaskKind(is_bias=True, hides_later=mask_kind.hides_later and beyond.hides_later)
-    return BIAS
+    reach = find_reach(part, shapes)
+    if reach is None:
+        return BIAS
+    kinds = [_at(model, part, masking, shapes.probes[probe]) for probe in shapes.small]
+    if shapes.probes[0]:
+        beyond = (_at(model, part, masking, sizes) for sizes in _beyond(model, part, shapes, reach))
+        kinds.append(next((kind for kind in beyond if kind is not None), None))
+    known = [kind for kind in kinds if kind is not None]
+    if len(known) < len(kinds):
+        return BIAS
+    if len(set(known)) == 1:
+        return known[0]
+    return MaskKind(is_bias=True, hides_later=all(kind.hides_later for kind in known))
 
 
-def _past_windows(part: Slice, shapes: Shapes) -> Iterator[Mapping[str, int]]:
-    """Yield sizes beyond every window of a mask; a mask that has no such size is tried at the next ones.
-
-    A window wider than the longest input has no effect, and no mask is longer than the tables it is cut from.
-    """
-    sizes, window = shapes.probes[0], largest_number(part)
-    batch = next(iter(sizes))
-    past = {name: min(window + 8, size) for name, size in shapes.probes[-1].items()}
-    if max(past.values()) > _LONGEST:
-        return
-    lengths = {number + more for number in (window, *table_lengths(part)) for more in (8, 1, 0)}
-    for length in sorted(lengths, reverse=True):
-        if max(sizes.values()) < length <= _LONGEST:
-            yield with_sums({**dict.fromkeys(sizes, length), batch: sizes[batch]})
-    yield with_sums({**past, batch: sizes[batch]})
+def _beyond(model: ir.Model, part: Slice, shapes: Shapes, reach: int) -> Iterator[Mapping[str, int]]:
+    """Yield sizes past every turn of a mask, from the longest on: no mask is longer than the tables it is cut from."""
+    named = [(axis, name) for value in model.graph.inputs for axis, name in named_axes(value)]
+    batch = {name for axis, name in named if axis == 0} - {name for axis, name in named if axis}
+    shortest = max(reach, 1 + max(size for probe in shapes.small for size in shapes.probes[probe].values()))
+    for length in sorted({shortest, *(length for length in table_lengths(part) if length > reach)}, reverse=True):
+        if length <= _LONGEST:
+            first = shapes.probes[0]
+            yield with_sums({name: first[name] if name in batch else length for name in first})
 
 
 def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> MaskKind | None:
     """Return the kind of the masks of a slice at these sizes of the dynamic axes; None where they have no such size."""
-    feeds, masks = _feeds(part, sizes)
-    if feeds is None:
-        return BIAS
-    arrays = evaluate(model, part, sizes, feeds)
-    if arrays is None or not _fit(arrays):
-        return None
-    allowed = _allowed(masking, arrays)
-    if allowed is None or allowed.ndim > 4:
-        return BIAS
-    if allowed.all():
-        return NO_MASK
-    allowed = allowed.reshape((1,) * (4 - allowed.ndim) + allowed.shape)
-    keys = allowed.shape[-1]
-    causal = np.tril(np.ones((keys, keys), bool))
-    rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
-    rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
-    # Keys of another text, or of a cache beside their own: no query has a place among them.
-    are_own = allowed.shape[-2] in (1, keys)
-    for value, row in rows:
-        # Queries that are padding count as well: heads read some of them, as that of the first token does in a row
-        # that is padded left.
-        if value is not None and _equal(row, allowed):
-            return MaskKind(value)
-        if are_own and _equal(row & causal, allowed):
-            return MaskKind(value, is_causal=True, hides_later=True)
-    is_square = allowed.shape[-2] == keys > 1
-    return MaskKind(is_bias=True, hides_later=is_square and not (allowed & ~causal).any())
+    feeds = _feeds(part, sizes)
+    computed = None if feeds is None else evaluate(model, part, sizes, [one for one, _ in feeds])
+    if feeds is None or computed is None:
+        return BIAS if feeds is None else None
+    kinds: dict[tuple[ir.Value | None, bool], bool] = {}
+    hides_later, fill = True, 0.0
+    for (_, masks), arrays in zip(feeds, computed, strict=True):
+        if not _fit(arrays):
+            return None
+        added = _added(masking, arrays)
+        if added is None or added.ndim > 4:
+            return BIAS
+        added = added.reshape((1,) * (4 - added.ndim) + added.shape)
+        allowed, keys = added == 0.0, added.shape[-1]
+        causal = np.tril(np.ones((keys, keys), bool))
+        rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
+        rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
+        # Keys of another text, or of a cache beside their own: no query has a place among them.
+        are_own = allowed.shape[-2] in (1, keys)
+        for value, row in rows:
+            # Queries that are padding count as well: heads read some of them, as that of the first token does in a row
+            # that is padded left.
+            for is_causal, seen in ((False, row), (True, row & causal)):
+                fits = (are_own or not is_causal) and _equal(seen, allowed)
+                kinds[value, is_causal] = kinds.get((value, is_causal), True) and fits
+        hides_later &= allowed.shape[-2] == keys > 1 and not (allowed & ~causal).any()
+        # Behind a query of its own text, causal masks are lower still.
+        own = added[..., causal] if allowed.shape[-2] == keys else added
+        fill = min(fill, float(own.min(initial=0.0)))
+        if len(arrays) > len(masking.values) and not _equal(arrays[-1], allowed):
+            return BIAS
+    fill = -np.inf if fill == -np.inf else float(np.finfo(np.float32).min) if fill <= _ABSORBING else fill
+    for (value, is_causal), fits in kinds.items():
+        if fits and (value is not None or is_causal):
+            later = is_causal and hides_later
+            return MaskKind(value, is_causal, hides_later=later, fill=fill if value is not None else DEFAULT_FILL)
+        if fits:
+            return NO_MASK
+    return MaskKind(is_bias=True, hides_later=hides_later)
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
@@ -123,7 +146,7 @@ def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
     return True
 
 
-def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
+def _equal(mask: NDArray[Any], allowed: NDArray[np.bool_]) -> bool:
     """Whether two masks are the same where they are broadcast against each other."""
     try:
         one, other = np.broadcast_arrays(mask, allowed)
@@ -134,52 +157,57 @@ def _equal(mask: NDArray[np.bool_], allowed: NDArray[np.bool_]) -> bool:
 
 def _feeds(
     part: Slice, sizes: Mapping[str, int]
-) -> tuple[dict[str, NDArray[Any]] | None, dict[ir.Value, NDArray[np.bool_]]]:
-    """Make inputs of a slice: ragged masks with holes, and random numbers for all others."""
-    generator = np.random.default_rng(0)
-    feeds: dict[str, NDArray[Any]] = {}
-    masks: dict[ir.Value, NDArray[np.bool_]] = {}
-    for value in part.inputs:
-        if value.shape is None or value.dtype is None:
-            return None, {}
-        shape = [
-            size if isinstance(size, int) else sizes[size.value or axis_name(str(value.name), axis)]
-            for axis, size in enumerate(value.shape)
-        ]
-        dtype = value.dtype.numpy()
-        if len(shape) == 2 and "mask" in str(value.name):
-            mask = _ragged(shape[0], shape[1], generator)
-            masks[value] = mask
-            feeds[str(value.name)] = mask.astype(dtype)
-        elif dtype.kind == "f":  # a mask that depends on hidden states may differ on those that are not tried
-            return None, {}
-        else:
-            # Not 0 and 1 alone: an input is a mask only if every other number has the effect of 1.
-            numbers = generator.integers(0, 4, shape).astype(dtype)
-            feeds[str(value.name)] = numbers
-            if len(shape) == 2:
-                masks[value] = numbers != 0
-    return feeds, masks
+) -> list[tuple[dict[str, NDArray[Any]], dict[ir.Value, NDArray[np.bool_]]]] | None:
+    """Make inputs of a slice, and the masks that they are; None for inputs that may hold anything.
+
+    In the rows of all of them together, any two places of the inputs take all four pairs of what is padding and what is
+    not: the numbers of two places differ in a bit, and each bit, and its opposite, makes a row. So do no padding at
+    all, and a row of padding alone.
+    """
+    shapes = {value: sizes_of(value, sizes) for value in part.inputs}
+    # A mask that depends on hidden states may differ on those that are not tried.
+    is_mask = {value: "mask" in str(value.name) for value in part.inputs}
+    dtypes = {value: np.dtype(np.float32) if value.dtype is None else value.dtype.numpy() for value in part.inputs}
+    if any(None in shape or len(shape) != 2 for shape in shapes.values()):
+        return None
+    if any(dtype.kind == "f" and not is_mask[value] for value, dtype in dtypes.items()):
+        return None
+    width = sum(int(shape[1] or 0) for shape in shapes.values())
+    bits = [np.arange(width) >> bit & 1 == 1 for bit in range(max(1, width - 1).bit_length())]
+    patterns = [np.ones(width, bool), *(row for bit in bits for row in (bit, ~bit)), np.zeros(width, bool)]
+    made = []
+    first, generator = 0, np.random.default_rng(0)
+    while first < len(patterns):
+        feeds: dict[str, NDArray[Any]] = {}
+        masks: dict[ir.Value, NDArray[np.bool_]] = {}
+        start, batch = 0, 1
+        for value, (rows, columns) in shapes.items():
+            batch = max(batch, rows or 1)
+            chosen = [patterns[(first + row) % len(patterns)] for row in range(rows or 1)]
+            masks[value] = np.array(chosen)[:, start : start + int(columns or 0)]
+            start += int(columns or 0)
+            # Not 0 and 1 alone: another input is a mask only if every other number has the effect of 1.
+            numbers = 1 if is_mask[value] else generator.choice([-1, 1, 2, 3], masks[value].shape)
+            feeds[str(value.name)] = (masks[value] * numbers).astype(dtypes[value])
+        made.append((feeds, masks))
+        first += batch if shapes else len(patterns)
+    return made
 
 
-def _ragged(rows: int, length: int, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Return a mask with a row padded right, a row padded left, and rows with holes; the first token of each stays."""
-    mask = generator.random((rows, length)) >= _HOLES
-    mask[0] = np.arange(length) < max(1, length // 2)
-    if rows > 1:
-        mask[1] = np.arange(length) >= length // 3
-    return mask
+def _added(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32] | None:
+    """Return what is added to scores, 0 where they stay and `_LOWEST` or less where not, [B or 1, H or 1, S or 1, L].
 
-
-def _allowed(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.bool_] | None:
-    """Return where scores stay, [B or 1, H or 1, S or 1, L]; None where the masks do more than drop scores."""
-    allowed: NDArray[np.bool_] = np.ones((1, 1, 1, 1), bool)
-    for term, array in zip(masking.terms, arrays, strict=False):
-        added = array.astype(np.float64) * term.scale
-        stays = added == 0.0
-        if not np.all(stays | (added <= _LOWEST)):
-            return None
-        allowed = allowed & stays
-    for masked_fill, array in zip(masking.masked_fills, arrays[len(masking.terms) :], strict=True):
-        allowed = allowed & (array.astype(bool) == masked_fill.keeps)
-    return allowed
+    None where the masks do more than drop scores. The number of a masked fill takes the place of any score, as the
+    lowest one does.
+    """
+    total: NDArray[np.float32] = np.zeros((1, 1, 1, 1), np.float32)
+    with np.errstate(over="ignore"):
+        for term, array in zip(masking.terms, arrays, strict=False):
+            added = array.astype(np.float32) * np.float32(term.scale)
+            if not np.all((added == 0.0) | (added <= _LOWEST)):
+                return None
+            total = total + added
+    for masked_fill, array in zip(masking.masked_fills, arrays[len(masking.terms) :], strict=False):
+        fill = -np.inf if masked_fill.is_infinite else np.finfo(np.float32).min
+        total = np.where(array.astype(bool) == masked_fill.keeps, total, np.float32(fill))
+    return total

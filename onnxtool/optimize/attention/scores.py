@@ -13,7 +13,17 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, constant, is_weight, only_consumer, producer, scalar, tensor_of
+from onnxtool.graph.edit import (
+    attribute,
+    constant,
+    is_weight,
+    only_consumer,
+    producer,
+    reduced_axes,
+    scalar,
+    tensor_of,
+    value_graph,
+)
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
@@ -58,25 +68,35 @@ class MaskedFill:
 
 @dataclass(frozen=True)
 class ZeroedRows:
-    """Which queries get a row of zeros, because they may attend to nothing; by one of the three forms.
+    """Which queries get a row of zeros, because they may attend to nothing; by one of the four forms.
 
     Attributes:
         unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where behind the attention.
+        counted: what `unattended` counts along L, broadcasts to [B, H, S, L]: 1 for keys that may be attended to.
         conditions: those of the masked fills by which probabilities are set to zero as well.
         if_nan: whether probabilities that are NaN are set to zero.
+        if_lowest: whether a query whose keys all have the lowest number in the mask, or less, gets zeros: the
+            `Attention` of ai.onnx.
     """
 
     unattended: ir.Value | None = None
+    counted: ir.Value | None = None
     conditions: tuple[MaskedFill, ...] = ()
     if_nan: bool = False
+    if_lowest: bool = False
 
 
 @dataclass(frozen=True)
 class Masking:
-    """Everything done to the scores between their MatMul and their Softmax."""
+    """Everything done to the scores between their MatMul and their Softmax.
+
+    Attributes:
+        is_floored: whether a Max keeps what was added finite.
+    """
 
     terms: tuple[Term, ...] = ()
     masked_fills: tuple[MaskedFill, ...] = ()
+    is_floored: bool = False
 
     @property
     def values(self) -> tuple[ir.Value, ...]:
@@ -95,6 +115,7 @@ class MatchedAttention:
         scale: the factor of `queries @ keys`.
         is_causal: whether the operator itself masks later keys.
         result: [B, H, S, D] or [B * H, S, D].
+        is_flat: whether queries, keys, values and result are [B, S or L, H * D] instead.
         zeroed_rows: the rows of `result` that are zeros; None where there are none.
         sinks: [1, H, 1, 1], a further score of each head that weights nothing; None where there are none.
     """
@@ -108,6 +129,7 @@ class MatchedAttention:
     masking: Masking
     is_causal: bool
     result: ir.Value
+    is_flat: bool = False
     zeroed_rows: ZeroedRows | None = None
     sinks: ir.Value | None = None
 
@@ -220,14 +242,17 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
     """Take apart an `Attention` of ai.onnx, opset 23 and later, that has no cache."""
     queries, keys, values = node.inputs[:3]
     mask = node.inputs[3] if len(node.inputs) > 3 else None
-    if any(value is not None for value in node.inputs[4:]) or any(output.uses() for output in node.outputs[1:]):
-        raise RefusedError("an Attention with a cache")
+    if any(value is not None for value in node.inputs[4:]) or any(map(_is_read, node.outputs[1:])):
+        raise RefusedError("an Attention with a cache, or whose scores are read elsewhere as well")
     if attribute(node, "softcap", 0.0):
         raise RefusedError(_CAPPED)
-    num_heads, head_size = shapes.fixed(queries, 1), shapes.fixed(queries, -1)
-    if queries is None or keys is None or values is None or shapes.rank(queries) != 4 or not num_heads or not head_size:
+    is_flat = shapes.rank(queries) == 3
+    num_heads = attribute(node, "q_num_heads") if is_flat else shapes.fixed(queries, 1)
+    num_key_heads = attribute(node, "kv_num_heads") if is_flat else shapes.fixed(keys, 1)
+    width = shapes.fixed(queries, -1)
+    if queries is None or keys is None or values is None or not num_heads or not width or shapes.rank(queries) is None:
         raise RefusedError("a number of heads that is not known")
-    if shapes.fixed(keys, 1) != num_heads:
+    if num_key_heads != num_heads:
         raise RefusedError("keys with fewer heads than the queries")
     if attribute(node, "is_causal", 0) and not shapes.same(queries, keys):
         # ONNX counts the places of queries from the first key on, onnxruntime's operators back from the last.
@@ -237,19 +262,23 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
         masking = Masking(masked_fills=(MaskedFill(mask, keeps=True),))
     elif mask is not None:
         masking = Masking(terms=(Term(mask, 1.0, is_merged=False),))
-    result, zeroed_rows = _zeroed_rows(node.outputs[0], (), masking)
     return MatchedAttention(
         queries=queries,
         keys=keys,
         is_transposed=False,
         values=values,
         num_heads=num_heads,
-        scale=attribute(node, "scale", head_size**-0.5),
+        scale=attribute(node, "scale", (width // num_heads if is_flat else width) ** -0.5),
         masking=masking,
         is_causal=bool(attribute(node, "is_causal", 0)),
-        result=result,
-        zeroed_rows=zeroed_rows,
+        result=node.outputs[0],
+        is_flat=is_flat,
+        zeroed_rows=None if mask is None else ZeroedRows(if_lowest=True),
     )
+
+
+def _is_read(value: ir.Value) -> bool:
+    return value.is_graph_output() or bool(value.uses())
 
 
 def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, float, Masking]:
@@ -259,6 +288,7 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, f
     masked_fills: list[MaskedFill] = []
     num_heads: int | None = None
     node: ir.Node | None = None
+    is_floored = False
     for _ in range(_LONGEST_CHAIN):
         if shapes.rank(here) == 4 and num_heads is None:
             num_heads = shapes.fixed(here, 1)
@@ -266,8 +296,9 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, f
         if node is None:
             break
         if node.op_type == "MatMul":
-            return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills))
+            return node, num_heads, scale, Masking(tuple(terms), tuple(masked_fills), is_floored)
         above, factor = _step(node, shapes, terms, masked_fills, scale)
+        is_floored |= node.op_type == "Max"
         scale, here = scale * factor, above
     name = "nothing" if node is None else node.op_type
     raise RefusedError(f"scores that are made by {name}, not by queries and keys")
@@ -398,6 +429,8 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
         if len(readers) != 1 or here.is_graph_output():
             return None
         node, index = readers[0]
+        if node.graph is not value_graph(here):
+            return None
         if node.op_type == "MatMul" and index == 0:
             return node, conditions
         if node.op_type == "Where" and index in (1, 2) and scalar(node.inputs[3 - index]) == 0.0:
@@ -431,22 +464,25 @@ def _zeroed_rows(
             fills.append(fill)
         elif not _is_nan(condition):
             raise RefusedError("probabilities that are masked otherwise than the scores")
-    unattended = None
+    unattended = counted = None
     uses = list(result.uses())
     if len(uses) == 1 and not result.is_graph_output():
         node, index = uses[0]
-        if node.op_type == "Where" and index == 2 and scalar(node.inputs[1]) == 0.0 and _counts_keys(node.inputs[0]):
+        is_fill = node.op_type == "Where" and index == 2 and node.graph is value_graph(result)
+        if is_fill and scalar(node.inputs[1]) == 0.0 and (counted := _counted_keys(node.inputs[0])) is not None:
             result, unattended = node.outputs[0], node.inputs[0]
     if unattended is None and not conditions:
         return result, None
-    return result, ZeroedRows(unattended, tuple(fills), len(fills) < len(conditions))
+    return result, ZeroedRows(unattended, counted, tuple(fills), len(fills) < len(conditions))
 
 
-def _counts_keys(condition: ir.Value | None) -> bool:
-    """Whether a condition is `sum over keys of what a query may attend to < 1`."""
+def _counted_keys(condition: ir.Value | None) -> ir.Value | None:
+    """Return what a condition counts: `sum over keys of what a query may attend to < 1`; None for any other."""
     less = producer(condition, "Less")
     total = None if less is None else producer(less.inputs[0], "ReduceSum")
-    return less is not None and total is not None and scalar(less.inputs[1]) == 1.0
+    if less is None or total is None or scalar(less.inputs[1]) != 1.0 or reduced_axes(total) not in ([-1], [3]):
+        return None
+    return total.inputs[0]
 
 
 def _is_lowest(value: ir.Value | None) -> bool:

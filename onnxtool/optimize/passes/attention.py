@@ -19,7 +19,7 @@ from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.linear import Linear, find_linear
-from onnxtool.optimize.attention.masks import MaskKind, find_mask_kind
+from onnxtool.optimize.attention.masks import DEFAULT_FILL, MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
     SINKS,
     Masking,
@@ -73,7 +73,7 @@ class _Shared:
     model: ir.Model
     shapes: Shapes
     provider: str
-    mask_kinds: dict[Masking, MaskKind] = field(default_factory=dict)
+    mask_kinds: dict[tuple[Masking, ir.Value | None], MaskKind] = field(default_factory=dict)
     values: dict[Hashable, ir.Value] = field(default_factory=dict)
 
 
@@ -99,17 +99,23 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     """Match an attention and check its preconditions, before anything is written."""
     shapes = shared.shapes
     found = find_attention(root, shapes)
-    queries = find_heads(found.queries, shapes, found.num_heads)
+    terms = found.masking.terms
+    find = _flat_heads if found.is_flat else find_heads
+    queries = find(found.queries, shapes, found.num_heads)
     if queries is None:
         raise RefusedError("queries whose heads cannot be told apart")
-    if shapes.dtype(queries.source) not in (np.float32, np.float16):
-        raise RefusedError(f"queries of dtype {shapes.dtype(queries.source)}")
-    joined = find_joined(found.result, shapes, found.num_heads)
+    if (dtype := shapes.dtype(queries.source)) not in (np.float32, np.float16):
+        raise RefusedError(f"queries of dtype {dtype}")
+    for operand, value in (("keys", found.keys), ("values", found.values), *(("a mask", t.value) for t in terms)):
+        if shapes.dtype(value) != dtype:
+            raise RefusedError(f"{operand} of dtype {shapes.dtype(value)}, and queries of dtype {dtype}")
+    joined = found.result if found.is_flat else find_joined(found.result, shapes, found.num_heads)
     if found.zeroed_rows is not None and shapes.rank(found.zeroed_rows.unattended) not in (None, 4):
         raise RefusedError("rows of zeros for heads that are merged with the batch")
-    if found.masking not in shared.mask_kinds:
-        shared.mask_kinds[found.masking] = find_mask_kind(shared.model, found.masking, shapes)
-    mask_kind = shared.mask_kinds[found.masking]
+    counted = None if found.zeroed_rows is None else found.zeroed_rows.counted
+    if (found.masking, counted) not in shared.mask_kinds:
+        shared.mask_kinds[found.masking, counted] = find_mask_kind(shared.model, found.masking, shapes, counted)
+    found, mask_kind = _settled(found, shared.mask_kinds[found.masking, counted])
     # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
@@ -124,6 +130,28 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     if found.sinks is not None:
         _check_sinks(parts, shared)
     return parts
+
+
+def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAttention, MaskKind]:
+    """Return an attention without zeroed rows where its mask gives none, and its mask as a bias where it has to be one.
+
+    A mask of a known kind does for a query that may attend to nothing what `fill` says: it gets the mean of all values
+    behind the lowest number, NaN behind infinities.
+    """
+    zeroed_rows, masking = found.zeroed_rows, found.masking
+    bias = MaskKind(is_bias=True, hides_later=mask_kind.hides_later)
+    if mask_kind.is_bias or mask_kind.padding is None:
+        return found, mask_kind
+    if zeroed_rows is None:
+        # The operator masks what is later by the lowest number, so that padding before a text is not NaN.
+        is_mixed = mask_kind.fill == -np.inf and (mask_kind.is_causal or found.is_causal)
+        return found, bias if is_mixed else mask_kind
+    if zeroed_rows.conditions and (zeroed_rows.if_nan or len(zeroed_rows.conditions) < len(masking.values)):
+        return found, bias
+    lowest = float(np.finfo(np.float32).min)
+    if (zeroed_rows.if_nan and mask_kind.fill > -np.inf) or (zeroed_rows.if_lowest and mask_kind.fill > lowest):
+        return replace_fields(found, zeroed_rows=None), mask_kind
+    return found, replace_fields(mask_kind, fill=max(mask_kind.fill, lowest))
 
 
 def _check_sinks(parts: _Parts, shared: _Shared) -> None:
@@ -171,10 +199,18 @@ def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: boo
 def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
     """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
     value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
+    if found.is_flat:
+        return _flat_heads(value, shapes, found.num_heads)
     is_broadcast = are_shared and _is_broadcast(value, found.num_heads, shapes)
     num_heads = 1 if is_broadcast else found.num_heads
     heads = find_heads(value, shapes, num_heads, transposed=is_transposed, repeated=are_shared, in_columns=is_keys)
     return replace_fields(heads, repeats=found.num_heads) if heads is not None and is_broadcast else heads
+
+
+def _flat_heads(value: ir.Value, shapes: Shapes, num_heads: int) -> Heads | None:
+    """Return the heads of `value`, [B, S, H * D]."""
+    width = shapes.fixed(value, -1)
+    return None if width is None else Heads(value, Layout.FLAT, num_heads, width // num_heads, 1.0)
 
 
 def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
@@ -205,8 +241,7 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
         fused = _group_query_attention(parts, parts.found.sinks, shared, writer)
     else:
         fused = _attention(parts, shared, writer)
-    # Where a mask is of a known kind, only texts without a token, and padding before a text, may attend to nothing.
-    if parts.found.zeroed_rows is not None and parts.mask_kind.is_bias:
+    if parts.found.zeroed_rows is not None and (parts.mask_kind.is_bias or parts.mask_kind.padding is not None):
         fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
     if parts.joined is not None:
         replace(parts.joined, fused)
@@ -217,9 +252,12 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
 
 def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     """Write `Attention` or `MultiHeadAttention`; return its result, [B, S, H * D]."""
-    attributes = {"num_heads": parts.keys.num_heads, **_scale(parts)}
-    if parts.mask_kind.is_causal or parts.found.is_causal:
+    attributes, mask_kind = {"num_heads": parts.keys.num_heads, **_scale(parts)}, parts.mask_kind
+    if mask_kind.is_causal or parts.found.is_causal:
         attributes["unidirectional"] = 1
+    # What a query that may attend to nothing gets depends on it. CUDA's kernels compute it in float16 as well.
+    if mask_kind.padding is not None and shared.provider == "cpu" and mask_kind.fill != DEFAULT_FILL:
+        attributes["mask_filter_value"] = mask_kind.fill
     mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
     packed = _packed(parts, shared.shapes)
     if packed is not None:
@@ -406,11 +444,13 @@ def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
 
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
-    dtype = shapes.dtype(parts.queries.source) or np.dtype(np.float32)
+    dtype, masking = shapes.dtype(parts.queries.source) or np.dtype(np.float32), parts.found.masking
     total = _sum_of_masks(parts, dtype, shapes, writer)
-    # A query that may attend to nothing has a row of infinities, whose Softmax is NaN, and NaN propagates.
-    total = writer.node("Max", [total, _lowest(dtype, writer)])
-    if any(_is_full(value, parts, shapes) for value in parts.found.masking.values):
+    # Two lowest numbers make an infinity, and a row of these NaN: here as in the model, unless that does something
+    # about it. Rows that are set to zero behind it are told from the masks, not from NaN.
+    if masking.is_floored or parts.found.zeroed_rows is not None or parts.found.sinks is not None:
+        total = writer.node("Max", [total, _lowest(dtype, writer)])
+    if any(_is_full(value, parts, shapes) for value in masking.values):
         return total
     # The operator broadcasts batch and heads, but not queries and keys.
     sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
@@ -476,14 +516,32 @@ def _with_zeroed_rows(
 ) -> ir.Value:
     """Set the rows of `fused`, [B, S, H * D], to zero that the model sets to zero."""
     dtype = shared.shapes.dtype(parts.queries.source) or np.dtype(np.float32)
-    if zeroed_rows not in shared.values:
-        rows = _unattended(zeroed_rows, dtype, parts, shared.shapes, writer)
-        shared.values[zeroed_rows] = writer.node("Transpose", [rows], {"perm": [0, 2, 1, 3]})
-    num_heads, head_size = parts.queries.num_heads, parts.values.head_size
     zero = writer.constant(np.array(0.0, dtype), "zero")
+    if not parts.mask_kind.is_bias:
+        return writer.node("Where", [_unattended_by_kind(parts, shared, writer), zero, fused])
+    if (zeroed_rows, parts.found.masking) not in shared.values:
+        rows = _unattended(zeroed_rows, dtype, parts, shared.shapes, writer)
+        rows = writer.node("Transpose", [rows], {"perm": [0, 2, 1, 3]})
+        shared.values[zeroed_rows, parts.found.masking] = rows
+    num_heads, head_size = parts.queries.num_heads, parts.values.head_size
     by_heads = writer.node("Reshape", [fused, _shape([0, 0, num_heads, head_size], writer)])
-    heads = writer.node("Where", [shared.values[zeroed_rows], zero, by_heads])
+    heads = writer.node("Where", [shared.values[zeroed_rows, parts.found.masking], zero, by_heads])
     return writer.node("Reshape", [heads, _shape([0, 0, num_heads * head_size], writer)])
+
+
+def _unattended_by_kind(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Return which queries see nothing but padding, bool [B, 1 or S, 1]."""
+    is_causal = parts.mask_kind.is_causal or parts.found.is_causal
+    key = ("unattended", parts.mask_kind.padding, is_causal)
+    if key not in shared.values:
+        mask, last = _mask(parts, shared, writer), writer.constant(np.array([-1]), "onnxtool.last")
+        if is_causal:
+            seen = writer.node("CumSum", [mask, writer.constant(np.array(1), "onnxtool.second_axis")])
+        else:
+            seen = writer.node("ReduceSum", [mask, last], {"keepdims": 1})
+        none = writer.node("Equal", [seen, writer.constant(np.array(0, np.int32), "onnxtool.zero_int32")])
+        shared.values[key] = writer.node("Unsqueeze", [none, last])
+    return shared.values[key]
 
 
 def _unattended(
@@ -496,14 +554,21 @@ def _unattended(
     if zeroed_rows.conditions:
         kept = [one.condition if one.keeps else writer.node("Not", [one.condition]) for one in zeroed_rows.conditions]
         attended.append(functools.reduce(lambda first, second: writer.node("And", [first, second]), kept))
-    if zeroed_rows.if_nan:
+    if zeroed_rows.if_nan or zeroed_rows.if_lowest:
         total = _sum_of_masks(parts, dtype, shapes, writer)
-        attended.append(writer.node("GreaterOrEqual", [total, _lowest(dtype, writer)]))
+        beyond = "Greater" if zeroed_rows.if_lowest else "GreaterOrEqual"
+        attended.append(writer.node(beyond, [total, _lowest(dtype, writer)]))
     last, one = writer.constant(np.array([-1]), "onnxtool.last"), writer.constant(np.array(1.0, dtype), "one")
     floats = [writer.node("Cast", [value], {"to": ir.DataType.from_numpy(dtype).value}) for value in attended]
+    if parts.found.is_causal:
+        sizes = [_length(heads, writer) for heads in (parts.queries, parts.keys)]
+        square = writer.node("Concat", sizes, {"axis": 0})
+        floats = [writer.node("Trilu", [writer.node("Expand", [value, square])], {"upper": 0}) for value in floats]
     counts = [writer.node("ReduceSum", [value, last], {"keepdims": 1}) for value in floats]
     none = [writer.node("Less", [count, one]) for count in counts]
-    return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none)
+    # With it, masks of fewer axes have four as well.
+    four_axes = writer.constant(np.zeros((1, 1, 1, 1), np.bool_), "onnxtool.four_axes")
+    return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none, four_axes)
 
 
 def _split_again(result: ir.Value, fused: ir.Value, parts: _Parts, shapes: Shapes, writer: Writer) -> None:

@@ -37,6 +37,10 @@ class _Product:
     columns: str
     result: str
 
+    def swapped(self) -> _Product:
+        """Return the product of the second and the first."""
+        return _Product(self.second, self.first, self.batch, self.columns, self.summed, self.rows, self.result)
+
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Einsum(a, b)` by `MatMul(a, b)` with what moves the axes, as XLNet and ProphetNet need it."""
@@ -53,6 +57,9 @@ def _rewrite(node: ir.Node, shapes: Shapes) -> bool:
     first, second = node.inputs
     if product is None or first is None or second is None:
         return False
+    if not is_weight(second) and product.result == product.batch + product.columns + product.rows:
+        # The other way round, nothing has to be moved behind the product; Keras writes scores as keys by queries.
+        product, first, second = product.swapped(), second, first
     sizes = _sizes(product, first, second, shapes)
     if sizes is None:
         return False

@@ -10,7 +10,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.masks import BIAS, NO_MASK, MaskKind, find_mask_kind
+from onnxtool.optimize.attention.evaluation import slice_above
+from onnxtool.optimize.attention.masks import BIAS, NO_MASK, MaskKind, _feeds, find_mask_kind
 from onnxtool.optimize.attention.scores import Masking, find_attention, match_roots
 from onnxtool.optimize.passes.attention import attention
 from tests.optimize.attention.graphs import INPUTS, MASKINGS, PADDING, PLACES, attention_graph, ragged_feeds
@@ -176,6 +177,71 @@ def test_no_masks_mean_nothing() -> None:
     """And nothing is run."""
     model = attention_graph()
     assert find_mask_kind(model, Masking(), find_shapes(model)) == NO_MASK
+
+
+AFTER = f"{PLACES} before = LessOrEqual(column, row)"
+CAUSAL_BUT = "masked = Where(all, scaled, lowest)"
+# Masks that are causal, or padding, at nearly all sizes, and on nearly all rows.
+NEARLY = {
+    "at a length": f"{AFTER} is = Equal(long, hundred) all = Or(before, is) {CAUSAL_BUT}",
+    "below a length": f"{AFTER} is = Less(long, hundred) all = Or(before, is) {CAUSAL_BUT}",
+    "at a place": f"{AFTER} is = Equal(column, hundred) all = Or(before, is) {CAUSAL_BUT}",
+    "at a distance": f"{AFTER} far = Sub(column, row) is = Equal(far, hundred) all = Or(before, is) {CAUSAL_BUT}",
+    "at a sum of constants": (
+        f"{AFTER} moved = Add(column, hundred) far = Sub(moved, hundred) again = Add(far, hundred) "
+        f"more = Add(again, hundred) is = Equal(row, more) other = Not(is) all = And(before, other) {CAUSAL_BUT}"
+    ),
+    "at every hundredth": f"{AFTER} m = Mod(column, hundred) is = Equal(m, window) all = Or(before, is) {CAUSAL_BUT}",
+    "at a last place": (
+        f"{AFTER} end = Sub(long, hundred) is = Equal(column, end) other = Not(is) all = And(before, other) "
+        f"{CAUSAL_BUT}"
+    ),
+    "by a third token": (
+        f"{PADDING} a0 = Gather <axis=3> (allowed, zero_index) a1 = Unsqueeze(a0, three) b0 = Gather <axis=3> "
+        f"(allowed, one_index) b1 = Unsqueeze(b0, three) other = Not(b1) some = And(a1, other) "
+        f"all = Or(allowed, some) {CAUSAL_BUT}"
+    ),
+    "by the number of tokens": (
+        f"{PADDING} n = ReduceSum <keepdims=1> (attention_mask, last) is = Equal(n, hundred) "
+        f"u = Unsqueeze(is, outer) all = Or(allowed, u) {CAUSAL_BUT}"
+    ),
+}
+
+
+@pytest.mark.parametrize("masking", NEARLY)
+def test_a_mask_that_is_only_nearly_known_stays_a_bias(masking: str) -> None:
+    """It would agree with the known one at the sizes and rows that one would try."""
+    assert kind_of(NEARLY[masking], constants={"hundred": np.array(100), "three": np.array([3])}).is_bias
+
+
+@pytest.mark.parametrize("batch", ["1", "B"])
+def test_a_window_is_found_in_a_model_of_one_row(batch: str) -> None:
+    """The only dynamic axis is the length then."""
+    inputs = INPUTS.replace("[B,", f"[{batch},")
+    assert kind_of(MASKINGS["window"], inputs, {"window": np.array(20)}) == BIAS
+    assert name_of(kind_of(MASKINGS["both"], inputs)) == "padding, causal"
+
+
+def test_all_pairs_of_two_tokens_are_tried() -> None:
+    """So that what reads two of them is known on every row."""
+    model = attention_graph(MASKINGS["padding"])
+    part = slice_above(
+        find_attention(next(match_roots(model.graph)), find_shapes(model)).masking.values, find_shapes(model)
+    )
+    assert part is not None
+    feeds = _feeds(part, {"B": 3, "S": 13})
+    assert feeds is not None
+    rows = np.concatenate([one["attention_mask"] for one, _ in feeds])
+    pairs = {(i, j): {*zip(rows[:, i].tolist(), rows[:, j].tolist(), strict=True)} for i in range(13) for j in range(i)}
+    assert all(len(seen) == 4 for seen in pairs.values())
+
+
+def test_what_padding_adds_is_known() -> None:
+    """A query that may attend to nothing gets the mean behind the lowest number, and NaN behind infinities."""
+    numbers = {"minus": np.array(-1e4, np.float32), "infinity": np.array(-np.inf, np.float32)}
+    filled = {name: kind_of(MASKINGS["padding"].replace("lowest", name), constants=numbers).fill for name in numbers}
+    assert filled == {"minus": np.finfo(np.float32).min, "infinity": -np.inf}
+    assert kind_of(MASKINGS["padding, added"].replace("lowest", "minus"), constants=numbers).fill == -1e4
 
 
 @pytest.mark.parametrize("masking", ["padding", "both"])

@@ -97,6 +97,36 @@ def test_a_mask_becomes_what_it_means(masking: str) -> None:
     assert "Softmax" not in operators(model)
 
 
+# What a row of padding alone gets, and padding before a text.
+FILLS = {
+    **MASKINGS,
+    "padding, infinite": f"{PADDING} masked = Where(allowed, scaled, infinity)",
+    "both, infinite": f"{MASKINGS['both'].removesuffix('lowest)')} infinity)",
+    "padding, added, of thousands": MASKINGS["padding, added"].replace("lowest", "minus"),
+    "padding, of thousands": MASKINGS["padding"].replace("lowest", "minus"),
+    "window, added": (
+        f"{PLACES} apart = Sub(row, column) far = Abs(apart) near = LessOrEqual(far, window) f = Cast <to=1> (near) "
+        "g = Sub(one, f) h = Mul(g, lowest) i = Add(scaled, h) m = Cast <to=1> (attention_mask) "
+        "n = Unsqueeze(m, outer) o = Sub(one, n) a = Mul(o, lowest) masked = Add(i, a)"
+    ),
+}
+# It adds -1e4 for later keys and the lowest number for padding, so that padding sees the text behind it.
+FILLS.pop("both, multiplied")
+
+
+@pytest.mark.parametrize("masking", FILLS)
+def test_a_query_that_may_attend_to_nothing_keeps_its_numbers(masking: str) -> None:
+    """The mean of all values behind the lowest number, NaN behind infinities, its own weights behind thousands."""
+    model = attention_graph(FILLS[masking], constants={"infinity": np.array(-np.inf, np.float32)})
+    feeds = ragged_feeds()
+    feeds["attention_mask"][2] = 0
+    (expected,) = run(model, feeds)
+    assert apply(attention, model).num_changes == 1
+    # float32 sums of eight numbers around 1, in another order
+    np.testing.assert_allclose(run(model, feeds)[0], expected, atol=1e-5, rtol=0, equal_nan=True)
+    assert np.isnan(expected).any() == ("infinite" in masking)
+
+
 def test_a_mask_that_is_lost_is_seen_by_these_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a planted error in the kind of a mask the numbers differ."""
     monkeypatch.setattr(module, "find_mask_kind", lambda *_: NO_MASK)
@@ -129,20 +159,49 @@ ZEROED_ROWS = {
 @pytest.mark.parametrize("form", ZEROED_ROWS)
 def test_a_query_that_may_attend_to_nothing_keeps_its_row_of_zeros(form: str) -> None:
     """A head may read such a row: that of a decoder's classifier looks for the last token by its id."""
-    masking, weighting = ZEROED_ROWS[form]
-    numbers = {"zero": 0.0, "infinity": -np.inf}
-    constants: dict[str, Any] = {name: np.array(number, np.float32) for name, number in numbers.items()}
-    model = attention_graph(
-        f"{WINDOW} {masking}",
-        weighting=f"p0 = Softmax <axis=-1> (masked) {weighting}",
-        constants={**constants, "minus_one": np.array([-1])},
-    )
+    model = zeroed_graph(form, WINDOW)
     mask = np.ones((3, 9), np.int64)
     mask[0, 3:] = mask[1, :5] = 0  # more padding than the window of three tokens is wide
     feeds: dict[str, Any] = {"x": normal(3, 9, 8, seed=9), "attention_mask": mask}
     (expected,) = run(model, feeds)
     assert (expected[0, -1] == 0.0).all()
     assert_same_numbers(attention, model, feeds)
+
+
+@pytest.mark.parametrize("masking", ["padding", "both"])
+@pytest.mark.parametrize("form", ZEROED_ROWS)
+def test_rows_of_zeros_are_kept_behind_a_mask_of_a_known_kind(form: str, masking: str) -> None:
+    """They are told from the padding then, and the mask need not be computed."""
+    below = PLACES + " before = LessOrEqual(column, row) both = And(allowed, before)"
+    made = {"padding": f"{PADDING} both = Identity(allowed)", "both": f"{PADDING} {below}"}[masking]
+    model = zeroed_graph(form, made)
+    feeds = ragged_feeds()
+    feeds["attention_mask"][2] = 0
+    (expected,) = run(model, feeds)
+    assert (expected[2] == 0.0).all()
+    assert_same_numbers(attention, model, feeds)
+    assert not has_input(fused_node(model), BIAS_INPUT)
+
+
+def test_rows_of_zeros_that_another_mask_tells_are_computed_from_it() -> None:
+    """Here a row gets zeros where the first token is padding, whatever it may attend to."""
+    masking, weighting = ZEROED_ROWS["behind it"]
+    first = "f0 = Cast <to=1> (both) f1 = Gather <axis=3> (f0, zero_index) f = Unsqueeze(f1, three)"
+    masking = masking.replace("f = Cast <to=1> (both)", first).replace("Sub(one, f)", "Sub(one, f0)")
+    model = zeroed_graph("behind it", f"{PADDING} both = Identity(allowed)", masking, weighting)
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert has_input(fused_node(model), BIAS_INPUT)
+
+
+def zeroed_graph(form: str, made: str, masking: str = "", weighting: str = "") -> ir.Model:
+    """Return a model whose queries that may attend to nothing get rows of zeros; `made` computes the mask `both`."""
+    numbers = {"zero": 0.0, "infinity": -np.inf}
+    constants: dict[str, Any] = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    return attention_graph(
+        f"{made} {masking or ZEROED_ROWS[form][0]}",
+        weighting=f"p0 = Softmax <axis=-1> (masked) {weighting or ZEROED_ROWS[form][1]}",
+        constants={**constants, "minus_one": np.array([-1]), "three": np.array([3])},
+    )
 
 
 def test_the_kind_of_a_mask_is_that_of_all_queries() -> None:
@@ -496,6 +555,135 @@ def test_an_attention_of_onnx_itself_is_one_of_onnxruntime(attributes: str, mask
     assert ("unidirectional" in node.attributes) == ("is_causal" in attributes)
     assert ("scale" in node.attributes) == ("scale" in attributes)
     assert has_input(node, 5) == bool(mask)
+
+
+# Masks that leave some queries nothing, and none of a known kind; with what is causal, also the first ones.
+EMPTY = np.ones((2, 1, 5, 5), np.bool_)
+EMPTY[0, :, :, :2] = EMPTY[1, :, 3] = False
+LOWEST = np.finfo(np.float32).min
+
+
+@pytest.mark.parametrize("attributes", ["", "<is_causal=1>"])
+@pytest.mark.parametrize("fill", [None, -np.inf, LOWEST, -1e4], ids=["bool", "infinite", "lowest", "of thousands"])
+def test_a_query_that_an_attention_of_onnx_leaves_nothing_gets_zeros(fill: float | None, attributes: str) -> None:
+    """Onnxruntime's own operator gives the mean of all values."""
+    dtype, mask = ("bool", EMPTY) if fill is None else ("float", np.where(EMPTY, 0.0, fill).astype(np.float32))
+    model = of_operator(attributes, f"{dtype}[B, 1, S, S] mask")
+    feeds: dict[str, Any] = {name: normal(2, 2, 5, 4, seed=number) for number, name in enumerate("qkv")}
+    feeds["mask"] = mask
+    (expected,) = run(model, feeds)
+    assert (expected[1, :, 3] == 0.0).all() == (fill != -1e4)
+    # -1e4 beside a score leaves it three digits.
+    assert_same_numbers(attention, model, feeds, atol=5e-3 if fill == -1e4 else 1e-5)
+
+
+@pytest.mark.parametrize("attributes", ["", ", is_causal=1", ", scale=0.3"])
+def test_an_attention_of_onnx_may_have_its_heads_in_one_axis(attributes: str) -> None:
+    """[B, S, H * D], of which the attributes tell the number of heads."""
+    text = f"y = Attention <q_num_heads=2, kv_num_heads=2{attributes}> (q, k, v)"
+    model = build(f"g ({HEADS.replace('2, S, 4', 'S, 8')}) => (float[B, S, 8] y) {{ {text} }}", opset=23)
+    assert_same_numbers(attention, model, {name: normal(2, 5, 8, seed=seed) for seed, name in enumerate("qkv")})
+    assert operators(model) == ["MultiHeadAttention"]
+
+
+def test_scores_of_an_attention_of_onnx_that_are_an_output_are_kept() -> None:
+    """A fused operator has none."""
+    outputs = "(float[B, 2, S, 4] y, float[B, 2, S, S] scores)"
+    model = build(f"g ({HEADS}) => {outputs} {{ y, , , scores = Attention (q, k, v) }}", opset=23)
+    assert_left_alone(attention, model, "whose scores are read elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("given", "body", "note"),
+    [
+        (
+            HEADS,
+            "w = Cast <to=10> (v) y = Attention (q, k, w)",
+            "values of dtype float16, and queries of dtype float32",
+        ),
+        (f"{HEADS}, float16[S, S] m", "y = Attention (q, k, v, m)", "a mask of dtype float16"),
+        (
+            HEADS,
+            (
+                "t = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax (s) r = Cast <to=10> (p) "
+                "w = Cast <to=10> (v) y = MatMul(r, w)"
+            ),
+            "values of dtype float16, and queries of dtype float32",
+        ),
+    ],
+    ids=["values", "mask", "values behind a Softmax"],
+)
+def test_an_attention_of_several_dtypes_is_left_alone(given: str, body: str, note: str) -> None:
+    """The fused operators have one."""
+    assert_left_alone(attention, build(f"g ({given}) => (y) {{ {body} }}", opset=23), note)
+
+
+def test_values_that_are_weighted_inside_a_branch_are_left_alone() -> None:
+    """Nothing of the main graph can take the place of what stands in a branch."""
+    branches = "then_branch = a () => (float c) { c = MatMul(p, v) }, else_branch = b () => (float n) { n = Neg(v) }"
+    body = f"t = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax (s) y = If <{branches}> (is)"
+    assert_left_alone(attention, build(f"g ({HEADS}, bool is) => (y) {{ {body} }}"), "probabilities that")
+
+
+PAST = "float[2, B, 2, P, 4] past"
+STACKED = (
+    "k1 = Gather <axis=0> (past, zero_index) v1 = Gather <axis=0> (past, one_index) "
+    "keys = Concat <axis=2> (k1, k0) values = Concat <axis=2> (v1, v0)"
+)
+CACHES = {
+    "stacked": (PAST, STACKED, "ku = Unsqueeze(keys, first) vu = Unsqueeze(values, first)"),
+    "split": (
+        PAST,
+        (
+            "ks, vs = Split <axis=0, num_outputs=2> (past) k1 = Squeeze(ks, first) v1 = Squeeze(vs, first) "
+            "keys = Concat <axis=2> (k1, k0) values = Concat <axis=2> (v1, v0)"
+        ),
+        "ku = Unsqueeze(keys, first) vu = Unsqueeze(values, first)",
+    ),
+    "apart": (
+        "float[B, 2, P, 4] past_key, float[B, 2, P, 4] past_value",
+        "keys = Concat <axis=2> (past_key, k0) values = Concat <axis=2> (past_value, v0)",
+        "ku = Unsqueeze(keys, first) vu = Unsqueeze(values, first)",
+    ),
+}
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["padding", "no padding"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_an_attention_of_gpt2_with_a_cache_is_fused(cache: str, masked: bool) -> None:
+    """New keys follow those of the past, and a table hides what comes later; the present is an output."""
+    past, joined, present = CACHES[cache]
+    added = "m = Cast <to=1> (attention_mask) n = Unsqueeze(m, outer) o = Sub(one, n) a = Mul(o, minus)"
+    body = f"""
+        x0 = MatMul(x, w) x1 = Add(x0, b) q0, kn, vn = Split <axis=2, num_outputs=3> (x1)
+        q1 = Reshape(q0, heads) q = Transpose <perm=[0, 2, 1, 3]> (q1)
+        k2 = Reshape(kn, heads) k0 = Transpose <perm=[0, 2, 1, 3]> (k2)
+        v2 = Reshape(vn, heads) v0 = Transpose <perm=[0, 2, 1, 3]> (v2)
+        {joined} {present} y2 = Concat <axis=0> (ku, vu)
+        t = Transpose <perm=[0, 1, 3, 2]> (keys) scores = MatMul(q, t) scaled = Mul(scores, half)
+        total = Shape <start=2, end=3> (keys) new = Shape <start=1, end=2> (x) before = Sub(total, new)
+        rows = Slice(table, before, total, first) places = Slice(rows, first, total, last)
+        kept = Cast <to=9> (places) hidden = Where(kept, scaled, minus)
+        {added if masked else ""} biased = {"Add(hidden, a)" if masked else "Identity(hidden)"}
+        p = Softmax <axis=-1> (biased) c = MatMul(p, values)
+        c2 = Transpose <perm=[0, 2, 1, 3]> (c) y = Reshape(c2, joined)
+    """
+    weights = {**CONSTANTS, "w": normal(8, 24), "b": normal(24, seed=1)}
+    padding = ", int64[B, U] attention_mask" if masked else ""
+    model = build(
+        f"g (float[B, S, 8] x, {past}{padding}) => (float[B, S, 8] y, y2) {{ {body} }}",
+        {name: array for name, array in weights.items() if re.search(rf"\b{name}\b", body)},
+        18,
+    )
+    if masked:
+        model.graph.inputs[-1].shape = ir.Shape(["B", "P + S"])  # no name in ONNX's text form
+    held = (3, 2, 4, 4)
+    feeds: dict[str, Any] = {"x": normal(3, 5, 8, seed=2), "past": normal(2, *held, seed=3)}
+    feeds |= {"past_key": normal(*held, seed=4), "past_value": normal(*held, seed=5)}
+    feeds["attention_mask"] = (np.arange(9) >= np.arange(3)[:, None]).astype(np.int64)
+    names = {value.name for value in model.graph.inputs}
+    assert_same_numbers(attention, model, {name: array for name, array in feeds.items() if name in names})
+    assert fused_node(model).op_type == "MultiHeadAttention"
 
 
 @pytest.mark.parametrize(

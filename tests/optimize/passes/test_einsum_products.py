@@ -6,7 +6,9 @@ Sizes of the letters: b 2, i 3, j 4, h 8, n 2, d 5.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
@@ -55,7 +57,8 @@ PRODUCTS = {
     "as it is": ("bih,bhj->bij", False, ["MatMul"]),
     "scores": ("ibnd,jbnd->bnij", False, ["Transpose", "Transpose", "MatMul"]),
     "values": ("bnij,jbnd->ibnd", False, ["Transpose", "MatMul", "Transpose"]),
-    "a batch in another order": ("bnid, nbjd -> nbji", False, ["Transpose", "Transpose", "MatMul", "Transpose"]),
+    "a batch in another order": ("bnid, nbjd -> nbji", False, ["Transpose", "MatMul"]),
+    "rows of the second first": ("bjnd,bind->bnij", False, ["Transpose", "Transpose", "MatMul"]),
     "a layer to heads": ("ibh,hnd->ibnd", True, ["MatMul", "Reshape"]),
     "a layer from heads": ("ibnd,hnd->ibh", True, ["Reshape", "MatMul"]),
     "a layer from heads in another order": ("idbn,nhd->bhi", True, ["Transpose", "Reshape", "MatMul", "Transpose"]),
@@ -114,6 +117,34 @@ def test_an_attention_that_is_written_in_einsums_is_fused() -> None:
     weights |= {"bq": normal(2, 5, seed=5), "br": normal(2, 5, seed=6), "fifth": normal(1, seed=7)}
     model = build(f"g (float[S, B, 8] x, float[S, B, 2, 5] r) => (float[S, B, 8] y) {{ {body} }}", weights)
     given = {"x": normal(7, 3, 8, seed=8), "r": normal(7, 3, 2, 5, seed=9)}
+    assert_same_numbers(einsum_products, model, given, atol=1e-4)
+    assert_same_numbers(attention, model, given, atol=1e-4)  # sums of eight numbers around 20
+    assert "MultiHeadAttention" in operators(model)
+    assert not {"Einsum", "Softmax"} & set(operators(model))
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["no mask", "a mask of tokens"])
+def test_an_attention_of_keras_is_fused(masked: bool) -> None:
+    """MultiHeadAttention as tf2onnx writes it: B, S, H, D, with the scores as keys by queries."""
+    padding = "m = Cast <to=1> (mask) n = Unsqueeze(m, outer) o = Sub(one, n) a = Mul(o, minus) s = Add(s0, a)"
+    body = f"""
+        q0 = Einsum <equation="abc,cde->abde"> (x, wq) q1 = Add(q0, bq) q = Mul(q1, fifth)
+        k0 = Einsum <equation="abc,cde->abde"> (x, wk) k = Add(k0, bk)
+        v0 = Einsum <equation="abc,cde->abde"> (x, wv) v = Add(v0, bv)
+        s0 = Einsum <equation="aecd,abcd->acbe"> (k, q) {padding if masked else "s = Identity(s0)"}
+        p = Softmax <axis=-1> (s) c = Einsum <equation="acbe,aecd->abcd"> (p, v)
+        y0 = Einsum <equation="abcd,cde->abe"> (c, wo) y = Add(y0, bo)
+    """
+    weights = {f"w{name}": normal(8, 2, 5, seed=seed) for seed, name in enumerate("qkv")}
+    weights |= {f"b{name}": normal(2, 5, seed=seed) for seed, name in enumerate("qkv", 5)}
+    weights |= {"wo": normal(2, 5, 8, seed=3), "bo": normal(8, seed=4), "fifth": np.array(0.2, np.float32)}
+    if masked:
+        weights |= {"one": np.array(1, np.float32), "minus": np.array(-1e9, np.float32), "outer": np.array([1, 2])}
+    inputs = "float[B, S, 8] x" + ", int64[B, S] mask" * masked
+    model = build(f"g ({inputs}) => (float[B, S, 8] y) {{ {body} }}", weights)
+    given: dict[str, Any] = {"x": normal(3, 7, 8, seed=8)}
+    if masked:
+        given["mask"] = (np.arange(7) < np.array([7, 4, 0])[:, None]).astype(np.int64)
     assert_same_numbers(einsum_products, model, given, atol=1e-4)
     assert_same_numbers(attention, model, given, atol=1e-4)  # sums of eight numbers around 20
     assert "MultiHeadAttention" in operators(model)

@@ -1,0 +1,233 @@
+"""Tell how many positions of a mask have to be tried before all of them are known.
+
+A mask is compared with known ones at a few sizes. That proves that they are equal at all sizes for a slice of these
+operators, and `find_reach` refuses any other:
+
+- Elements do not depend on sizes, but for the places where elements are read: sums and products of positions and sizes,
+  which are polynomials of degree 2. What agrees at three sizes of each axis agrees at all. So a longer mask has the
+  shorter one as its corner.
+- Positions are compared as `i`, `j` and `i - j` with constants no larger than K. Beyond K, nothing turns: any place of
+  the mask does as one among the first 2 K + 3 in both directions does (small models of difference constraints).
+- An element reads at most two numbers of the inputs, which are 0 or 1, or of which only the sign is read. With rows in
+  which any two places have all four pairs of numbers, all that it can read is tried (a covering array of strength 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+
+import numpy as np
+import onnx_ir as ir
+
+from onnxtool.graph.edit import attribute, constant
+from onnxtool.graph.shapes import Shapes
+from onnxtool.optimize.attention.evaluation import Slice
+
+_COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
+_LOGIC = frozenset({"And", "Not", "Or", "Xor"})
+_SAME = frozenset({"Abs", "Cast", "Identity", "Neg"})
+# Operators that put elements elsewhere, by which of their inputs hold these; the others say where.
+_MOVING: dict[str, Sequence[int]] = {
+    **dict.fromkeys(("Expand", "Flatten", "Gather", "GatherND", "Reshape", "Slice", "Squeeze"), (0,)),
+    **dict.fromkeys(("Transpose", "Trilu", "Unsqueeze"), (0,)),
+    "Concat": range(1 << 10),
+    "ScatterND": (0, 2),
+}
+_PLACING = frozenset({"Gather", "GatherND", "ScatterND", "Slice", "Trilu"})  # by numbers, not by a shape alone
+_MOST_READS = 2
+_MOST_POSITIONS = 2  # in a comparison: i, j, or i - j
+_SMALL_TABLE = 8
+_INFINITE = 1e38  # for infinities among the constants, which are known numbers
+
+
+@dataclass(frozen=True)
+class _Elements:
+    """What the elements of a value are made of.
+
+    Attributes:
+        reads: by which ways they read inputs; one way reads one number for each element.
+        has_sizes: whether they depend on the sizes of inputs.
+        varies: whether they depend on their places otherwise than by what they read.
+        positions: the sum of the factors of positions in them.
+        offset: the largest constant in them; infinite where they may be any number.
+    """
+
+    reads: frozenset[object] = frozenset()
+    has_sizes: bool = False
+    varies: bool = False
+    positions: float = 0
+    offset: float = 0
+
+
+class _UnknownError(Exception):
+    """The sizes that are tried would not prove what a slice computes."""
+
+
+def find_reach(part: Slice, shapes: Shapes) -> int | None:
+    """Return how many positions of the values of a slice tell all of them; None where no number of them does."""
+    following = _Following(part, shapes)
+    try:
+        for node in part.nodes:
+            following.add(node)
+        found = [following.of(value) for value in part.values]
+    except _UnknownError:
+        return None
+    whole = _merged(found)
+    if len(whole.reads) > _MOST_READS or whole.has_sizes or (whole.reads and whole.offset == inf):
+        return None
+    return None if following.turns_at == inf else 2 * int(following.turns_at) + 3
+
+
+class _Following:
+    """Follows the nodes of a slice.
+
+    Attributes:
+        turns_at: the last position at which a comparison turns.
+    """
+
+    def __init__(self, part: Slice, shapes: Shapes) -> None:
+        self._part, self._shapes = part, shapes
+        self._known: dict[ir.Value, _Elements] = {}
+        self.turns_at = 0.0
+        for value in part.inputs:
+            is_flag = "mask" in str(value.name) or value.dtype == ir.DataType.BOOL
+            self._known[value] = _Elements(frozenset({value}), offset=1 if is_flag else inf)
+
+    def of(self, value: ir.Value) -> _Elements:
+        """Return what a value is made of; a larger constant is a table, which ends where it ends."""
+        if value in self._known:
+            return self._known[value]
+        array = constant(value)
+        if array is None or array.dtype.kind not in "biuf" or not array.size:
+            return _Elements(varies=True)
+        offset = 0 if array.size > _SMALL_TABLE else min(float(np.abs(array.astype(np.float64)).max()), _INFINITE)
+        return _Elements(varies=bool((array != array.flat[0]).any()), offset=offset)
+
+    def add(self, node: ir.Node) -> None:
+        """Note what a node computes.
+
+        Raises:
+            _UnknownError: it is none of the operators that are known, or reads what it may not.
+        """
+        inputs = [value for value in node.inputs if value is not None]
+        if node.domain or len(node.outputs) != 1:
+            raise _UnknownError
+        if node.op_type == "Shape" and inputs[0] in self._part.sized:
+            elements = _Elements(has_sizes=True)
+        elif node.op_type == "Constant":
+            elements = self.of(node.outputs[0])
+        else:
+            elements = self._computed(node, inputs, [self.of(value) for value in inputs])
+        self._known[node.outputs[0]] = elements
+
+    def _computed(self, node: ir.Node, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
+        merged, operator = _merged(given), node.op_type
+        if operator in _MOVING:
+            return self._moved(node, inputs, given)
+        if operator in ("Range", "ConstantOfShape") and not merged.reads:
+            if operator == "ConstantOfShape":
+                filled = attribute(node, "value")
+                return _Elements(offset=0 if filled is None else min(float(np.abs(filled.numpy()).max()), _INFINITE))
+            if not given[2].has_sizes and given[2].offset == 1:
+                return _Elements(has_sizes=given[0].has_sizes, varies=True, positions=1, offset=given[0].offset)
+        elif operator in _COMPARISONS:
+            return self._compared(operator, inputs, given)
+        elif operator in _LOGIC:
+            return replace(merged, positions=0, offset=1)
+        elif operator in ("Add", "Sub"):
+            offset = inf if merged.has_sizes else sum(one.offset for one in given)
+            return replace(merged, positions=sum(one.positions for one in given), offset=offset)
+        elif operator == "Mul":
+            first, second = given
+            if merged.has_sizes:
+                return replace(merged, offset=inf)
+            if not (first.positions and second.positions):
+                positions = first.positions * second.offset + second.positions * first.offset
+                return replace(merged, positions=positions, offset=first.offset * second.offset)
+        elif operator == "Where":
+            values = _merged(given[1:])
+            return replace(merged, positions=values.positions, offset=values.offset)
+        elif operator in ("Max", "Min") and not merged.has_sizes:
+            return merged
+        elif operator in _SAME:
+            is_flag = operator == "Cast" and attribute(node, "to") == ir.DataType.BOOL.value
+            if not merged.has_sizes or (operator in ("Cast", "Identity") and not is_flag):
+                if is_flag and merged.positions:
+                    self._turn(merged.positions, merged.offset)
+                return replace(merged, positions=0, offset=1) if is_flag else merged
+        raise _UnknownError
+
+    def _compared(self, operator: str, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
+        merged = _merged(given)
+        constants = [constant(value) for value in inputs]
+        if merged.has_sizes:
+            # No size is negative, as exporters ask with `Equal(shape, -1)`; those that were computed with may be.
+            if operator == "Equal" and merged.offset < inf and any(a is not None and (a < 0).all() for a in constants):
+                return _Elements()
+            raise _UnknownError
+        if merged.offset == inf:
+            if not any(array is not None and (array == 0).all() for array in constants) or merged.positions:
+                raise _UnknownError
+        elif merged.positions:
+            self._turn(sum(one.positions for one in given), sum(one.offset for one in given))
+        return replace(merged, positions=0, offset=1)
+
+    def _turn(self, positions: float, offset: float) -> None:
+        if positions > _MOST_POSITIONS:
+            raise _UnknownError
+        self.turns_at = max(self.turns_at, offset)
+
+    def _moved(self, node: ir.Node, inputs: Sequence[ir.Value], given: Sequence[_Elements]) -> _Elements:
+        data = _merged([one for index, one in enumerate(given) if index in _MOVING[node.op_type]])
+        where = [index for index in range(len(given)) if index not in _MOVING[node.op_type]]
+        places = _merged([given[index] for index in where])
+        if places.reads or not self._keeps_axes(node):
+            raise _UnknownError
+        label = (node.op_type, str(dict(node.attributes)), *(inputs[index] for index in where))
+        moved = replace(data, reads=frozenset((*label, read) for read in data.reads))
+        if node.op_type == "Concat":
+            # It turns where one part ends; `_keeps_axes` has seen that all but the last end at a known place.
+            sizes = [self._shapes.fixed(value, attribute(node, "axis")) or 0 for value in node.inputs[:-1]]
+            self.turns_at = max(self.turns_at, sum(sizes))
+            return replace(moved, varies=True, offset=data.offset + sum(sizes) * bool(data.positions))
+        if node.op_type not in _PLACING:
+            return moved
+        if node.op_type == "Slice":
+            if any((step := constant(value)) is None or (step != 1).any() for value in inputs[4:5]):
+                raise _UnknownError
+            where = [1]
+        from_end = any((array := constant(inputs[index])) is not None and (array < 0).any() for index in where)
+        places = _merged([given[index] for index in where])
+        if node.op_type in ("ScatterND", "Trilu"):
+            if places.has_sizes or (from_end and node.op_type == "ScatterND"):
+                raise _UnknownError
+            moved = replace(moved, varies=True)
+        self.turns_at = max(self.turns_at, 0 if places.has_sizes else places.offset)
+        if not moved.varies:
+            return moved
+        positions = moved.positions * max(1, places.positions) if places.varies else moved.positions
+        has_sizes = moved.has_sizes or places.has_sizes or (from_end and node.op_type != "Trilu")
+        return replace(moved, positions=positions, offset=moved.offset + places.offset, has_sizes=has_sizes)
+
+    def _keeps_axes(self, node: ir.Node) -> bool:
+        """Whether axes stay whole, and what is joined has the same place at all sizes."""
+        if node.op_type == "Concat":
+            axis = attribute(node, "axis")
+            return all(self._shapes.fixed(value, axis) is not None for value in node.inputs[:-1])
+        if node.op_type not in ("Reshape", "Flatten"):
+            return True
+        pair = [self._shapes.of(value) for value in (node.inputs[0], node.outputs[0])]
+        ends = [{int(size) for size in np.cumprod(np.array(shape, int))} - {1} for shape in pair if shape]
+        return len(ends) == 2 and (ends[0] <= ends[1] or ends[1] <= ends[0])
+
+
+def _merged(given: Sequence[_Elements]) -> _Elements:
+    return _Elements(
+        frozenset().union(*(one.reads for one in given)),
+        any(one.has_sizes for one in given),
+        any(one.varies for one in given),
+        max((one.positions for one in given), default=0),
+        max((one.offset for one in given), default=0),
+    )
