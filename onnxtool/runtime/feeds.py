@@ -108,6 +108,15 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     )
 
 
+def padding_alone(longest: int | None) -> FeedShape:
+    """Return a shape with a row of padding alone, as in a batch that is filled up to its size; for models with a mask.
+
+    What such a row pools over, or attends to, is nothing: a division by it is where half precision gives NaN.
+    """
+    length = min(longest or LONGEST_CASE, 7)
+    return FeedShape("a row of padding alone", (length, 0, max(1, length // 2)), length)
+
+
 def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     """Return the shapes that a model with a cache is verified on as well: steps after some tokens of the past."""
     longest = min(longest or LONGEST_CASE, LONGEST_CASE)

@@ -20,6 +20,7 @@ from onnxtool.runtime.feeds import (
     index_bounds,
     is_mask,
     names_are_exchanged,
+    padding_alone,
     past_shapes,
     random_feeds,
     verification_shapes,
@@ -45,7 +46,8 @@ def input_cases(model: ModelFile, *, longest: int | None = None) -> list[Case]:
     stamp = InputStamp.read(model)
     if stamp is not None and stamp.cases:
         short = tuple(case for case in stamp.cases if longest is None or _num_tokens(case, stamp.kinds) <= longest)
-        return replace(stamp, cases=short or stamp.cases).make_cases(inputs)
+        stamp = replace(stamp, cases=short or stamp.cases)
+        return (stamp if has_past(inputs) else stamp.with_padding_alone()).make_cases(inputs)
     kinds = None if stamp is None else stamp.kinds
     bounds = index_bounds(model)
     length = model.metadata_number(MAX_LENGTH_KEY) or _LONGEST
@@ -53,9 +55,9 @@ def input_cases(model: ModelFile, *, longest: int | None = None) -> list[Case]:
     samples = any(_holds_samples(info) for info in inputs)
     exchanged = names_are_exchanged(model)
     masked = any(is_mask(info) for info in inputs) and not exchanged
-    past = past_shapes(length) if has_past(inputs) else ()
+    more = past_shapes(length) if has_past(inputs) else (padding_alone(length),) * masked
     cases = []
-    for seed, shape in enumerate((*verification_shapes(length), *past)):
+    for seed, shape in enumerate((*verification_shapes(length), *more)):
         if samples:
             shape = _in_samples(shape)
         feeds = random_feeds(inputs, shape, bounds, seed=seed, kinds=kinds)

@@ -92,7 +92,8 @@ def _require_text_inputs(model: ModelFile) -> None:
 
 
 def _random_calibration(model: ModelFile, reason: str) -> Calibration:
-    feeds = tuple(case.feeds for case in input_cases(model, longest=_LONGEST_RANDOM))
+    cases = input_cases(model, longest=_LONGEST_RANDOM)
+    feeds = tuple(case.feeds for case in cases if not case.has_empty_rows)
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 
