@@ -26,6 +26,7 @@ from onnxtool.runtime.comparison import (
     run_reference,
     verify,
 )
+from onnxtool.runtime.extreme_tokens import extreme_case
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import cuda_problem
@@ -111,6 +112,8 @@ class Original:
         """
         # One session at a time: each holds the weights twice while it loads.
         run, cases = self.open(self.path), input_cases(self.source)
+        hardest = extreme_case(self.source, cases)
+        cases += [hardest] if hardest else []
         name = self.source.path.name
         expected = run_reference(run, cases, name=name, refusal=SessionError)
         if not expected.cases:

@@ -397,6 +397,8 @@ def _describe(case: VerificationCase, verification: Verification) -> str:
     if case.failure:
         return case.failure
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in case.inputs.items())
+    if math.isinf(case.max_abs_error):
+        return f"output {case.worst_output} has NaN, infinities or sizes that the reference does not have, on {shapes}"
     return (
         f"output {case.worst_output}: max_abs_error {case.max_abs_error:.3g}, cosine {case.cosine:.6f} (allowed: "
         f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}) "
