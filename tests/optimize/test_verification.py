@@ -15,11 +15,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool.optimize.run
+import onnxtool.optimize.verification
 from onnxtool.cli.render import Facts, Note
 from onnxtool.cli.verification import verification_blocks
 from onnxtool.errors import PassError, SessionError, VerificationError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, stamp
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
@@ -106,13 +108,19 @@ def test_a_pass_that_is_faulty_in_a_later_round_is_left_out(exported: Path, monk
     assert [result.name for result in report.passes if result.left_out] == ["mark"]
 
 
-def test_a_file_that_differs_by_no_pass_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that was written wrongly: there is nothing to leave out, and nobody to blame."""
+@pytest.mark.parametrize("when", ["after all passes", "before all passes"])
+def test_a_file_that_differs_by_no_pass_is_an_error(when: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that was read or written wrongly: there is nothing to leave out, and nobody to blame."""
 
     def save(model: ir.Model, staging: Staging) -> Path:
         return save_model(spoil(model, Context()).model, staging)
 
+    def load(path: Path) -> ir.Model:
+        return spoil(load_model(path), Context()).model
+
     monkeypatch.setattr(onnxtool.optimize.run, "save_model", save)
+    if when == "before all passes":
+        monkeypatch.setattr(onnxtool.optimize.verification, "load_model", load)
     monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: PRESETS["cpu"][:1])
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))

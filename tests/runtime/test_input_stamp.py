@@ -159,6 +159,17 @@ def test_texts_of_a_benchmark_have_the_length_that_is_asked_for() -> None:
         )
 
 
+def test_a_text_of_padding_alone_is_added_to_a_stamp_without_one() -> None:
+    """As a file has that was stamped before; others keep their own, and models without padded texts have none."""
+    described = InputStamp.of(_TEXT, _KINDS, [_ragged(left=True)]).with_padding_alone()
+    usual, added = described.make_cases(_TEXT)
+    assert (usual.has_empty_rows, added.has_empty_rows) == (False, True)
+    np.testing.assert_array_equal(added.feeds["attention_mask"].sum(axis=1), [0, 4, 1])
+    assert described.with_padding_alone() == described
+    pictures = InputStamp.of((), {}, [Case("one picture", {}, None)])
+    assert pictures.with_padding_alone() == pictures
+
+
 def test_optimize_and_benchmark_make_pictures_of_a_size_that_the_model_takes(tmp_path: Path) -> None:
     """A graph of patches says nothing of their size, and made-up pictures are smaller than one."""
     path = _pictures(tmp_path / "model.onnx", **_OF_PICTURES)
