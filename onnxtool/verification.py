@@ -20,6 +20,9 @@ class VerificationCase:
         passed: whether every output was within the tolerance.
         worst_output: the output with the largest error.
         failure: why the model did not run on these inputs at all; empty where it did.
+        equal_not_finite: the outputs that are NaN or infinite in some places, the same ones in both models. These
+            places count as equal.
+        nothing_measured: those of them that are so everywhere, of which nothing else was compared.
     """
 
     description: str
@@ -29,6 +32,8 @@ class VerificationCase:
     passed: bool
     worst_output: str
     failure: str = ""
+    equal_not_finite: tuple[str, ...] = ()
+    nothing_measured: tuple[str, ...] = ()
 
 
 @short_repr
@@ -50,6 +55,9 @@ class Verification:
             weights and not an overflow in between.
         constant_outputs: the reference's outputs that are the same for all inputs, which every file agrees with that
             gives them whatever it reads.
+        own_variation: how far the reference of a file that quantizes its activations as it runs moves by itself
+            between onnxruntime's optimization levels, which `atol` and `cosine_required` allow as well; None where the
+            usual tolerance was enough, or for other files.
     """
 
     passed: bool
@@ -65,3 +73,4 @@ class Verification:
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
     constant_outputs: tuple[str, ...] = ()
+    own_variation: float | None = None

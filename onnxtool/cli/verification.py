@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.verification import Verification
 
@@ -28,6 +30,8 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         facts.append(("Moving the mask moves the outputs by", f"{verification.mask_effect:.3g}"))
     if verification.padding_effect is not None:
         facts.append(("Moving the padding moves them by", f"{verification.padding_effect:.3g}"))
+    if verification.own_variation is not None:
+        facts.append(("It moves by itself, between optimization levels, by", f"{verification.own_variation:.3g}"))
     rows = [
         (
             case.description,
@@ -48,6 +52,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         blocks.append(
             Note(f"left out, because {verification.reference} itself rejects them: {', '.join(verification.refused)}")
         )
+    blocks += [Note(text) for text in _not_finite(verification)]
     if verification.constant_outputs:
         blocks.append(
             Note(
@@ -70,3 +75,16 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
             )
         )
     return blocks
+
+
+def _not_finite(verification: Verification) -> Iterator[str]:
+    """Say which outputs are NaN or infinite in both, and in how many cases nothing else of them was compared."""
+    cases = verification.cases
+    for name in sorted({name for case in cases for name in case.equal_not_finite}):
+        num_cases = sum(name in case.equal_not_finite for case in cases)
+        nothing = sum(name in case.nothing_measured for case in cases)
+        yield (
+            f"{name} has NaN or infinity in {num_cases} of {len(cases)} cases, in the same places as "
+            f"{verification.reference}, which count as equal"
+            + (f"; in {nothing} of them there is nothing else to compare" if nothing else "")
+        )

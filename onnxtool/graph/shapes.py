@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from onnxtool.graph.edit import constant
 from onnxtool.graph.elements import Numbers, Scope
 from onnxtool.graph.inference import Inference, read_type
 from onnxtool.graph.operator_rules import Size, Value
@@ -37,6 +38,7 @@ _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
 # For samples and pixels, of which a model makes one step of many: nothing would be left of a few.
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
 _OF_STEPS = ("Conv", "AveragePool", "MaxPool", "LpPool", "STFT")
+_TURNING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod")
 # The largest of these that a model takes; more than its table of positions has cannot be added to it.
 _LARGE = ((2, 4099, 4111, 4127), (2, 509, 503, 499), (2, 127, 113, 109))
 
@@ -117,6 +119,26 @@ def find_shapes(model: ir.Model) -> Shapes:
         model.meta[_KEPT] = kept = (structure, _find_shapes(model), {})
     shapes: Shapes = kept[1]
     return shapes
+
+
+def find_turns(model: ir.Model) -> dict[str, set[int]]:
+    """Return sizes at which a graph computes in another way than below or above, by the names of the axes.
+
+    The empty name has the numbers that anything else is compared with, which may be lengths as well. Where more than a
+    limit cannot be run, the limit is none of them.
+    """
+    sizes = find_shapes(model).sizes
+    turns = {
+        axis: numbers - {most for size, most in sizes.limits if size == axis} for axis, numbers in sizes.turns.items()
+    }
+    compared = (node for node in model.graph.all_nodes() if node.op_type in _TURNING and not node.domain)
+    constants = (constant(value) for node in compared for value in node.inputs)
+    numbers = (
+        array.item() for array in constants if array is not None and array.size == 1 and array.dtype.kind in "if"
+    )
+    turns[""] = {int(number) for number in numbers if number == number // 1 and number > 1}
+    axes = dynamic_axes(model)
+    return {axis: numbers for axis, numbers in turns.items() if numbers and (not axis or axis in axes)}
 
 
 def _structure(model: ir.Model) -> int:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, PassError
+from onnxtool.graph.shapes import find_turns
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     ModelFile,
@@ -37,7 +38,7 @@ from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
 from onnxtool.optimize.stored_vectors import Storage, storage_of
-from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
+from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
 from onnxtool.progress import OnProgress, ignore, listening, tell
 from onnxtool.reports import Json, WritePlan, planned_files
@@ -128,7 +129,12 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # What the result is compared with gives the vectors as they are before they are stored.
-        reference = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
+        path = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
+        reference = None
+        if options.verify:  # before any pass: what the file does by itself is the fault of none
+            tell(f"running {source.path.name}")
+            reference = Original(source, path, options.provider, before.ops, find_turns(model), options.given).run()
+            stopwatch.lap("verify")
         conversion = _conversion(options, source, context, staging.folder)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
@@ -182,7 +188,7 @@ class _Run:
 
     Attributes:
         before: figures of the input file, which has so many `attentions`.
-        reference: the file that the result is compared with.
+        reference: what the result is compared with; None where it is not verified.
         loaded: the graph that was loaded first and the storage of its vectors, until an attempt has taken it.
         judge: refuses candidates; None for nobody.
     """
@@ -192,7 +198,7 @@ class _Run:
     before: Stats
     attentions: int
     staging: Staging
-    reference: Path
+    reference: Reference | None
     stopwatch: Stopwatch
     loaded: list[tuple[ir.Model, Storage | None]]
     judge: Judge | None = None
@@ -255,17 +261,16 @@ class _Run:
         if options.require_fusion:
             _require_attention(fusions, results)
         verification = None
-        if options.verify:
+        if self.reference is not None:
             stored = None if storage is None else storage.stored
             tolerance = _tolerance(options, precision, self.before)
-            verifier = Verifier(self.source, steps, context, tolerance, self.reference, stored, options.given)
-            verification = verifier.verify(path)
+            verification = Verifier(self.reference, steps, context, tolerance, stored).verify(path)
             self.stopwatch.lap("verify")
         ranking = None
         # Vectors that are stored in another form have other neighbours for that reason as well.
-        if options.verify and quantization is not None and self.reference == self.source.path:
+        if options.verify and quantization is not None and storage is None:
             tell("comparing neighbours")
-            ranking = measure_ranking(self.reference, path, self.source)
+            ranking = measure_ranking(self.source.path, path, self.source)
             self.stopwatch.lap("ranking")
         return _Written(path, precision, results, fusions, quantization, ranking, candidates, verification)
 

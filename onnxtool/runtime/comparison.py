@@ -42,6 +42,17 @@ class Case:
     valid: NDArray[np.bool_] | None
     like: str = ""
 
+    @property
+    def has_empty_rows(self) -> bool:
+        """Whether a row is padding alone."""
+        return self.valid is not None and not self.valid.any(axis=1).all()
+
+    def meaningful(self, output: NDArray[Any]) -> NDArray[Any]:
+        """Return the rows of an output that are not padding alone; all of it where its first axis is no batch."""
+        if self.valid is None or not self.has_empty_rows or output.shape[:1] != self.valid.shape[:1]:
+            return output
+        return output[self.valid.any(axis=1)]
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -70,14 +81,21 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class OutputError:
-    """The difference of one output from its reference."""
+    """The difference of one output from its reference.
+
+    Attributes:
+        num_equal: how many values are the same NaN or infinity in both, and are not measured.
+        num_measured: how many values were.
+    """
 
     max_abs_error: float
     cosine: float
     scale: float
+    num_equal: int = 0
+    num_measured: int = 0
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Whether this difference is allowed. NaN and infinities never are."""
+        """Whether this difference is allowed. NaN and infinities in one of the two never are."""
         return self.max_abs_error <= tolerance.atol + tolerance.rtol * self.scale and self.cosine >= tolerance.cosine
 
 
@@ -102,6 +120,7 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
         # Keys or values, [B, H, S, D].
         output, reference = output.swapaxes(1, 2)[valid], reference.swapaxes(1, 2)[valid]
     error = scale = dot = output_norm = reference_norm = 0.0
+    num_equal = 0
     actual_flat, wanted_flat = output.reshape(-1), reference.reshape(-1)
     for start in range(0, actual_flat.size, _PIECE):
         actual = actual_flat[start : start + _PIECE].astype(np.float64)
@@ -110,9 +129,11 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
         squares, wanted_squares = float(actual @ actual), float(wanted @ wanted)
         if not math.isfinite(squares + wanted_squares):
             finite = np.isfinite(actual) & np.isfinite(wanted)
-            # A model that masks with infinities is right where both have the same ones; NaN equals nothing.
-            if not np.array_equal(actual[~finite], wanted[~finite]):
+            # A model that masks with infinities is right where both have the same ones, and a logarithm of what is
+            # negative is NaN in both. How many there are is reported.
+            if not np.array_equal(actual[~finite], wanted[~finite], equal_nan=True):
                 return _INCOMPARABLE
+            num_equal += int((~finite).sum())
             actual, wanted = actual[finite], wanted[finite]
             squares, wanted_squares = float(actual @ actual), float(wanted @ wanted)
         if not actual.size:
@@ -125,7 +146,7 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
         error = max(error, float(difference.max()), -float(difference.min()))
     norms = (output_norm * reference_norm) ** 0.5
     cosine = min(1.0, dot / norms) if norms else float(error == 0.0)
-    return OutputError(error, cosine, scale)
+    return OutputError(error, cosine, scale, num_equal, actual_flat.size - num_equal)
 
 
 @dataclass(frozen=True)
@@ -153,9 +174,31 @@ class ReferenceOutputs:
     ignores_mask: bool = False
     constant: tuple[str, ...] = ()
 
-    def valid(self, case: Case, output: str) -> NDArray[np.bool_] | None:
-        """Return where an output means something in a case; None for everywhere."""
-        return case.valid if self.sequences is None or output in self.sequences else None
+    def measure(self, case: Case, name: str, output: NDArray[Any], wanted: NDArray[Any]) -> OutputError:
+        """Measure how far an output of a case is from `wanted` where it means something.
+
+        A row of padding alone means nothing, and models and their operators differ there. It has to be finite where
+        `wanted` is: NaN spreads to other rows in whatever averages over a batch.
+        """
+        valid = case.valid if self.sequences is None or name in self.sequences else None
+        if output.shape != wanted.shape or not case.has_empty_rows:
+            return measure(output, wanted, valid)
+        if output.dtype.kind == wanted.dtype.kind == "f" and (np.isfinite(wanted) & ~np.isfinite(output)).any():
+            return _INCOMPARABLE
+        if valid is not None:
+            valid = case.meaningful(valid)
+        return measure(case.meaningful(output), case.meaningful(wanted), valid)
+
+    def only(self, case: Case) -> ReferenceOutputs:
+        """Return what is said on one of the cases."""
+        number = next(number for number, one in enumerate(self.cases) if one is case)
+        return replace(self, cases=(case,), outputs=(self.outputs[number],))
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there is anything but NaN and infinities to compare."""
+        arrays = [array for found in self.outputs for array in found.values()]
+        return any(array.dtype.kind != "f" or not array.size or np.isfinite(array).any() for array in arrays)
 
 
 def run_reference(
@@ -272,7 +315,7 @@ def _compare(
     tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
-        name: measure(outputs[name], reference, expected.valid(case, name)) if name in outputs else _INCOMPARABLE
+        name: expected.measure(case, name, outputs[name], reference) if name in outputs else _INCOMPARABLE
         for name, reference in wanted.items()
     }
     worst = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
@@ -283,6 +326,8 @@ def _compare(
         cosine=min(error.cosine for error in errors.values()),
         passed=all(error.within(tolerance) for error in errors.values()),
         worst_output=worst,
+        equal_not_finite=tuple(name for name, error in errors.items() if error.num_equal),
+        nothing_measured=tuple(name for name, error in errors.items() if error.num_equal and not error.num_measured),
     )
 
 
@@ -298,7 +343,7 @@ def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float |
             continue
         masks = [name for name, array in case.feeds.items() if "mask" in name and array.ndim == 2]
         unmasked = _outputs_without_masks(reference, expected, case, masks)
-        errors = [measure(unmasked[name], wanted[name], expected.valid(case, name)) for name in wanted]
+        errors = [expected.measure(case, name, unmasked[name], wanted[name]) for name in wanted]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
         ignores_mask &= bool(masks) and all(is_negligible(error.max_abs_error, error.scale) for error in errors)
         # A causal model shows its mask under padding on the left only, so one case may not be enough.
@@ -324,7 +369,7 @@ def _padding_effect(expected: ReferenceOutputs, outputs: Sequence[Mapping[str, N
     """Return how far the outputs on real tokens move where only the padding differs; None without such a case."""
     by_description = {case.description: found for case, found in zip(expected.cases, outputs, strict=True)}
     effects = [
-        measure(found[name], other[name], expected.valid(case, name)).max_abs_error
+        expected.measure(case, name, found[name], other[name]).max_abs_error
         for case, found in zip(expected.cases, outputs, strict=True)
         if case.like in by_description
         for other in [by_description[case.like]]
@@ -359,6 +404,8 @@ def _describe(case: VerificationCase, verification: Verification) -> str:
     if case.failure:
         return case.failure
     shapes = ", ".join(f"{name} {list(shape)}" for name, shape in case.inputs.items())
+    if math.isinf(case.max_abs_error):
+        return f"output {case.worst_output} has NaN, infinities or sizes that the reference does not have, on {shapes}"
     return (
         f"output {case.worst_output}: max_abs_error {case.max_abs_error:.3g}, cosine {case.cosine:.6f} (allowed: "
         f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}) "

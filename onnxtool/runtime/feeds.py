@@ -132,6 +132,15 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     )
 
 
+def padding_alone(longest: int | None) -> FeedShape:
+    """Return a shape with a row of padding alone, as in a batch that is filled up to its size; for models with a mask.
+
+    What such a row pools over, or attends to, is nothing: a division by it is where half precision gives NaN.
+    """
+    length = min(longest or LONGEST_CASE, 7)
+    return FeedShape("a row of padding alone", (length, 0, max(1, length // 2)), length)
+
+
 def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
     """Return the shapes that a model with a cache is verified on as well: steps after some tokens of the past."""
     longest = min(longest or LONGEST_CASE, LONGEST_CASE)
@@ -371,7 +380,7 @@ class FixedSizes:
             for info in inputs
             if info.shape[1:2] == (f"{info.name}.1",) and len(info.shape) == 3 and isinstance(info.shape[0], int)
         } & (names if any(f"{info.name}.0" in batch for info in inputs) else set())
-        texts = sorted((info for info in inputs if _is_text(info)), key=is_mask)
+        texts = sorted((info for info in inputs if is_text(info)), key=is_mask)
         has_batch, has_sequence = bool(batch) or None in firsts, bool(names - batch) or None in later
         rows = next((info.shape[0] for info in texts if isinstance(info.shape[0], int)), None)
         if rows is None and not has_batch:
@@ -394,7 +403,8 @@ class FixedSizes:
         return replace(shape, description=text, lengths=lengths, sequence_length=length, sizes=sizes)
 
 
-def _is_text(info: TensorInfo) -> bool:
+def is_text(info: TensorInfo) -> bool:
+    """Whether an input is ids of tokens, or a mask of them: int [B, S]."""
     return len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES)
 
 

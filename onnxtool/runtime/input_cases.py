@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +17,7 @@ from onnxtool.model_file.wire import Node
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import (
+    LONGEST_CASE,
     MASK,
     TOKEN_TYPES,
     FeedShape,
@@ -26,9 +27,11 @@ from onnxtool.runtime.feeds import (
     index_bounds,
     input_uses,
     is_mask,
+    is_text,
     is_used_as_mask,
     names_are_exchanged,
     num_positions,
+    padding_alone,
     past_shapes,
     random_feeds,
     verification_shapes,
@@ -64,17 +67,18 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     stamp = InputStamp.read(model)
     if stamp is not None and stamp.cases and not given.shapes:
         short = tuple(case for case in stamp.cases if longest is None or _num_tokens(case, stamp.kinds) <= longest)
-        return replace(stamp, cases=short or stamp.cases).make_cases(inputs)
+        stamp = replace(stamp, cases=short or stamp.cases)
+        return (stamp if has_past(inputs) else stamp.with_padding_alone()).make_cases(inputs)
     length = model.metadata_number(MAX_LENGTH_KEY) or (stamp is None and num_positions(model)) or _LONGEST
     length = min(length, longest or length)
     exchanged = names_are_exchanged(model)
     masked = any(is_mask(info) for info in inputs) and not exchanged
     maker = _Maker.of(model, given)
-    past = past_shapes(length) if has_past(maker.inputs) else ()
+    more = past_shapes(length) if has_past(maker.inputs) else (padding_alone(length),) * masked
     pictures = maker.picture_shapes() if stamp is None else ()
     cases: list[Case] = []
     alike: Counter[object] = Counter()
-    for seed, shape in enumerate((*(pictures or verification_shapes(length)), *past)):
+    for seed, shape in enumerate((*(pictures or verification_shapes(length)), *more)):
         shape, feeds = maker.make(shape, seed)
         if exchanged:  # a row of which all is masked has no meaning
             feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
@@ -83,6 +87,43 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
         if alike[key] <= _MOST_ALIKE or stamp is not None:
             other = ", other values" if any(case.description == shape.description for case in cases) else ""
             cases.append(Case(f"{shape.description}{other}", feeds, shape.mask if masked else None))
+    return cases
+
+
+def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given: GivenInputs = NO_INPUTS) -> list[Case]:
+    """Return inputs in the sizes at which a graph turns to another computation, and in those one below and above.
+
+    Args:
+        model: the file.
+        turns: the sizes, by the names of axes; those without a name are lengths of texts.
+        given: shapes that inputs have to have.
+    """
+    inputs, stamp = model.structure.inputs, InputStamp.read(model)
+    stamped = stamp if stamp is not None and stamp.cases and not given.shapes else None
+    maker, most = _Maker.of(model, given), min(model.metadata_number(MAX_LENGTH_KEY) or LONGEST_CASE, LONGEST_CASE)
+    masked = any(is_mask(info) for info in inputs) and not names_are_exchanged(model)
+    texts = {"", *(info.shape[1] for info in inputs if is_text(info))}
+    shapes: dict[tuple[object, ...], FeedShape] = {}
+    for axis, size in sorted({(axis, n + d) for axis, sizes in turns.items() for n in sizes for d in (-1, 0, 1)}):
+        if not 1 <= size <= most:
+            continue
+        shape = FeedShape.full(*((size, min(8, most)) if axis in maker.fixed.batch_names else (1, size)))
+        if axis not in texts | maker.fixed.batch_names:
+            if stamped is not None:  # it says which pictures the model takes
+                continue
+            shape = replace(FeedShape.full(1, min(8, most), f"{axis} of {size}"), sizes={axis: size})
+        if stamped is None:
+            shape = maker.fixed.fit(shape)
+        elif stamped.fixed_length(inputs) not in (None, shape.sequence_length):
+            continue
+        shapes[shape.batch_size, shape.sequence_length, *shape.sizes.items()] = shape
+    cases = []
+    for seed, shape in enumerate(shapes.values()):
+        if stamped is None:
+            feeds = maker.make(shape, seed, in_samples=False)[1]
+        else:
+            feeds = stamped.make_sized(inputs, shape.batch_size, shape.sequence_length, seed=seed)
+        cases.append(Case(f"where the graph turns, {shape.description}", feeds, shape.mask if masked else None))
     return cases
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -224,6 +224,19 @@ class InputStamp:
     def make_cases(self, inputs: Sequence[TensorInfo]) -> list[Case]:
         """Make random inputs for every case, in the dtypes of the graph."""
         return [self._make(case, inputs, seed) for seed, case in enumerate(self.cases)]
+
+    def with_padding_alone(self) -> InputStamp:
+        """Add a case in which one text is padding alone, unless there is one, or no texts are padded."""
+        texts = [
+            case
+            for case in self.cases
+            if case.compares_content and case.content and all(len(case.shapes[name]) == 2 for name in case.content)
+        ]
+        if not texts or any((0,) in rows for case in texts for rows in case.content.values()):
+            return self
+        usual = max(texts, key=lambda case: len(next(iter(case.content.values()))))
+        content = {name: ((0,), *rows[1:]) for name, rows in usual.content.items()}
+        return replace(self, cases=(*self.cases, replace(usual, description="a row of padding alone", content=content)))
 
     def fixed_length(self, inputs: Sequence[TensorInfo]) -> int | None:
         """Return the only length that the file takes: of its ids, or 1 without any; None where texts may be longer."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,9 +156,36 @@ def open_session(
         ProviderError: the provider cannot run here; the session never runs on another one than asked for.
         SessionError: onnxruntime cannot load the model.
     """
+    return _open(Path(path), provider, threads, inter_threads, frugal=frugal)
+
+
+def open_alike(path: Path, *, provider: str, disabled: Sequence[str], level: str = "ENABLE_ALL") -> Session:
+    """Load the model at `path` to compare it with another: with the session options that both have in common.
+
+    Args:
+        path: the model.
+        provider: `cpu` or `cuda`.
+        disabled: onnxruntime's own optimizers that do not run, instead of those that the file was tuned without.
+        level: how far onnxruntime optimizes: `DISABLE_ALL`, `ENABLE_BASIC`, `ENABLE_EXTENDED` or `ENABLE_ALL`.
+
+    Raises:
+        OnnxtoolError: as `open_session`.
+    """
+    return _open(path, provider, frugal=True, disabled=disabled, level=level)
+
+
+def _open(
+    path: Path,
+    provider: str,
+    threads: int = 0,
+    inter_threads: int = 0,
+    *,
+    frugal: bool,
+    disabled: Sequence[str] | None = None,
+    level: str = "ENABLE_ALL",
+) -> Session:
     import onnxruntime as ort
 
-    path = Path(path)
     model = ModelFile.open(path)
     check_harmless(model)
     provider = resolve_provider(provider)
@@ -171,11 +198,11 @@ def open_session(
     if provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
+    without = disabled_optimizers(model) if disabled is None else list(disabled)
     start = time.perf_counter()
     try:
-        inference = ort.InferenceSession(
-            source, options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
-        )
+        inference = ort.InferenceSession(source, options, providers=[PROVIDERS[provider]], disabled_optimizers=without)
     except Exception as error:  # onnxruntime has no error of its own
         raise _not_loaded(path, error) from error
     load_ms = (time.perf_counter() - start) * 1e3

@@ -10,18 +10,25 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool.optimize.run
-from onnxtool.cli.render import Note
+import onnxtool.optimize.verification
+from onnxtool.cli.render import Facts, Note
 from onnxtool.cli.verification import verification_blocks
-from onnxtool.errors import PassError, VerificationError
+from onnxtool.errors import PassError, SessionError, VerificationError
 from onnxtool.model_file import ModelFile, Staging, save_model
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, stamp
+from onnxtool.model_file.weights import load_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
+from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier
+from onnxtool.runtime.comparison import TOLERANCES, Case, Runner, run_reference
 from onnxtool.runtime.session import disabled_optimizers
+from onnxtool.verification import Verification
 from tests.workshop import Workshop
 
 
@@ -101,13 +108,19 @@ def test_a_pass_that_is_faulty_in_a_later_round_is_left_out(exported: Path, monk
     assert [result.name for result in report.passes if result.left_out] == ["mark"]
 
 
-def test_a_file_that_differs_by_no_pass_is_an_error(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as one that was written wrongly: there is nothing to leave out, and nobody to blame."""
+@pytest.mark.parametrize("when", ["after all passes", "before all passes"])
+def test_a_file_that_differs_by_no_pass_is_an_error(when: str, exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that was read or written wrongly: there is nothing to leave out, and nobody to blame."""
 
     def save(model: ir.Model, staging: Staging) -> Path:
         return save_model(spoil(model, Context()).model, staging)
 
+    def load(path: Path) -> ir.Model:
+        return spoil(load_model(path), Context()).model
+
     monkeypatch.setattr(onnxtool.optimize.run, "save_model", save)
+    if when == "before all passes":
+        monkeypatch.setattr(onnxtool.optimize.verification, "load_model", load)
     monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: PRESETS["cpu"][:1])
     with pytest.raises(VerificationError, match="differs from tiny.onnx") as failure:
         optimize_model(OptimizeOptions(exported))
@@ -141,16 +154,125 @@ def test_a_file_that_gives_the_same_for_all_inputs_is_not_verified_without_a_wor
     assert notes == ["m.onnx gives the same for all inputs, which shows little of this file: y"]
 
 
-def test_no_pass_is_blamed_for_random_numbers(tmp_path: Path) -> None:
-    """Dropout in training mode."""
+@pytest.mark.parametrize("operator", ["Dropout", "RandomUniformLike"])
+def test_a_file_that_draws_random_numbers_is_refused_before_any_pass(
+    operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout draws in training mode alone; a session on its own draws as the next one does, so two runs are needed."""
     ratio, training = numpy_helper.from_array(np.float32(0.5), "r"), numpy_helper.from_array(np.array(True), "t")
-    path = _constant(tmp_path, helper.make_node("Dropout", ["x", "r", "t"], ["y"]), ratio, training)
-    with pytest.raises(VerificationError, match="differs from itself: it draws random numbers"):
+    inputs = ["x", "r", "t"] if operator == "Dropout" else ["x"]
+    path = _constant(tmp_path, helper.make_node(operator, inputs, ["y"]), *(ratio, training)[: len(inputs) - 1])
+    monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
+    with pytest.raises(
+        VerificationError, match=rf"draws random numbers \({operator}\) and gives other outputs"
+    ) as error:
+        optimize_model(OptimizeOptions(path))
+    assert "training mode" in error.value.hint
+    assert not isinstance(error.value, FaultyPassError)
+
+
+def test_a_file_that_draws_by_a_seed_of_its_own_is_compared_draw_by_draw(tmp_path: Path) -> None:
+    """Each time it is loaded it draws the same, so that a result may not differ."""
+    path = _constant(tmp_path, helper.make_node("RandomUniformLike", ["x"], ["y"], seed=3.0))
+    report = optimize_model(OptimizeOptions(path))
+    assert report.verification is not None
+    assert report.verification.max_abs_error == 0.0
+
+
+def test_dropout_that_drops_nothing_is_no_random_number(tmp_path: Path) -> None:
+    """Old exports are full of it."""
+    path = _constant(tmp_path, helper.make_node("Dropout", ["x"], ["y"]))
+    assert optimize_model(OptimizeOptions(path)).verification is not None
+
+
+def test_nan_of_both_is_equal_and_said(tmp_path: Path) -> None:
+    """A root of what is negative is NaN in the file and in the result, which is no pass's fault."""
+    report = optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Sqrt", ["x"], ["y"]))))
+    notes = [block.text for block in verification_blocks(report.verification) if isinstance(block, Note)]
+    assert re.fullmatch(
+        r"y has NaN or infinity in \d+ of \d+ cases, in the same places as m.onnx, which count as equal.*", notes[0]
+    )
+
+
+def test_a_file_of_nothing_but_nan_is_not_verified(tmp_path: Path) -> None:
+    """Every file of NaN would be equal to it."""
+    nan = numpy_helper.from_array(np.float32(np.nan), "nan")
+    with pytest.raises(VerificationError, match="gives nothing but NaN and infinities"):
+        optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Add", ["x", "nan"], ["y"]), nan)))
+
+
+def test_a_file_that_does_not_run_is_told_in_the_words_of_onnxruntime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any pass: what the file does by itself is the fault of none."""
+    table = numpy_helper.from_array(np.zeros((3, 5), np.float32), "table")
+    path = _constant(tmp_path, helper.make_node("MatMul", ["table", "x"], ["y"]), table)
+    monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
+    with pytest.raises(SessionError, match="itself runs on none of .*MatMul"):
         optimize_model(OptimizeOptions(path))
 
 
-def test_no_pass_is_blamed_for_nan(tmp_path: Path) -> None:
-    """NaN equals nothing, the same NaN included."""
-    path = _constant(tmp_path, helper.make_node("Sqrt", ["x"], ["y"]))
-    with pytest.raises(VerificationError, match="differs from itself: it gives NaN"):
-        optimize_model(OptimizeOptions(path))
+def _compared(path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, moves: float, by: float) -> Verification:
+    """Compare a result that is off `by` so much with a file that `moves` so much between optimization levels."""
+    x = np.ones((1, 4), np.float32)
+    y = np.array([[1.0, 2.0, 3.0, 4.0]], np.float32)
+
+    def opened(_original: Original, opened: Path, level: str = "ENABLE_ALL") -> Runner:
+        off = np.float32(by if opened.name == "result" else moves if level == "DISABLE_ALL" else 0)
+        return lambda _feeds: {"y": y + off}
+
+    monkeypatch.setattr(Original, "open", opened)
+    original = Original(ModelFile.open(path), path, "cpu", {operator: 1})
+    expected = run_reference(original.open(path), [Case("a case", {"x": x}, None)], name="m.onnx")
+    verifier = Verifier(Reference(original, expected), (), Context(), TOLERANCES["fp32"])
+    return verifier.verify(path.with_name("result"))
+
+
+def test_a_file_that_quantizes_as_it_runs_may_differ_as_much_as_it_does_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figure is reported with the tolerance that it makes; where the usual one is enough, nothing is widened."""
+    path = _constant(tmp_path, helper.make_node("Neg", ["x"], ["y"]))
+    verification = _compared(path, monkeypatch, "DynamicQuantizeLinear", moves=0.3, by=0.2)
+    assert verification.passed
+    assert verification.own_variation == pytest.approx(0.3, rel=1e-5)
+    assert verification.atol == pytest.approx(0.3 + TOLERANCES["fp32"].atol, rel=1e-5)
+    facts = [row for block in verification_blocks(verification) if isinstance(block, Facts) for row in block.rows]
+    assert ("It moves by itself, between optimization levels, by", "0.3") in facts
+    usual = _compared(path, monkeypatch, "DynamicQuantizeLinear", moves=0.3, by=0.0)
+    assert (usual.own_variation, usual.atol) == (None, TOLERANCES["fp32"].atol)
+
+
+@pytest.mark.parametrize(
+    ("operator", "moves", "by", "message"),
+    [
+        ("DynamicQuantizeLinear", 0.3, 0.5, "differs from m.onnx"),
+        ("DynamicQuantizeLinear", 4.0, 0.5, "between onnxruntime's optimization levels: more than int8 may change"),
+        ("MatMul", 0.3, 0.2, "differs from m.onnx"),
+    ],
+)
+def test_own_variation_excuses_no_more_than_itself(
+    operator: str, moves: float, by: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a difference beyond it, not one in a file of other operators; and there is a bound to it."""
+    path = _constant(tmp_path, helper.make_node("Neg", ["x"], ["y"]))
+    with pytest.raises(VerificationError, match=message):
+        _compared(path, monkeypatch, operator, moves, by)
+
+
+def test_both_files_run_with_the_same_session_options(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is stamped to run without an optimizer that would change what its input gives as well."""
+    given: list[Any] = []
+
+    def session(*arguments: Any, **options: Any) -> Any:
+        given.append((options["disabled_optimizers"], arguments[1].graph_optimization_level))
+        return real(*arguments, **options)
+
+    real = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    path = exported.with_name("m.onnx")
+    original = Original(ModelFile.open(exported), exported, "cpu", {})
+    shutil.copy(exported, path)
+    stamp(path, {DISABLED_OPTIMIZERS_KEY: "GeluFusion"})
+    assert original.run().compare(path, TOLERANCES["fp32"]).passed
+    assert given == 2 * [(["SkipLayerNormFusion"], onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)]

@@ -76,10 +76,16 @@ def test_what_is_not_a_number_fails_against_one_that_is(value: float) -> None:
     assert not measure(_states(), output, None).within(Tolerance(1e30, 1e30, -1.0))
 
 
-def test_nan_fails_against_nan() -> None:
-    """A reference that overflows proves nothing."""
-    output = np.full((1, 2), np.nan, np.float32)
-    assert not measure(output, output, None).within(Tolerance(1e30, 1e30, -1.0))
+def test_nan_equals_nan_in_the_same_place_and_nothing_else() -> None:
+    """The logarithm of a negative number is right; how many there are is counted, and the rest is measured."""
+    output, reference = _states(), _states()
+    output[0, 0, 0] = reference[0, 0, 0] = np.nan
+    output[1, 1, 1] += np.float32(1e-4)
+    error = measure(output, reference, None)
+    assert error.max_abs_error == pytest.approx(1e-4, rel=1e-2)
+    assert (error.num_equal, error.num_measured) == (1, 23)
+    output[0, 0, 0] = np.inf
+    assert not measure(output, reference, None).within(Tolerance(1e30, 1e30, -1.0))
 
 
 def test_equal_infinities_are_equal_and_the_rest_is_still_measured() -> None:
@@ -98,7 +104,7 @@ def test_equal_infinities_are_equal_and_the_rest_is_still_measured() -> None:
 def test_nothing_but_infinities_is_equal_to_itself() -> None:
     """There is nothing left to measure then."""
     output = np.full((2, 2), -np.inf, np.float32)
-    assert measure(output, output, None) == OutputError(0.0, 1.0, 0.0)
+    assert measure(output, output, None) == OutputError(0.0, 1.0, 0.0, num_equal=4)
 
 
 def test_another_shape_fails() -> None:
@@ -222,3 +228,36 @@ def test_padding_is_left_out_of_keys_and_values() -> None:
     assert measure(other, keys, valid).max_abs_error == 0
     other[1, 2, 3, 4] = 1.0
     assert measure(other, keys, valid).max_abs_error == 1
+
+
+def test_outputs_that_are_not_finite_in_both_are_named() -> None:
+    """And those of which nothing is left to compare, as a case that passes shows nothing of them."""
+    part, none, whole = _states(), np.full((2, 4), np.nan, np.float32), _states()
+    part[0, 0] = np.inf
+    found = {"part": part, "none": none, "whole": whole}
+    (case,) = verify(lambda _: found, run_reference(lambda _: found, [_case()], name="x"), LOOSE).cases
+    assert case.passed
+    assert (case.equal_not_finite, case.nothing_measured) == (("part", "none"), ("none",))
+
+
+@pytest.mark.parametrize("sequences", [None, frozenset[str]()])
+def test_a_row_of_padding_alone_must_be_finite_and_nothing_more(sequences: frozenset[str] | None) -> None:
+    """Its values mean nothing, also those of a pooled output, but NaN there spreads; other rows are compared."""
+    case = _case(np.array([[False, False, False], [True, True, False]]))
+    right = {"y": _states(), "pooled": _states()[:, 0]}
+
+    def passes(name: str, row: int, value: float, reference: Arrays = right) -> bool:
+        wrong = {key: array.copy() for key, array in reference.items()}
+        wrong[name][row] = value
+        return verify(
+            lambda _: wrong, run_reference(lambda _: reference, [case], name="x", sequences=sequences), LOOSE
+        ).passed
+
+    for name in right:
+        assert passes(name, 0, 9.0)
+        assert not passes(name, 0, np.nan)
+        assert not passes(name, 0, np.inf)
+        assert not passes(name, 1, 9.0)
+        nan = {**right, name: right[name].copy()}
+        nan[name][0] = np.nan
+        assert passes(name, 0, 0.0, nan)

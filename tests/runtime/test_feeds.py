@@ -23,6 +23,7 @@ from onnxtool.runtime.feeds import (
     index_bounds,
     is_mask,
     names_are_exchanged,
+    padding_alone,
     past_shapes,
     random_feeds,
     verification_shapes,
@@ -66,6 +67,23 @@ def test_verification_stays_within_what_the_model_takes(longest: int) -> None:
     assert {shape.batch_size for shape in shapes} >= {1, 2, 4}
     if longest > 2:
         assert {shape.padding for shape in shapes if shape.is_ragged} == {"right", "left"}
+
+
+@pytest.mark.parametrize("longest", [None, 1, 5, 512])
+def test_a_row_of_padding_alone_stands_among_others(longest: int | None) -> None:
+    """They show whether it spreads to them; all stay within what the model takes."""
+    shape = padding_alone(longest)
+    assert shape.sequence_length <= (longest or 7)
+    assert [bool(row.any()) for row in shape.mask] == [True, False, True]
+
+
+@pytest.mark.parametrize("names", [("input_ids", "attention_mask"), ("input_ids",)])
+def test_a_file_without_a_stamp_is_run_on_a_row_of_padding_alone_where_it_has_a_mask(
+    names: Sequence[str], tmp_path: Path
+) -> None:
+    """Without a mask there is no padding."""
+    model = _with_tables(tmp_path / "m.onnx", _lookup_by("input_ids"), {"segments": 2}, names)
+    assert sum(case.has_empty_rows for case in input_cases(model)) == ("attention_mask" in names)
 
 
 def test_feeds_have_the_shapes_and_dtypes_of_the_inputs() -> None:

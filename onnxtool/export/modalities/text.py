@@ -17,7 +17,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.modalities.processing import TOKENIZER_FILE, disagreement, run
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.runtime.comparison import Case
-from onnxtool.runtime.feeds import FeedShape, verification_shapes
+from onnxtool.runtime.feeds import FeedShape, padding_alone, verification_shapes
 from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
 
 _MASK = "attention_mask"
@@ -106,7 +106,9 @@ class TextInputs:
         cases = [self._case(shape, self._fill(shape, seed)) for seed, shape in enumerate(shapes)]
         if _MASK in self.names:
             ragged = next(case for case, shape in zip(cases, shapes, strict=True) if shape.is_ragged)
+            alone = self._fixed(padding_alone(self.longest), fixed)
             cases += [self._other_padding(ragged), _everything_attended(ragged)]
+            cases += [self._case(alone, self._fill(alone, len(cases)))]
         tokens = self.tokenize(_TEXTS[: fixed.get(self.batch_axis, len(_TEXTS))], fixed.get(SEQUENCE))
         mask = tokens.get(_MASK)
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
@@ -152,7 +154,7 @@ class TextInputs:
 
     def _fixed(self, shape: FeedShape, fixed: Sizes) -> FeedShape:
         sequence = fixed.get(SEQUENCE, shape.sequence_length)
-        lengths = tuple(max(1, length * sequence // shape.sequence_length) for length in shape.lengths)
+        lengths = tuple(length and max(1, length * sequence // shape.sequence_length) for length in shape.lengths)
         if fixed.get(self.batch_axis):
             lengths = (min(lengths),)  # the shortest row, which has padding where any row has
         description = shape.description if not fixed else f"{shape.description}, {len(lengths)} x {sequence}"

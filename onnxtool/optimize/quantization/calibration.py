@@ -97,7 +97,8 @@ def _require_text_inputs(model: ModelFile) -> None:
 
 
 def _random_calibration(model: ModelFile, reason: str, given: GivenInputs) -> Calibration:
-    feeds = tuple(case.feeds for case in accepted_cases(model, longest=_LONGEST_RANDOM, given=given))
+    cases = accepted_cases(model, longest=_LONGEST_RANDOM, given=given)
+    feeds = tuple(case.feeds for case in cases if not case.has_empty_rows)
     return Calibration(feeds, 0, f"calibrated on random inputs, which says little of real ones: {reason}")
 
 
