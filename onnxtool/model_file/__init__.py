@@ -52,12 +52,12 @@ class ModelFile:
 
         Raises:
             ModelFileError: the file is missing or malformed, its external data is missing, too short, or outside the
-                folder of the file, or a run was killed while it replaced the file.
+                folder of the file (`external_file`), or a run was killed while it replaced the file.
         """
         path = Path(path)
         check_whole(path)
         model = cls(path, read_structure(path))
-        sizes = {location: _external_size(path, location) for location in model.external_locations}
+        sizes = {location: external_file(path, location).stat().st_size for location in model.external_locations}
         for data in model.structure.external:
             available = sizes[data.location]
             if data.offset + (data.length or 0) > available:
@@ -93,6 +93,14 @@ class ModelFile:
         """Bytes of the graph file and its external data."""
         files = {self.path, *(self.path.parent / location for location in self.external_locations)}
         return sum(file.stat().st_size for file in files)
+
+    @cached_property
+    def leads_elsewhere(self) -> bool:
+        """Whether the file or its external data is a link, as in the hub's cache."""
+        folder = self.path.parent.resolve()
+        files = {self.path.name: self.path.resolve()}
+        files |= {location: external_file(self.path, location) for location in self.external_locations}
+        return any(file != folder / PurePosixPath(location) for location, file in files.items())
 
     @checked
     def plain_name(self, key: str, kind: str = "file") -> str | None:
@@ -139,21 +147,29 @@ class ModelFile:
         return steps
 
 
-def _external_size(path: Path, location: str) -> int:
-    """Return the bytes of the external data file at `location`, which must lie in the folder of `path`."""
+@checked
+def external_file(path: Path, location: str) -> Path:
+    """Return the external data file at `location` of the model at `path`, links followed.
+
+    The rule for all commands: the location names a file below the folder of `path`, and that file, links followed,
+    lies below this folder or below the folder of the file that `path` leads to. In the hub's cache, model and data are
+    links into one folder of blobs; a data file that leads anywhere else is not read.
+
+    Raises:
+        ModelFileError: it lies outside, or is missing.
+    """
     # A location is POSIX by specification, but a hostile one may be written for Windows.
     pure = PurePosixPath(location)
-    folder = path.parent.resolve()
-    file = folder / pure
     outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
     try:
-        if outside or not file.resolve().is_relative_to(folder):
+        file = (path.parent / pure).resolve()
+        if outside or not any(file.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
             raise ModelFileError(
                 f"{path} refers to external data outside its folder: {location!r}",
                 "onnxtool reads data beside the model only; move it there, or do not trust this file",
             )
         if file.is_file():
-            return file.stat().st_size
+            return file
     except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
         pass
     raise ModelFileError(

@@ -8,12 +8,14 @@ each from where it is, into the middle of a message whose other parts are small.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
+from onnxtool.model_file import external_file
 from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
@@ -22,6 +24,7 @@ from onnxtool.model_file.wire.protobuf import encode_header
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
+    from google.protobuf.message import Message
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
@@ -32,22 +35,21 @@ def load_model(path: Path) -> ir.Model:
     Raises:
         ModelFileError: the file is missing, or not an ONNX model.
     """
-    import onnx
     import onnx_ir as ir
     from google.protobuf.message import DecodeError
 
-    path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
     try:
-        proto = settle_domains(onnx.ModelProto.FromString(externalized(path)))
+        proto, folder = read_located(path)
+        settle_domains(proto)
         sort_nodes(proto)
         model: ir.Model = ir.from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
-    _refuse_hard_links(path, model)
+    _refuse_hard_links(folder, model)
     for graph in model.graphs():
-        ir.external_data.set_base_dir(graph, path.parent)
+        ir.external_data.set_base_dir(graph, folder)
     # What is small, or lies in a graph inside a node, is read now: a model that is turned into a protobuf and back
     # loses the folder that its location is relative to.
     with detached_weights(model):
@@ -55,12 +57,61 @@ def load_model(path: Path) -> ir.Model:
     return model
 
 
-def _refuse_hard_links(path: Path, model: ir.Model) -> None:
+def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
+    """Return the message of a model whose large weights are external data, and the folder of their locations.
+
+    Raises:
+        ModelFileError: the file is missing, or its external data is missing or outside.
+        DecodeError: the file is not an ONNX model.
+    """
+    import onnx
+
+    proto = onnx.ModelProto.FromString(externalized(path))
+    return proto, relocate(proto, path)
+
+
+def relocate(proto: onnx.ModelProto, path: Path) -> Path:
+    """Refer to the external data of the model at `path` by where it lies, links followed; return the folder of that.
+
+    onnx_ir reads no data through a link, nor does onnxruntime where it is given a message: in the hub's cache all
+    files are links. The message changes where there are links.
+
+    Raises:
+        ModelFileError: the data is missing or outside (`external_file`).
+    """
+    entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data if entry.key == "location"]
+    files = {path.name: path.resolve()}  # whatever it is called: the weights that lie in the file itself
+    for location in {entry.value for entry in entries} - {path.name}:
+        files[location] = external_file(path, location)
+    folder = path.parent.resolve()
+    if all(file == folder / location for location, file in files.items()):
+        return folder
+    folder = Path(os.path.commonpath([file.parent for file in files.values()]))
+    for entry in entries:
+        entry.value = files[entry.value].relative_to(folder).as_posix()
+    return folder
+
+
+def _external_tensors(message: Message) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors with external data anywhere inside a message: of graphs, attributes and functions."""
+    import onnx
+
+    if isinstance(message, onnx.TensorProto):
+        if message.data_location == onnx.TensorProto.EXTERNAL:
+            yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if isinstance(value, Iterable) else (value,):
+                yield from _external_tensors(inner)
+
+
+def _refuse_hard_links(folder: Path, model: ir.Model) -> None:
     """Refuse files with several names, whose weights onnx_ir does not read: another name may lie in another folder."""
     import onnx_ir as ir
 
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    locations = {path.parent / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    locations = {folder / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
     for file in sorted(locations):
         if file.is_file() and file.stat().st_nlink > 1:
             raise ModelFileError(

@@ -222,7 +222,7 @@ def disabled_optimizers(model: ModelFile) -> list[str]:
     return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
-def _make_frugal(options: Any, model: ModelFile) -> str | bytes:
+def _make_frugal(options: Any, model: ModelFile) -> bytes:
     """Set `options` for little memory, and return what to load in place of the model's path."""
     # Threads that spin while they wait keep the cores of a busy machine from those that they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -231,10 +231,15 @@ def _make_frugal(options: Any, model: ModelFile) -> str | bytes:
     if model.size_bytes > MAX_INLINE_BYTES:
         # Repacked weights are a second copy of all of them. They save a fifth of the time of a run.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    path = model.path.resolve()  # onnxruntime reads no external data through a link
     # Weights that onnxruntime finds by their place in the file it maps; those inside of a message it parses and copies.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return externalized(path)
+    source, folder = externalized(model.path), model.path.parent.resolve()
+    if model.leads_elsewhere:
+        from onnxtool.model_file.weights import read_located
+
+        proto, folder = read_located(model.path)
+        source = proto.SerializeToString()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return source
 
 
 def _threads_to_ask_for() -> int:

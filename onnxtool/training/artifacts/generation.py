@@ -21,6 +21,7 @@ from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
 from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.order import sort_nodes
+from onnxtool.model_file.weights import relocate
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
@@ -255,7 +256,7 @@ class _Training(onnxblock.TrainingBlock):
 
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model without its external data, and the path of its file."""
+    """Return the model without its external data, and a path in the folder that the locations of that refer to."""
     if isinstance(model, onnx.ModelProto):
         # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
@@ -268,7 +269,7 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     require_loadable(file.path)
     loaded = settle_domains(onnx.load(file.path, load_external_data=False))
     sort_nodes(loaded)
-    return loaded, file.path
+    return loaded, relocate(loaded, file.path) / file.path.name
 
 
 def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[onnx.ModelProto, Lora | None]:
