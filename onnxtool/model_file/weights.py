@@ -79,7 +79,8 @@ def relocate(proto: onnx.ModelProto, path: Path) -> Path:
     Raises:
         ModelFileError: the data is missing or outside (`external_file`).
     """
-    entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data if entry.key == "location"]
+    entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data]
+    entries = [entry for entry in entries if entry.key == "location"]
     files = {path.name: path.resolve()}  # whatever it is called: the weights that lie in the file itself
     for location in {entry.value for entry in entries} - {path.name}:
         files[location] = external_file(path, location)

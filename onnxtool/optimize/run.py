@@ -341,7 +341,8 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
         raise PassError(
             f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
-    return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
+    model_type = options.model_type or source.metadata.get("model_type", "")
+    return Context(model_type, heads, hidden, options.provider, options.precision)
 
 
 def _expected_attentions(model: ir.Model) -> int:
