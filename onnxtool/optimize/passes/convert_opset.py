@@ -5,6 +5,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from onnxtool.graph.protos import from_light_proto, to_light_proto
+from onnxtool.graph.shapes import infer_values
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 
@@ -15,6 +16,7 @@ _PATTERNS = ("Sqrt", "Shape")
 _INT8_OPSET = 11  # of DynamicQuantizeLinear
 # onnx's converter takes these over as they are, and they mean something else from that opset on.
 _OTHER_MEANING = {"Hardmax": 13, "Resize": 11, "Upsample": 11, "Scan": 9}
+_FLATTENING = ("Softmax", "LogSoftmax")  # before opset 13, over all axes from the one that they name
 _MASK_OPSET = 10  # before, the mask of Dropout is a float
 
 
@@ -35,6 +37,8 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     from onnx.version_converter import ConvertError, convert_version
 
     before = inventory(model)
+    if not operators.isdisjoint(_FLATTENING):
+        _note_ranks(model)
     try:
         result = from_light_proto(convert_version(to_light_proto(model), _OPSET), model)
     except (ConvertError, RuntimeError, IndexError) as error:  # the last two from C++
@@ -43,6 +47,16 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
     result.ir_version = max(model.ir_version, _IR_VERSION)
     # With the import itself, as the graph may need no other change.
     return Outcome(result, 1 + count_changes(before, inventory(result)), f"from opset {opset} to {_OPSET}")
+
+
+def _note_ranks(model: ir.Model) -> None:
+    """Note the rank of what a Softmax reads: where it is unknown, the converter writes a Flatten and two Reshape."""
+    found = infer_values(to_light_proto(model)).values
+    for node in model.graph:
+        value = node.inputs[0] if node.op_type in _FLATTENING else None
+        known = None if value is None else found.get(str(value.name))
+        if value is not None and value.shape is None and known is not None and known.shape is not None:
+            value.dtype, value.shape = ir.DataType(known.dtype), ir.Shape([None] * len(known.shape))
 
 
 def _obstacle(model: ir.Model, opset: int, operators: set[str]) -> str:
