@@ -45,6 +45,7 @@ class OptimizeOptions(Options):
         max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8 and
             int4, layers stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
         calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
+        timing: time the result next to the input in plain sessions, and warn where it is slower.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.")]
@@ -109,6 +110,7 @@ class OptimizeOptions(Options):
         ),
     ] = UNSET
     verify: Annotated[bool, Option("Compare the result with the input.")] = True
+    timing: Annotated[bool, Option("Time the result next to the input, for about a second.")] = True
     force: Force = False
 
     def __post_init__(self) -> None:

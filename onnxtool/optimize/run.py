@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.checkpoint.text_files import iterate_texts
-from onnxtool.errors import FusionError, PassError
+from onnxtool.errors import FusionError, OnnxtoolError, PassError
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     ModelFile,
@@ -35,7 +35,8 @@ from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Con
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking, Speed
+from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Verifier, verification_feeds
 from onnxtool.options import checked
@@ -44,6 +45,7 @@ from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
+from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
@@ -129,6 +131,8 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         written = run.write_with_right_passes(passes, conversion)
+        speed, not_timed = _speed(options, source, written.path)
+        stopwatch.lap("timing")
         left_out = [result.name for result in written.results if result.left_out]
         stamp_step(
             written.path,
@@ -155,7 +159,22 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         candidates=written.candidates,
         verification=written.verification,
         duration_ms=stopwatch.laps_ms,
+        speed=speed,
+        not_timed=not_timed,
     )
+
+
+def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Speed | None, str]:
+    """Time the result where that is asked for; return why it was not possible otherwise."""
+    if not options.timing:
+        return None, ""
+    if options.provider == "cuda" and (problem := cuda_problem()):
+        return None, problem
+    tell("timing the result and its input")
+    try:
+        return compare_speed(source, path, options.provider), ""
+    except OnnxtoolError as error:  # the result may be right all the same
+        return None, error.message.replace(str(path), "the result")
 
 
 @dataclass(frozen=True)

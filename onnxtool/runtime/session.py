@@ -130,13 +130,15 @@ def open_session(
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
     frugal: bool = False,
+    plain: bool = False,
 ) -> Session:
     """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
 
     More than one of `inter_threads` lets operators that do not depend on each other run at once.
 
     With `frugal` the session is for a few runs and none of them is timed: it computes the same with less memory, and
-    leaves the cores to others between two operators.
+    leaves the cores to others between two operators. A `plain` session is what others open: it follows none of the
+    session options in the file's metadata.
 
     Raises:
         ModelFileError: the file or its external data cannot be used.
@@ -155,14 +157,13 @@ def open_session(
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = inter_threads
     source: str | bytes = _make_frugal(options, model) if frugal else str(path)
-    if provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
+    if not plain and provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
+    disabled = [] if plain else disabled_optimizers(model)
     start = time.perf_counter()
     try:
-        inference = ort.InferenceSession(
-            source, options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled_optimizers(model)
-        )
+        inference = ort.InferenceSession(source, options, providers=[PROVIDERS[provider]], disabled_optimizers=disabled)
     except Exception as error:  # onnxruntime has no error of its own
         raise _not_loaded(path, error) from error
     load_ms = (time.perf_counter() - start) * 1e3
