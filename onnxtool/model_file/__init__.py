@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
+from onnxtool.model_file.external_data import external_file
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, read_structure
 from onnxtool.options import StrPath, checked
@@ -145,36 +146,6 @@ class ModelFile:
                 "it was edited by hand; export the model again",
             )
         return steps
-
-
-@checked
-def external_file(path: Path, location: str) -> Path:
-    """Return the external data file at `location` of the model at `path`, links followed.
-
-    The rule for all commands: the location names a file below the folder of `path`, and that file, links followed,
-    lies below this folder or below the folder of the file that `path` leads to. In the hub's cache, model and data are
-    links into one folder of blobs; a data file that leads anywhere else is not read.
-
-    Raises:
-        ModelFileError: it lies outside, or is missing.
-    """
-    # A location is POSIX by specification, but a hostile one may be written for Windows.
-    pure = PurePosixPath(location)
-    outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
-    try:
-        file = (path.parent / pure).resolve()
-        if outside or not any(file.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
-            raise ModelFileError(
-                f"{path} refers to external data outside its folder: {location!r}",
-                "onnxtool reads data beside the model only; move it there, or do not trust this file",
-            )
-        if file.is_file():
-            return file
-    except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
-        pass
-    raise ModelFileError(
-        f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
-    )
 
 
 class Staging:

@@ -8,15 +8,14 @@ each from where it is, into the middle of a message whose other parts are small.
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
-from onnxtool.model_file import external_file
 from onnxtool.model_file.domains import settle_domains
+from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.model_file.wire.protobuf import encode_header
@@ -24,7 +23,6 @@ from onnxtool.model_file.wire.protobuf import encode_header
 if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
-    from google.protobuf.message import Message
 
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
@@ -68,43 +66,6 @@ def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
 
     proto = onnx.ModelProto.FromString(externalized(path))
     return proto, relocate(proto, path)
-
-
-def relocate(proto: onnx.ModelProto, path: Path) -> Path:
-    """Refer to the external data of the model at `path` by where it lies, links followed; return the folder of that.
-
-    onnx_ir reads no data through a link, nor does onnxruntime where it is given a message: in the hub's cache all
-    files are links. The message changes where there are links.
-
-    Raises:
-        ModelFileError: the data is missing or outside (`external_file`).
-    """
-    entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data]
-    entries = [entry for entry in entries if entry.key == "location"]
-    files = {path.name: path.resolve()}  # whatever it is called: the weights that lie in the file itself
-    for location in {entry.value for entry in entries} - {path.name}:
-        files[location] = external_file(path, location)
-    folder = path.parent.resolve()
-    if all(file == folder / location for location, file in files.items()):
-        return folder
-    folder = Path(os.path.commonpath([file.parent for file in files.values()]))
-    for entry in entries:
-        entry.value = files[entry.value].relative_to(folder).as_posix()
-    return folder
-
-
-def _external_tensors(message: Message) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors with external data anywhere inside a message: of graphs, attributes and functions."""
-    import onnx
-
-    if isinstance(message, onnx.TensorProto):
-        if message.data_location == onnx.TensorProto.EXTERNAL:
-            yield message
-        return
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            for inner in value if isinstance(value, Iterable) else (value,):
-                yield from _external_tensors(inner)
 
 
 def _refuse_hard_links(folder: Path, model: ir.Model) -> None:

@@ -20,8 +20,8 @@ import onnx_ir as ir
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
 from onnxtool.model_file.domains import settle_domains
+from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
-from onnxtool.model_file.weights import relocate
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
