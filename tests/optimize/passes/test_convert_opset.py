@@ -93,6 +93,12 @@ def test_a_graph_that_no_pass_needs_a_later_opset_for_keeps_its_own() -> None:
         assert default_opset(model.opset_imports) == 17
 
 
+def test_a_softmax_of_the_last_axis_stays_one_operator() -> None:
+    """Attention is told by it; its rank is that of the target of a Reshape, which no file says."""
+    outcome = apply(convert_opset, graph(12, "s = Shape(x) q = Reshape(z, s) y = Softmax <axis=2> (q)"))
+    assert operators(outcome.model)[-2:] == ["Reshape", "Softmax"]
+
+
 def test_a_normalization_of_an_older_opset_is_fused() -> None:
     """Of float32 weights larger than what a converter may copy."""
     body = (
