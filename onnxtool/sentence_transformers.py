@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any, Self
 
 import torch
@@ -248,12 +249,12 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
             "`onnxtool export --target sentence-transformers`",
         )
     path = Path(found).absolute()
-    # The cache of the hub holds links, and onnxruntime reads no external data through one.
-    if not Path(model_name_or_path).is_dir() and (external := read_structure(path).external):
-        raise InputError(
-            f"{name} of {model_name_or_path} has its weights in {external[0].location}, of which the cache has links",
-            f"download it with `hf download {model_name_or_path} --local-dir FOLDER`, and load FOLDER",
-        )
+    if not Path(model_name_or_path).is_dir():  # the hub gives one file at a time
+        for location in {data.location for data in read_structure(path).external}:
+            with suppress(ValueError):  # it leads elsewhere, which the session refuses by name
+                modules.Transformer.load_file_path(
+                    model_name_or_path, (PurePosixPath(name).parent / location).as_posix(), **where
+                )
     return path
 
 

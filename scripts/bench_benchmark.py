@@ -30,10 +30,10 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxtool
 from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
 from onnxtool.benchmarking.runners import SessionRunner
-from onnxtool.benchmarking.samples import interval_of_median
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, index_bounds, random_feeds
 from onnxtool.runtime.kernel import ReferenceKernel
+from onnxtool.runtime.timing import interval_of_median
 
 WIDTH = 256  # of the product that slows a model down
 SLOWDOWN = 1.15

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
@@ -19,6 +20,7 @@ import onnxtool
 from onnxtool import sentence_transformers
 from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, OutputExistsError, TargetError, TrainingError
 from onnxtool.export.targets.sentence_transformers import CLASS
+from onnxtool.runtime.session import open_session
 from tests.workshop import Workshop
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
@@ -90,6 +92,26 @@ def test_an_exported_file_gives_what_pytorch_gives(workshop: Workshop, tmp_path:
     for ours, theirs in zip(found, answers(checkpoint, kind), strict=True):
         assert theirs.std() > 1e-3
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-5)  # float32, another order of sums
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_a_file_in_the_hubs_cache_is_loaded_with_its_data(folder: Path, tmp_path: Path) -> None:
+    """Both are links into the blobs; the name of the data is in the file alone."""
+    repository = tmp_path / "models--org--dense"
+    snapshot, blobs = repository / "snapshots" / "ab12", repository / "blobs"
+    shutil.copytree(folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("ab12")
+    path = snapshot / "onnx" / "model.onnx"
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    blobs.mkdir()
+    for file in list(path.parent.iterdir()):
+        file.rename(blobs / f"hash of {file.name}")
+        file.symlink_to(blobs / f"hash of {file.name}")
+    where = {"cache_dir": str(tmp_path), "local_files_only": True}
+    found = sentence_transformers._find_file("org/dense", where)
+    assert found.samefile(blobs / "hash of model.onnx")
+    assert open_session(found, provider="cpu").model.external_locations == ("model.onnx_data",)
 
 
 def test_modules_before_and_behind_the_transformer_stay_those_of_the_checkpoint(folder: Path) -> None:

@@ -14,7 +14,7 @@ from onnxtool.benchmarking.eager import EagerModel, load_eager
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import ComparedShape
 from onnxtool.benchmarking.runners import SessionRunner, require_same_inputs
-from onnxtool.benchmarking.samples import Block, interval_of_median, latencies, own_latencies
+from onnxtool.benchmarking.samples import Block, latencies, own_latencies
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, read_pooling_modules, truncated
@@ -24,7 +24,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import measure
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import Session, open_session
-from onnxtool.runtime.timing import summarize_latencies
+from onnxtool.runtime.timing import interval_of_median, summarize_latencies
 
 Arrays = Mapping[str, NDArray[Any]]
 Runner = SessionRunner | EagerModel

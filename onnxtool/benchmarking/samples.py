@@ -131,19 +131,3 @@ def median_interval(blocks: Sequence[Block]) -> tuple[float, float]:
     return interval(
         replicates([np.asarray(block.latencies_ms) for block in blocks], lambda samples: np.median(samples, axis=-1))
     )
-
-
-def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median of independent values, whatever their distribution.
-
-    The k-th smallest and the k-th largest, with k from the binomial distribution (Conover, Practical Nonparametric
-    Statistics, 3.2). Below six values there is none, and the extremes are returned.
-    """
-    ordered, count = sorted(values), len(values)
-    weight, below, k = 0.5**count, 0.5**count, 0
-    while below <= 0.025:
-        k += 1
-        weight *= (count - k + 1) / k
-        below += weight
-    place = max(0, k - 1)
-    return ordered[place], ordered[count - 1 - place]

@@ -14,7 +14,7 @@ from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking, Speed
 
 
 @click.command(
@@ -76,6 +76,8 @@ def command(
         report = optimize_model(options, judge=judge, on_progress=on_progress)
     blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]
     emit(report, blocks, format_name)
+    if report.warning:
+        click.echo(f"warning: {report.warning}", err=True)
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
@@ -91,6 +93,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         ("Nodes", f"{before.num_nodes} -> {after.num_nodes}"),
         ("Size", f"{format_bytes(before.size_bytes)} -> {format_bytes(after.size_bytes)}"),
         ("Fused", ", ".join(_fusion(count) for count in report.fusions)),
+        *_speed(report.speed),
         ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
     ]
     rows = [(result.name, str(result.num_changes), format_duration(result.duration_ms)) for result in report.passes]
@@ -105,8 +108,18 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *_candidates(report.candidates),
         *_quantized(report.quantization, report.ranking),
         *verification_blocks(report.verification),
+        *([Note(f"not timed: {report.not_timed}")] if report.not_timed else []),
+        *([Note(report.warning)] if report.warning else []),
     ]
     return blocks
+
+
+def _speed(speed: Speed | None) -> list[tuple[str, str]]:
+    if speed is None:
+        return []
+    low, high = speed.interval
+    times = f"{format_duration(speed.before_ms)} -> {format_duration(speed.after_ms)} on one thread"
+    return [("Speed", f"{speed.ratio:.2f} times the input's ({low:.2f} to {high:.2f}), {speed.shape}: {times}")]
 
 
 def _fusion(count: FusionCount) -> str:

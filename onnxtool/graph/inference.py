@@ -208,6 +208,8 @@ class Inference:
         found = [read_type(inferred.get(name)) for name in node.output]
         if node.op_type == "Split" and not node.domain:
             return _pieces(found, scope.values.get(node.input[0]), attributes_of(node))
+        if node.op_type == "Reshape" and not node.domain and len(node.input) > 1:
+            return [_reshaped(found[0], scope.values.get(node.input[1]))]
         return found
 
     def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
@@ -384,6 +386,14 @@ def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
         return Value(None, tensor.elem_type) if tensor.elem_type else None
     sizes = (dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim)
     return Value(tuple(sizes), tensor.elem_type)
+
+
+def _reshaped(found: Value | onnx.TypeProto | None, target: Value | None) -> Value | onnx.TypeProto | None:
+    """Return what is known of the output of a Reshape: at least its rank, where the length of its target is known."""
+    length = target.shape[0] if target is not None and target.shape else None
+    if isinstance(found, Value) and found.shape is None and isinstance(length, int):
+        return Value((None,) * length, found.dtype)
+    return found
 
 
 def _pieces(

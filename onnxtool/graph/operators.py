@@ -86,8 +86,11 @@ _ONNX = (
     Operator("GRU", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
     Operator("Gather", "data indices", lookups=(("indices", "data"),)),
     Operator("Gemm", "A B C", macs=_PRODUCT_MACS),
+    # Before opset 16, onnx infers nothing of these two.
+    Operator("GreaterOrEqual", "A B", onnx_name="Greater"),
     Operator("GroupNormalization", "X scale bias", "X"),
     Operator("LSTM", "X W R B sequence_lens initial_h initial_c P", macs=rules.recurrent_macs),
+    Operator("LessOrEqual", "A B", onnx_name="Less"),
     Operator("MatMul", "A B", macs=_PRODUCT_MACS),
     Operator("MatMulInteger", "A B a_zero_point b_zero_point", macs=_PRODUCT_MACS),
     Operator("MeanVarianceNormalization", "X", "X"),

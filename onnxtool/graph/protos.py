@@ -1,7 +1,8 @@
-"""Hand a model to tools that work on ONNX protobufs.
+"""Hand a model to tools that work on ONNX protobufs, and take it back.
 
 Serializing copies every weight, and nothing over 2 GB can be serialized at all. A tool that only looks at the
-structure gets the model without its large weights: they go in as graph inputs of the same name, type and shape.
+structure gets the model without its large weights: they go in as graph inputs of the same name, type and shape, and
+come back as the initializers they were.
 """
 
 from __future__ import annotations
@@ -36,6 +37,27 @@ def to_light_proto(model: ir.Model) -> onnx.ModelProto:
             return to_proto(model)
         finally:
             graph.inputs[:] = inputs
+
+
+def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
+    """Return what a tool made of `to_light_proto(original)`, with the weights of `original` in their place again.
+
+    Weights that no node uses any more are dropped.
+    """
+    model: ir.Model = ir.from_proto(proto)
+    restore_description(model, original)
+    with detached_weights(original) as weights:
+        tensors = {name: value.const_value for name, value in weights.items()}
+    inputs = []
+    for value in model.graph.inputs:
+        name = str(value.name)
+        if name not in tensors:
+            inputs.append(value)
+        elif value.uses() or value.is_graph_output():
+            value.const_value = tensors[name]
+            model.graph.initializers[name] = value
+    model.graph.inputs[:] = inputs
+    return model
 
 
 def restore_description(model: ir.Model, original: ir.Model) -> None:

@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
+from onnxtool.model_file.external_data import external_file
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, read_structure
 from onnxtool.options import StrPath, checked
@@ -52,12 +53,12 @@ class ModelFile:
 
         Raises:
             ModelFileError: the file is missing or malformed, its external data is missing, too short, or outside the
-                folder of the file, or a run was killed while it replaced the file.
+                folder of the file (`external_file`), or a run was killed while it replaced the file.
         """
         path = Path(path)
         check_whole(path)
         model = cls(path, read_structure(path))
-        sizes = {location: _external_size(path, location) for location in model.external_locations}
+        sizes = {location: external_file(path, location).stat().st_size for location in model.external_locations}
         for data in model.structure.external:
             available = sizes[data.location]
             if data.offset + (data.length or 0) > available:
@@ -93,6 +94,14 @@ class ModelFile:
         """Bytes of the graph file and its external data."""
         files = {self.path, *(self.path.parent / location for location in self.external_locations)}
         return sum(file.stat().st_size for file in files)
+
+    @cached_property
+    def leads_elsewhere(self) -> bool:
+        """Whether the file or its external data is a link, as in the hub's cache."""
+        folder = self.path.parent.resolve()
+        files = {self.path.name: self.path.resolve()}
+        files |= {location: external_file(self.path, location) for location in self.external_locations}
+        return any(file != folder / PurePosixPath(location) for location, file in files.items())
 
     @checked
     def plain_name(self, key: str, kind: str = "file") -> str | None:
@@ -137,28 +146,6 @@ class ModelFile:
                 "it was edited by hand; export the model again",
             )
         return steps
-
-
-def _external_size(path: Path, location: str) -> int:
-    """Return the bytes of the external data file at `location`, which must lie in the folder of `path`."""
-    # A location is POSIX by specification, but a hostile one may be written for Windows.
-    pure = PurePosixPath(location)
-    folder = path.parent.resolve()
-    file = folder / pure
-    outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
-    try:
-        if outside or not file.resolve().is_relative_to(folder):
-            raise ModelFileError(
-                f"{path} refers to external data outside its folder: {location!r}",
-                "onnxtool reads data beside the model only; move it there, or do not trust this file",
-            )
-        if file.is_file():
-            return file.stat().st_size
-    except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
-        pass
-    raise ModelFileError(
-        f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
-    )
 
 
 class Staging:

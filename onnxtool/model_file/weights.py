@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file.domains import settle_domains
+from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.model_file.wire import LARGE_BYTES, externalized
 from onnxtool.model_file.wire.protobuf import encode_header
@@ -32,22 +33,21 @@ def load_model(path: Path) -> ir.Model:
     Raises:
         ModelFileError: the file is missing, or not an ONNX model.
     """
-    import onnx
     import onnx_ir as ir
     from google.protobuf.message import DecodeError
 
-    path = path.resolve()  # onnx_ir reads no external data through a link, and a hub's cache is made of links
     try:
-        proto = settle_domains(onnx.ModelProto.FromString(externalized(path)))
+        proto, folder = read_located(path)
+        settle_domains(proto)
         sort_nodes(proto)
         model: ir.Model = ir.from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
-    _refuse_hard_links(path, model)
+    _refuse_hard_links(folder, model)
     for graph in model.graphs():
-        ir.external_data.set_base_dir(graph, path.parent)
+        ir.external_data.set_base_dir(graph, folder)
     # What is small, or lies in a graph inside a node, is read now: a model that is turned into a protobuf and back
     # loses the folder that its location is relative to.
     with detached_weights(model):
@@ -55,12 +55,25 @@ def load_model(path: Path) -> ir.Model:
     return model
 
 
-def _refuse_hard_links(path: Path, model: ir.Model) -> None:
+def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
+    """Return the message of a model whose large weights are external data, and the folder of their locations.
+
+    Raises:
+        ModelFileError: the file is missing, or its external data is missing or outside.
+        DecodeError: the file is not an ONNX model.
+    """
+    import onnx
+
+    proto = onnx.ModelProto.FromString(externalized(path))
+    return proto, relocate(proto, path)
+
+
+def _refuse_hard_links(folder: Path, model: ir.Model) -> None:
     """Refuse files with several names, whose weights onnx_ir does not read: another name may lie in another folder."""
     import onnx_ir as ir
 
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
-    locations = {path.parent / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
+    locations = {folder / tensor.location for tensor in tensors if isinstance(tensor, ir.ExternalTensor)}
     for file in sorted(locations):
         if file.is_file() and file.stat().st_nlink > 1:
             raise ModelFileError(

@@ -49,6 +49,7 @@ class OptimizeOptions(Options):
         sample_inputs: .npz files with the inputs of one run each, on which the model is verified and calibrated; empty
             for made-up inputs.
         input_shapes: shapes of made-up inputs, as `NAME:1,128`.
+        timing: time the result next to the input in plain sessions, and warn where it is slower.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.")]
@@ -115,6 +116,7 @@ class OptimizeOptions(Options):
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
     verify: Annotated[bool, Option("Compare the result with the input.")] = True
+    timing: Annotated[bool, Option("Time the result next to the input, for about a second.")] = True
     force: Force = False
 
     @property

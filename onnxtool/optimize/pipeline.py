@@ -31,12 +31,14 @@ class Context:
         num_heads: attention heads; 0 where it is unknown, and passes infer it.
         hidden_size: width of the hidden states; 0 where it is unknown.
         provider: the execution provider that the model is for.
+        precision: what the model is converted to behind the passes.
     """
 
     model_type: str = ""
     num_heads: int = 0
     hidden_size: int = 0
     provider: str = "cpu"
+    precision: str = "fp32"
 
 
 class FailedPassError(PassError):

@@ -8,6 +8,7 @@ from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.bias_gelu import bias_gelu
 from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
 from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
+from onnxtool.optimize.passes.convert_opset import convert_opset
 from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
 from onnxtool.optimize.passes.einsum_products import einsum_products
 from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
@@ -30,7 +31,7 @@ from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
 
 # Patterns contain constants, sizes and shared masks, so these are simplified first.
-_SETTLE = (fold_constants, input_sizes, common_subexpressions)
+_SETTLE = (convert_opset, fold_constants, input_sizes, common_subexpressions)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
     *(layer_normalization, rms_normalization, gelu, rotary_embedding),

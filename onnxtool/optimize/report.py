@@ -140,6 +140,28 @@ class Candidate:
     quality: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Speed:
+    """How fast the result is on this machine, compared with its input in plain sessions of one thread.
+
+    Attributes:
+        shape: of the first input.
+        turns: runs of each that count.
+        before_ms: the median of the input; `after_ms`, of the result.
+        ratio: the median of input over result, turn by turn: below 1, the result is slower.
+        interval: of 95 % for the ratio; the extremes of less than six turns.
+        slower: whether the result is slower beyond noise.
+    """
+
+    shape: str
+    turns: int
+    before_ms: float
+    after_ms: float
+    ratio: float
+    interval: tuple[float, float]
+    slower: bool
+
+
 @short_repr
 @dataclass(frozen=True)
 class OptimizeReport:
@@ -150,6 +172,7 @@ class OptimizeReport:
         quantization: None where nothing was quantized.
         ranking: None where nothing was quantized or verified, and for models whose texts are no vectors.
         candidates: the candidates of `--precision auto`; empty for a given precision.
+        speed: None where it was not measured; `not_timed` says why, and is empty where it was not asked for.
     """
 
     output: str
@@ -164,6 +187,21 @@ class OptimizeReport:
     candidates: tuple[Candidate, ...]
     verification: Verification | None
     duration_ms: dict[str, float]
+    speed: Speed | None = None
+    not_timed: str = ""
+
+    @property
+    def warning(self) -> str:
+        """What speaks against using the result: that it is slower than its input; empty where it is not."""
+        if self.speed is None or not self.speed.slower:
+            return ""
+        low, high = self.speed.interval
+        hint = "float16 is slower on most CPUs" if self.precision == "fp16" and self.provider == "cpu" else ""
+        return (
+            f"the result is slower than its input here: {self.speed.ratio:.2f} times as fast ({low:.2f} to {high:.2f}) "
+            f"on {self.speed.shape}, in plain sessions of onnxruntime{hint and f'; {hint}'}; compare your own shapes "
+            "with onnxtool infer --benchmark --compare before you use it"
+        )
 
 
 def __getattr__(name: str) -> object:

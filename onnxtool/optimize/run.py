@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.checkpoint.text_files import iterate_texts
-from onnxtool.errors import FusionError, PassError
+from onnxtool.errors import FusionError, OnnxtoolError, PassError
 from onnxtool.graph.shapes import find_turns
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
@@ -36,7 +36,8 @@ from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Con
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking, Speed
+from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
@@ -47,6 +48,7 @@ from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless
+from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
@@ -139,6 +141,8 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         written = run.write_with_right_passes(passes, conversion)
+        speed, not_timed = _speed(options, source, written.path)
+        stopwatch.lap("timing")
         left_out = [result.name for result in written.results if result.left_out]
         stamp_step(
             written.path,
@@ -165,7 +169,22 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         candidates=written.candidates,
         verification=written.verification,
         duration_ms=stopwatch.laps_ms,
+        speed=speed,
+        not_timed=not_timed,
     )
+
+
+def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Speed | None, str]:
+    """Time the result where that is asked for; return why it was not possible otherwise."""
+    if not options.timing:
+        return None, ""
+    if options.provider == "cuda" and (problem := cuda_problem()):
+        return None, problem
+    tell("timing the result and its input")
+    try:
+        return compare_speed(source, path, options.provider, options.given), ""
+    except OnnxtoolError as error:  # the result may be right all the same
+        return None, error.message.replace(str(path), "the result")
 
 
 @dataclass(frozen=True)
@@ -350,7 +369,8 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
         raise PassError(
             f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
-    return Context(options.model_type or source.metadata.get("model_type", ""), heads, hidden, options.provider)
+    model_type = options.model_type or source.metadata.get("model_type", "")
+    return Context(model_type, heads, hidden, options.provider, options.precision)
 
 
 def _expected_attentions(model: ir.Model) -> int:

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # What the release itself decides.
 _OWN = {
     "export": ("model_name", "revision", "output", "target", "force", "verify"),
-    "optimize": ("model_path", "output", "precision", "provider", "force", "verify"),
+    "optimize": ("model_path", "output", "precision", "provider", "force", "verify", "timing"),
     "evaluate": ("model_name", "cache"),
     "benchmark": ("model_name", "compare", "baseline", "fail_if", "texts"),
 }

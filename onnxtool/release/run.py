@@ -223,6 +223,7 @@ class _Release:
                 output=folder / self._file(precision),
                 provider=config.provider,
                 precision=precision,
+                timing=False,
                 **chosen,
             )
             optimize_model(options, on_progress=listener())

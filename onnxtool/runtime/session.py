@@ -143,20 +143,22 @@ def open_session(
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
     frugal: bool = False,
+    plain: bool = False,
 ) -> Session:
     """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
 
     More than one of `inter_threads` lets operators that do not depend on each other run at once.
 
     With `frugal` the session is for a few runs and none of them is timed: it computes the same with less memory, and
-    leaves the cores to others between two operators.
+    leaves the cores to others between two operators. A `plain` session is what others open: it follows none of the
+    session options in the file's metadata.
 
     Raises:
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here; the session never runs on another one than asked for.
         SessionError: onnxruntime cannot load the model.
     """
-    return _open(Path(path), provider, threads, inter_threads, frugal=frugal)
+    return _open(Path(path), provider, threads, inter_threads, frugal=frugal, plain=plain)
 
 
 def open_alike(path: Path, *, provider: str, disabled: Sequence[str], level: str = "ENABLE_ALL") -> Session:
@@ -181,6 +183,7 @@ def _open(
     inter_threads: int = 0,
     *,
     frugal: bool,
+    plain: bool = False,
     disabled: Sequence[str] | None = None,
     level: str = "ENABLE_ALL",
 ) -> Session:
@@ -195,11 +198,11 @@ def _open(
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = inter_threads
     source: str | bytes = _make_frugal(options, model) if frugal else str(path)
-    if provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
+    if not plain and provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    without = disabled_optimizers(model) if disabled is None else list(disabled)
+    without = [] if plain else disabled_optimizers(model) if disabled is None else list(disabled)
     start = time.perf_counter()
     try:
         inference = ort.InferenceSession(source, options, providers=[PROVIDERS[provider]], disabled_optimizers=without)
@@ -262,7 +265,7 @@ def disabled_optimizers(model: ModelFile) -> list[str]:
     return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
-def _make_frugal(options: Any, model: ModelFile) -> str | bytes:
+def _make_frugal(options: Any, model: ModelFile) -> bytes:
     """Set `options` for little memory, and return what to load in place of the model's path."""
     # Threads that spin while they wait keep the cores of a busy machine from those that they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -271,10 +274,15 @@ def _make_frugal(options: Any, model: ModelFile) -> str | bytes:
     if model.size_bytes > MAX_INLINE_BYTES:
         # Repacked weights are a second copy of all of them. They save a fifth of the time of a run.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    path = model.path.resolve()  # onnxruntime reads no external data through a link
     # Weights that onnxruntime finds by their place in the file it maps; those inside of a message it parses and copies.
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return externalized(path)
+    source, folder = externalized(model.path), model.path.parent.resolve()
+    if model.leads_elsewhere:
+        from onnxtool.model_file.weights import read_located
+
+        proto, folder = read_located(model.path)
+        source = proto.SerializeToString()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return source
 
 
 def _threads_to_ask_for() -> int:

@@ -12,13 +12,13 @@ from onnxtool.benchmarking.samples import (
     Block,
     drift,
     interval,
-    interval_of_median,
     median_interval,
     own_latencies,
     replicates,
     robust_spread,
     waited_share,
 )
+from onnxtool.runtime.timing import interval_of_median
 
 
 def _block(*latencies_ms: float, waited_ms: float | None = 0.0) -> Block:

@@ -51,7 +51,8 @@ def require_opset(model: ir.Model) -> None:
         raise PassError(
             f"int8 needs opset {_FIRST_OPSET} or later, and the model "
             + (f"is of opset {opset}" if opset else "declares no opset of ONNX's own operators"),
-            "export it again with a later opset, convert it with onnx.version_converter, or pass --precision int4",
+            "export it again with a later opset, or pass --precision int4; without int8, the note of the pass "
+            "convert_opset says why it could not be converted",
         )
 
 

@@ -22,6 +22,7 @@ from onnx import numpy_helper
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
 from onnxtool.model_file.domains import settle_domains
+from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
@@ -257,7 +258,7 @@ class _Training(onnxblock.TrainingBlock):
 
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model without its external data, and the path of its file."""
+    """Return the model without its external data, and a path in the folder that the locations of that refer to."""
     if isinstance(model, onnx.ModelProto):
         # ByteSize fails on models of more than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
@@ -270,7 +271,8 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     require_loadable(file.path)
     loaded = settle_domains(onnx.load(file.path, load_external_data=False))
     sort_nodes(loaded)
-    return _with_weights(loaded), file.path
+    path = relocate(loaded, file.path) / file.path.name
+    return _with_weights(loaded), path
 
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:

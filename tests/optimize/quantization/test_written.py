@@ -77,7 +77,7 @@ def test_a_layer_in_a_branch_is_counted_where_it_stays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("opset", "reason"),
-    [(8, "the model is of opset 8"), (10, "the model is of opset 10"), (0, "the model declares no opset")],
+    [(6, "the model is of opset 6"), (0, "the model declares no opset")],
 )
 def test_int8_needs_operators_of_opset_11(tmp_path: Path, opset: int, reason: str) -> None:
     """Its file would be the float32 one."""
@@ -86,12 +86,25 @@ def test_int8_needs_operators_of_opset_11(tmp_path: Path, opset: int, reason: st
     assert not (tmp_path / "o.onnx").exists()
 
 
+@pytest.mark.parametrize("opset", [8, 10])
+def test_a_file_of_an_older_opset_is_converted_for_int8(tmp_path: Path, opset: int) -> None:
+    """For int8 alone: in float32 it needs no other one."""
+    report = optimized(tmp_path, [product("x", "w", "y")], weights("w"), "int8", opset=opset)
+    assert (quantization_of(report).num_layers, report.after.opsets["ai.onnx"]) == (1, 17)
+    assert report.verification is not None
+    report = optimized(tmp_path, [product("x", "w", "y")], weights("w"), "fp32", opset=opset)
+    assert report.after.opsets["ai.onnx"] == opset
+
+
 def test_auto_does_not_take_int8_that_is_float32(tmp_path: Path) -> None:
     """A candidate that converts nothing is none."""
-    report = optimized(tmp_path, [product("x", "w", "y")], weights("w"), "auto", opset=10)
+    nodes = [product("x", "w", "z"), helper.make_node("Hardmax", ["z"], ["y"])]
+    report = optimized(tmp_path, nodes, weights("w"), "auto", opset=10, verify=False)
     assert [one.reason for one in report.candidates if one.precision == "int8"] == [
         "int8 needs opset 11 or later, and the model is of opset 10"
     ] * 3
+    note = next(result.note for result in report.passes if result.name == "convert_opset")
+    assert note == "left in opset 10: Hardmax means something else from opset 13 on"
 
 
 @pytest.mark.parametrize("precision", ["int4", "fp16"])

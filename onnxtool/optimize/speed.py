@@ -1,0 +1,70 @@
+"""Time a result next to its input, in short turns, so that no slower file is handed out without a word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
+from onnxtool.optimize.report import Speed
+from onnxtool.optimize.verification import verification_feeds
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.timing import interval_of_median
+
+_FEWEST_TURNS, _MOST_TURNS = 6, 15  # fewer have no interval of 95 %
+_SECONDS, _MOST_SECONDS = 0.6, 3.0  # after which the fewest turns, or any number of them, are enough
+_FINE = 1e-5  # seconds; the time on a core is much coarser on Windows
+_NOISE = 0.02  # of the ratio, beyond its interval
+_NOISE_OF_FEW = 0.1  # where a file is too slow for turns enough
+
+
+def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInputs = NO_INPUTS) -> Speed:
+    """Time the files `source` and `path` on the largest of the verification's inputs, as a user opens them.
+
+    Sessions have onnxruntime's defaults, without the session options that the metadata ask for, and one thread: threads
+    of two sessions wait for each other's cores. Both run in turns, after a run that does not count, for about a second,
+    or once where a run takes longer. On the CPU, the time on a core counts, which other load on the machine moves
+    little.
+
+    Raises:
+        OnnxtoolError: there are no inputs for the file, or it cannot be run.
+    """
+    feeds = max(verification_feeds(source, given), key=lambda one: sum(array.size for array in one.values()))
+    shape = "x".join(map(str, next(iter(feeds.values())).shape)) if feeds else ""
+    turns: list[tuple[float, float]] = []
+    if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit the memory
+        turns.append((_time(_open(source.path, provider, feeds), feeds), _time(_open(path, provider, feeds), feeds)))
+    else:
+        first, second = _open(source.path, provider, feeds), _open(path, provider, feeds)
+        start = time.perf_counter()
+        while len(turns) < _MOST_TURNS:
+            turns.append((_time(first, feeds), _time(second, feeds)))
+            seconds = time.perf_counter() - start
+            if seconds > (_SECONDS if len(turns) >= _FEWEST_TURNS else _MOST_SECONDS):
+                break
+    ratios = [before / after for before, after in turns]
+    low, high = interval_of_median(ratios)
+    noise = _NOISE if len(turns) >= _FEWEST_TURNS else _NOISE_OF_FEW
+    before_ms, after_ms = (sorted(one)[len(one) // 2] for one in zip(*turns, strict=True))
+    ratio = sorted(ratios)[len(ratios) // 2]
+    return Speed(shape, len(turns), before_ms, after_ms, ratio, (low, high), slower=high < 1.0 - noise)
+
+
+def _open(path: Path, provider: str, feeds: Mapping[str, NDArray[Any]]) -> Session:
+    session = open_session(path, provider=provider, threads=1, plain=True)
+    session.run_unchecked(feeds)  # the first run allocates
+    return session
+
+
+def _time(session: Session, feeds: Mapping[str, NDArray[Any]]) -> float:
+    """Return the milliseconds of a run."""
+    on_core = session.provider == "cpu" and time.get_clock_info("thread_time").resolution < _FINE
+    clock = time.thread_time_ns if on_core else time.perf_counter_ns
+    start = clock()
+    session.run_unchecked(feeds)
+    return max(1, clock() - start) / 1e6
