@@ -85,9 +85,7 @@ class Reading:
             task = deduce_task(self.model, self.folder, vocabulary_size)
             return _DENSE if task == UNKNOWN_TASK and said.pooling is not None else task
         ranks = {len(info.shape) for info in self.model.structure.outputs}
-        if 0 not in ranks and ranks.isdisjoint(
-            _RANKS.get(said.purpose, ranks)
-        ):  # those that the file does not say are 0
+        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(said.purpose, ranks)):  # 0: not said
             raise self._refused("--task" if said.task else "--head", f"gives nothing for {said.purpose}")
         return said.purpose
 
