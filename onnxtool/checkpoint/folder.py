@@ -6,7 +6,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -112,7 +112,7 @@ class CheckpointFolder(ModuleFiles):
     path: Path
     route: str | None = None
     tokenizer_sha256: str = ""
-    described: SentenceModules | None = None
+    described: SentenceModules | None = field(default=None, repr=False)
 
     @cached_property
     def sentence_modules(self) -> SentenceModules:

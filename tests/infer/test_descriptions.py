@@ -119,9 +119,7 @@ def test_an_embedder_gives_the_vectors_of_sentence_transformers(
     assert f"vectors are {how}" in notes
 
 
-def test_modules_of_the_checkpoint_tell_what_nobody_says(
-    workshop: Workshop, embedder: Path, tmp_path: Path
-) -> None:
+def test_modules_of_the_checkpoint_tell_what_nobody_says(workshop: Workshop, embedder: Path, tmp_path: Path) -> None:
     """By --model_name; what is said stands above them."""
     theirs = sentence_transformer(workshop.checkpoint("tiny-encoder"), "cls", normalize=True)
     theirs.save(str(tmp_path / "saved"))
@@ -160,13 +158,11 @@ def test_a_masked_language_model_is_run_as_a_sparse_encoder(workshop: Workshop, 
         wanted = theirs.encode(list(TEXTS), convert_to_sparse_tensor=False).numpy()
         found = load(masked, description=said, provider="cpu").encode(TEXTS, keep_special=True)
         assert isinstance(found, SparseVectors)
-        np.testing.assert_allclose(found.to_dense(), wanted, **ROUNDING)
+        np.testing.assert_allclose(found.to_dense(), wanted, rtol=1e-5, atol=1e-5)  # sums of up to 12 tokens
 
 
 @pytest.mark.parametrize("operator", ["", "Softmax"])
-def test_a_classifier_gives_probabilities_of_its_logits(
-    workshop: Workshop, tmp_path: Path, operator: str
-) -> None:
+def test_a_classifier_gives_probabilities_of_its_logits(workshop: Workshop, tmp_path: Path, operator: str) -> None:
     """Also where the graph makes probabilities of the logits itself: once, and not twice."""
     path = write_model(tmp_path, TinyModel(table(V, 3), "logits", pooled=True))
     plain = load(path, description=FileDescription(task="text-classification"), provider="cpu")
@@ -309,7 +305,9 @@ def test_the_modes_of_the_option_are_those_of_the_tables() -> None:
 def test_commands_take_the_options_and_name_what_is_missing(tmp_path: Path) -> None:
     """Exit code 2 for what contradicts the file; a corpus of a file of unknown purpose names the options."""
     path = str(_states(tmp_path))
-    told = run_onnxtool(tmp_path, "infer", "--model_path", path, "--text", "red cat", "--pooling", "mean", "--normalize")
+    told = run_onnxtool(
+        tmp_path, "infer", "--model_path", path, "--text", "red cat", "--pooling", "mean", "--normalize"
+    )
     assert "pooling by mean (--pooling mean)" in told.stdout
     refused = run_onnxtool(tmp_path, "infer", "--model_path", path, "--text", "red cat", "--task", "text-ranking")
     assert refused.returncode == 2
