@@ -9,7 +9,7 @@ import json
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -149,10 +149,9 @@ def test_a_masked_language_model_is_run_as_a_sparse_encoder(workshop: Workshop, 
     from sentence_transformers.sparse_encoder.modules import MLMTransformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling as TheirPooling
 
-    for said, strategy in (
-        (FileDescription(head="splade"), "max"),
-        (FileDescription(head="splade", pooling="sum"), "sum"),
-    ):
+    strategies: tuple[Literal["max", "sum"], ...] = ("max", "sum")
+    for strategy in strategies:
+        said = FileDescription(head="splade", pooling=None if strategy == "max" else strategy)
         modules = [MLMTransformer(str(workshop.checkpoint("tiny-splade"))), TheirPooling(pooling_strategy=strategy)]
         theirs = SparseEncoder(modules=modules, device="cpu")
         wanted = theirs.encode(list(TEXTS), convert_to_sparse_tensor=False).numpy()
