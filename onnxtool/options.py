@@ -171,10 +171,10 @@ class Options:
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, kw_only: bool = False) -> None:
         from dataclasses import dataclass  # with the code that reads sources, which `stats` does without
 
-        short_repr(dataclass(frozen=True, repr=False)(cls))
+        short_repr(dataclass(frozen=True, repr=False, kw_only=kw_only)(cls))
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -25,7 +25,7 @@ from sentence_transformers.base import modules
 from sentence_transformers.base.model import BaseModel
 
 from onnxtool.checkpoint.limits import verified_limit
-from onnxtool.errors import InputError, OutputExistsError, TrainingError
+from onnxtool.errors import InputError, OptionError, OutputExistsError, TrainingError
 from onnxtool.model_file.wire import read_structure
 from onnxtool.runtime.bounds import MAX_THREADS
 from onnxtool.runtime.providers import PROVIDERS
@@ -46,6 +46,10 @@ _PROVIDER_NAMES = {
     **{name: name for name in PROVIDERS},
     **{full: name for name, full in PROVIDERS.items()},
 }
+
+
+class _MissingFileError(InputError, OSError):
+    """No such ONNX file; an OSError as well, which transformers raises, and callers of sentence-transformers catch."""
 
 
 class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
@@ -175,11 +179,13 @@ class Transformer(modules.Transformer):
         """Load configuration, tokenizer and ONNX file.
 
         Raises:
+            OptionError: the backend is another one than `onnx`, or `torch`, which sentence-transformers asks for where
+                a user does not.
             InputError: the file is missing, or asked for in a way that no ONNX file has.
         """
-        if arguments.pop("backend", "onnx") == "openvino":
-            raise InputError(
-                f"{model_name_or_path} has an ONNX file, and the backend openvino was asked for", "leave `backend` out"
+        if (backend := arguments.pop("backend", "onnx")) not in ("onnx", "torch"):
+            raise OptionError(
+                f"{model_name_or_path} has an ONNX file, and the backend {backend} was asked for", "leave `backend` out"
             )
         super().__init__(model_name_or_path, backend="onnx", **arguments)
         limit = verified_limit(self.model.session.model)
@@ -193,12 +199,12 @@ class Transformer(modules.Transformer):
         An exported model has the files of the transformer at its top, wherever the checkpoint had them.
 
         Raises:
-            InputError: `model_kwargs` has what means nothing for an ONNX file.
+            OptionError: `model_kwargs` has what means nothing for an ONNX file.
         """
         asked = named.get("model_kwargs") or {}
         unknown = sorted({*asked} - {*_ARGUMENTS})
         if unknown or asked.get("export"):
-            raise InputError(
+            raise OptionError(
                 f"model_kwargs has {', '.join(unknown) or 'export'}, which means nothing for the ONNX file of "
                 f"{model_name_or_path}",
                 f"pass only {', '.join(_ARGUMENTS[:-1])}; the rest was decided when the file was made",
@@ -219,9 +225,9 @@ class Transformer(modules.Transformer):
     ) -> OnnxModel:
         provider, threads = arguments.get("provider", "auto"), arguments.get("threads", 0)
         if not isinstance(provider, str) or provider not in _PROVIDER_NAMES:
-            raise InputError(f"there is no provider {provider!r} here", f"pass one of {', '.join(_PROVIDER_NAMES)}")
+            raise OptionError(f"there is no provider {provider!r} here", f"pass one of {', '.join(_PROVIDER_NAMES)}")
         if not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
-            raise InputError(f"threads is {threads!r}", f"pass 0, for one a core, to {MAX_THREADS}")
+            raise OptionError(f"threads is {threads!r}", f"pass 0, for one a core, to {MAX_THREADS}")
         path = _find_file(model_name_or_path, arguments)
         is_causal = transformer_task == _CAUSAL
         return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads, is_causal=is_causal)
@@ -243,7 +249,7 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
         if found is not None:
             break
     else:
-        raise InputError(
+        raise _MissingFileError(
             f"{model_name_or_path} has no {' and no '.join(names)}",
             'name the file with model_kwargs={"file_name": ...}, or export the checkpoint with '
             "`onnxtool export --target sentence-transformers`",

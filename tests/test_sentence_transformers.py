@@ -158,23 +158,28 @@ def test_another_file_of_the_folder_is_loaded_by_its_name(folder: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "also"),
     [
-        ({"backend": "openvino"}, "openvino was asked for"),
+        ({"backend": "openvino"}, "openvino was asked for", ValueError),
+        ({"backend": "no_such_backend"}, "no_such_backend was asked for", ValueError),
         (
             {"model_kwargs": {"dtype": "float16", "attn_implementation": "sdpa"}},
             "has attn_implementation, dtype, which",
+            TypeError,
         ),
-        ({"model_kwargs": {"export": True}}, "has export, which means nothing"),
-        ({"model_kwargs": {"provider": "npu"}}, "no provider 'npu'"),
-        ({"model_kwargs": {"threads": -1}}, "threads is -1"),
-        ({"model_kwargs": {"file_name": "model_O2.onnx"}}, r"no onnx/model_O2\.onnx and no model_O2\.onnx"),
+        ({"model_kwargs": {"export": True}}, "has export, which means nothing", TypeError),
+        ({"model_kwargs": {"provider": "npu"}}, "no provider 'npu'", ValueError),
+        ({"model_kwargs": {"threads": -1}}, "threads is -1", ValueError),
+        ({"model_kwargs": {"file_name": "model_O2.onnx"}}, r"no onnx/model_O2\.onnx and no model_O2\.onnx", OSError),
     ],
 )
-def test_what_an_onnx_file_cannot_be_told_is_refused(folder: Path, arguments: dict[str, Any], message: str) -> None:
-    """With a way out, which a traceback shows."""
+def test_what_an_onnx_file_cannot_be_told_is_refused(
+    folder: Path, arguments: dict[str, Any], message: str, also: type[Exception]
+) -> None:
+    """With a way out, which a traceback shows; callers of sentence-transformers catch what it raises itself."""
     with pytest.raises(InputError, match=message) as caught:
         SentenceTransformer(str(folder), **arguments)
+    assert isinstance(caught.value, also)
     assert "hint: " in str(caught.value)
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -106,11 +106,18 @@ class CheckpointFolder(ModuleFiles):
         path: where it is.
         tokenizer_sha256: of a tokenizer.json that reads texts as transformers does, by the stamp of the model; empty
             where there is none.
+        described: what a user says in place of its modules.json; None for nothing.
     """
 
     path: Path
     route: str | None = None
     tokenizer_sha256: str = ""
+    described: SentenceModules | None = field(default=None, repr=False)
+
+    @cached_property
+    def sentence_modules(self) -> SentenceModules:
+        """What sentence-transformers computes with the checkpoint, or what a user says of it."""
+        return super().sentence_modules if self.described is None else self.described
 
     @property
     def label(self) -> str:

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath, PureWindowsPath
 from typing import TypeGuard
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.reports import Json
+from onnxtool.reports import Json, short_repr
 
 MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
@@ -47,6 +47,7 @@ TRANSFORMER_NAMES = tuple(
 )
 
 
+@short_repr
 @dataclass(frozen=True)
 class StoredModule:
     """One module of a sentence-transformers checkpoint, as its files describe it.
@@ -69,6 +70,7 @@ class StoredModule:
         return f"{self.folder}/{name}" if self.folder else name
 
 
+@short_repr
 @dataclass(frozen=True)
 class SentenceModules:
     """What sentence-transformers computes with a checkpoint; empty for a checkpoint of another library.

@@ -102,12 +102,14 @@ def option_names(options_class: type) -> frozenset[str]:
 
 
 def _fields(options_class: type) -> list[_Field]:
-    """Read the fields of a dataclass or named tuple that are options."""
-    defaults = getattr(options_class, "_field_defaults", None)
+    """Read the fields of a dataclass or named tuple that are options; those that it takes by name alone come last."""
+    defaults, named = getattr(options_class, "_field_defaults", None), set()
     if defaults is None:
         defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
+        named = {field.name for field in fields(options_class) if field.kw_only}
     found = []
-    for name, hint in get_type_hints(options_class, include_extras=True).items():
+    hints = get_type_hints(options_class, include_extras=True)
+    for name, hint in sorted(hints.items(), key=lambda item: item[0] in named):
         described = next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)), None)
         if described is not None and described.help:
             plain = get_args(hint)[0]

@@ -68,7 +68,7 @@ def choose_form(model: LoadedModel | PictureModel, options: VectorOptions) -> Co
     given_sample: Any = (
         model.run([model.blank()])
         if isinstance(model, PictureModel)
-        else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.task))
+        else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
     )
     sample: Any = form.apply(given_sample)
     by_token = isinstance(sample, TokenVectors)
@@ -84,6 +84,6 @@ def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOp
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
         vectors: Any = model.encode(
-            part, prompt=options.prompt, task=model.task_of(options.task), dimensions=options.dimensions
+            part, prompt=options.prompt, task=model.task_of(options.text_task), dimensions=options.dimensions
         )
         yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors

@@ -67,7 +67,10 @@ class Job:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
         provider = resolve_provider(options.provider)
-        corpus, model_path = parse_location(corpus), model_on_this_machine(parse_location(model_path), options.task)
+        corpus, model_path = (
+            parse_location(corpus),
+            model_on_this_machine(parse_location(model_path), options.text_task),
+        )
         threads = options.threads or 1
         model: CorpusModel
         left_out: tuple[str, ...] = ()
@@ -77,15 +80,16 @@ class Job:
             _refuse_for_pictures(options)
         else:
             sources, left_out = find_sources(corpus)
-            model_path, model_name = find_file(model_path, options.model_name, options.task)
+            model_path, model_name = find_file(model_path, options.model_name, options.text_task)
             model = load(
                 model_path,
                 model_name=model_name,
+                description=options.description,
                 provider=provider,
                 threads=threads,
                 representation=options.representation,
             )
-            model.require_documents(options.task or options.prompt)
+            model.require_documents(options.text_task or options.prompt)
         kind = _kind(model, options)
         form = choose_form(model, options)
         shard_format = _shard_format(model, options, kind, by_token=form.by_token)
@@ -162,7 +166,8 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
     """
     alone = {
         "--prompt": options.prompt,
-        "--task": options.task,
+        "--task": options.text_task,
+        **options.description.given,
         "--representation": options.representation,
         "--long": options.long,
         "--overlap": options.overlap is not None,
@@ -215,7 +220,7 @@ def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
     on_device = model.session.provider != "cpu"
     workers = workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
-    task = model.task_of(options.task) if isinstance(model, LoadedModel) else None
+    task = model.task_of(options.text_task) if isinstance(model, LoadedModel) else None
     long = _long(model, options, task) if isinstance(model, LoadedModel) else CUT
     return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form, long)
 
@@ -247,6 +252,7 @@ def _identity(
         "keep_special": options.keep_special,
         "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
         **({"reading": plan.task} if plan.task else {}),
+        **({"description": list(given.values())} if (given := options.description.given) else {}),
         **({"representation": options.representation} if options.representation else {}),
         **({"long": plan.long.way} if plan.long.way != CUT.way else {}),
         **({"overlap": plan.long.overlap} if plan.long.overlap is not None else {}),
@@ -263,6 +269,7 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: S
     yield from left_out_notes(left_out)
     if isinstance(model, PictureModel):
         return
+    yield from model.reading_notes
     if isinstance(model.head, VectorHead) and model.head.note:
         yield model.head.note
     if task is None and model.route_note:

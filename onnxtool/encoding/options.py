@@ -9,15 +9,16 @@ from typing import Annotated
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
 from onnxtool.encoding.locations import OptionalLocation
 from onnxtool.infer.options import (
+    AnyTask,
+    Described,
     Long,
     ModelName,
     Overlap,
     Prompt,
     Representation,
-    TextTask,
     check_overlap,
 )
-from onnxtool.options import UNSET, Force, Option, Options
+from onnxtool.options import UNSET, Force, Option
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
 
@@ -39,14 +40,15 @@ MemoryLimit = Annotated[
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
 
 
-class VectorOptions(Options):
+class VectorOptions(Described):
     """What the bytes of an encoded corpus depend on.
 
     Attributes:
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
             None for the checkpoint's default.
-        task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither.
+        task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither. Or
+            what the file is for, as of FileDescription, and so are `head`, `pooling` and `normalize`.
         representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
         long: what becomes of texts that are longer than the model takes: they are cut (`truncate`, as for None), read
             as passages that each have an id and a vector (`window`), or rejected (`fail`).
@@ -69,7 +71,7 @@ class VectorOptions(Options):
 
     model_name: ModelName = UNSET
     prompt: Prompt = None
-    task: TextTask = None
+    task: AnyTask = None
     representation: Representation = None
     long: Long = None
     overlap: Overlap = None

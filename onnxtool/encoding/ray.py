@@ -180,11 +180,12 @@ class Encoder:
         self._column = column
         threads = options.threads or _threads_of_the_pipeline()
         path, model_name = find_file(
-            model_on_this_machine(parse_location(model_path), options.task), options.model_name, options.task
+            model_on_this_machine(parse_location(model_path), options.text_task), options.model_name, options.text_task
         )
         self._model = load(
             path,
             model_name=model_name,
+            description=options.description,
             provider=options.provider,
             threads=threads,
             representation=options.representation,
@@ -220,7 +221,7 @@ class Encoder:
         vectors = self._model.encode(
             texts,
             prompt=options.prompt,
-            task=options.task,
+            task=options.text_task,
             long=options.long or CUT,
             keep_special=options.keep_special,
             vectors_as=options.vectors_as,

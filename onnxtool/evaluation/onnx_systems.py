@@ -21,10 +21,12 @@ from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXS
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSystem
 from onnxtool.infer.heads.embeddings import Embeddings
+from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.static_queries import QUERY
+from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile
 from onnxtool.progress import Stage, tell
 
@@ -42,6 +44,10 @@ class OnnxVectors(VectorSystem):
         self.similarity = _similarity(model)
         head = model.head
         self._stored = head.stored if isinstance(head, Embeddings) else None
+        self.reading_notes = (
+            *model.reading_notes,
+            *([head.note] if isinstance(head, VectorHead) and head.note else ()),
+        )
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
         """Return vectors of texts with the checkpoint's prompt and limit for queries."""
@@ -54,9 +60,13 @@ class OnnxVectors(VectorSystem):
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
         """Yield vectors of documents, which are encoded where the cache does not have them."""
         options, is_partner = self._options, self._documents is not self._model
+        says_itself = stated_task(self._documents.session.model) != ""
         corpus_options = CorpusOptions(
             model_name=None if is_partner and self._documents.folder.route is None else options.model_name,
             task="document",
+            head=None if says_itself else options.description.as_head,
+            pooling=options.pooling,
+            normalize=options.normalize,
             representation=options.representation,
             long=options.long,
             overlap=options.overlap,
@@ -111,7 +121,7 @@ class OnnxReranker(Reranking):
     def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
         super().__init__(options)
         self.name, self.size_bytes = str(path), ModelFile.open(path).size_bytes
-        self._model = model
+        self._model, self.reading_notes = model, model.reading_notes
 
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the score of each pair."""
@@ -131,6 +141,7 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
     model = load(
         path,
         model_name=options.model_name,
+        description=options.description,
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
-from onnxtool.infer.options import ModelName, Overlap, Representation, check_overlap
-from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath, Options
+from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
 
 
-class EvaluateOptions(Options):
+class EvaluateOptions(Described):
     """How a collection is searched, and what is computed of it.
 
     Attributes:
@@ -30,6 +30,8 @@ class EvaluateOptions(Options):
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
         model_name: as in CorpusOptions, and so are `representation`, `provider`, `workers`, `threads`, `dimensions`
             and `keep_special`.
+        task: what the file is for, as of FileDescription, and so are `head`, `pooling` and `normalize`; of `against` as
+            well, where that is a file without a stamp.
         partner: the file of the other model, where queries and documents are encoded by one each.
         fail_if: gates on measures, such as `ndcg@10<0.4`, or `ndcg@10<-0.5%` against the base.
     """
@@ -77,6 +79,7 @@ class EvaluateOptions(Options):
         ),
     ] = UNSET
     model_name: ModelName = UNSET
+    task: FileTask = None
     partner: Annotated[
         OptionalPath,
         Option(

@@ -27,6 +27,7 @@ from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
+from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile, write_text
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import OnProgress, Stage, ignore, listening, tell
@@ -103,7 +104,7 @@ def evaluate_model(
         gates=(),
         queries=queries,
         peak_rss_bytes=peak_rss_bytes(),
-        notes=tuple(_notes(collection, found, model, options)),
+        notes=tuple(_notes(collection, found, model, base, options)),
     )
     report = replace(report, gates=tuple(_check_gates(gates, report)))
     if run_path is not None:
@@ -145,6 +146,8 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
         return Bm25(options)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
+        if stated_task(ModelFile.open(path)):  # what was said is of a file that does not say it itself
+            options = replace(options, task=None, head=None, pooling=None, normalize=None)
         return open_model(path, replace(options, model_name=_own_files(path, options.model_name), partner=None))
     from onnxtool.evaluation.pytorch import open_checkpoint
 
@@ -261,8 +264,11 @@ def _queries(
     )
 
 
-def _notes(collection: Collection, found: Found, model: System, options: EvaluateOptions) -> list[str]:
-    notes = list(collection.notes)
+def _notes(
+    collection: Collection, found: Found, model: System, base: System | None, options: EvaluateOptions
+) -> list[str]:
+    notes = [*collection.notes, *model.reading_notes]
+    notes += [] if base is None else [f"{base.name}: {note}" for note in base.reading_notes]
     if found.left_out:
         notes.append(
             f"{len(found.left_out)} queries have the id of a document, which is left out of their rankings, as BEIR "

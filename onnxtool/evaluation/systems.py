@@ -62,6 +62,7 @@ class System(ABC):
         similarity: how a query and a document are compared; empty where that is the model's own matter.
         size_bytes: of its file; None where there is none.
         note: what a user should know of how it has read the documents; empty for nothing.
+        reading_notes: how a file is read that does not say it itself, as of TextModel, and where pooling is a guess.
     """
 
     name: str
@@ -69,6 +70,7 @@ class System(ABC):
     similarity: str = ""
     size_bytes: int | None = None
     note: str = ""
+    reading_notes: tuple[str, ...] = ()
 
     @abstractmethod
     def retrieve(self, collection: Collection) -> Found:

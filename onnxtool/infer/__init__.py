@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from onnxtool.infer.loading import load as load
     from onnxtool.infer.long_texts import LongTexts as LongTexts
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
+    from onnxtool.infer.options import FileDescription as FileDescription
     from onnxtool.infer.options import InferOptions as InferOptions
     from onnxtool.infer.pictures.model import PictureModel as PictureModel
     from onnxtool.infer.pictures.model import load_pictures as load_pictures
@@ -38,6 +39,7 @@ _MODULES = {
     "load": "onnxtool.infer.loading",
     "LongTexts": "onnxtool.infer.long_texts",
     "LONG_TEXTS": "onnxtool.infer.options",
+    "FileDescription": "onnxtool.infer.options",
     "InferOptions": "onnxtool.infer.options",
     "PictureModel": "onnxtool.infer.pictures.model",
     "load_pictures": "onnxtool.infer.pictures.model",
@@ -50,6 +52,7 @@ _MODULES = {
 __all__ = [
     "LONG_TEXTS",
     "DenseVectors",
+    "FileDescription",
     "GenerateOptions",
     "InferOptions",
     "LoadedModel",

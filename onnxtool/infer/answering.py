@@ -21,7 +21,6 @@ from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions, TextTask
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, TopK
 from onnxtool.options import Options
@@ -373,9 +372,7 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
 
 def _notes(model: TextModel, request: Request, counts: Counts) -> list[str]:
     """Say what a user should know of how the texts were read."""
-    notes = []
-    if not stated_task(model.session.model):
-        notes.append(f"the model does not say what it is for; read as {model.task} from its outputs")
+    notes = list(model.reading_notes)
     if request.task is None and (note := model.route_note):
         notes.append(note)
     if prompt := model.prompts.find(request.prompt, request.task):

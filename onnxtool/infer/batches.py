@@ -58,7 +58,7 @@ class Batch:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in self.outputs.items())
         raise InputError(
             f"the model has no output {' or '.join(names)} of {rank} axes; it has {shapes}",
-            "its metadata onnxtool.task does not fit its graph; export it again",
+            "its metadata onnxtool.task, or --task, does not fit its graph; pass another one, or export it again",
         )
 
 

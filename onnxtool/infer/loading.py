@@ -17,15 +17,15 @@ from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, stream_answers
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
+from onnxtool.infer.descriptions import Reading
 from onnxtool.infer.generation.encoders import find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts
-from onnxtool.infer.options import Long, LongText, Representation, TextTask
+from onnxtool.infer.options import FileDescription, Long, LongText, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, load_queries
-from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel
 from onnxtool.infer.vectors import TopK
 from onnxtool.model_file import ModelFile
@@ -94,6 +94,7 @@ def load(
     model_path: StrPath,
     *,
     model_name: CheckpointName = None,
+    description: FileDescription | None = None,
     provider: Provider = "auto",
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
@@ -107,6 +108,8 @@ def load(
     Args:
         model_path: the ONNX file; its tokenizer is found beside it.
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        description: what a file of another exporter is for and how its outputs are read; None for what the file and
+            its checkpoint say, and as `reading_notes` of the result says.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
         inter_threads: operators that may run at once; 0 for one after the other.
@@ -121,14 +124,16 @@ def load(
         InputError: there is no tokenizer, a file of the checkpoint asks for what is not computed here, or the graph's
             inputs have each other's names.
         ModelFileError: the file or its external data cannot be used.
+        OptionError: the description contradicts the stamp of the file, or does not apply to what it gives.
         ProviderError: the provider cannot run here; the model never runs on another one than asked for.
         SessionError: onnxruntime cannot load the model.
     """
     path = Path(model_path)
     model = ModelFile.open(path)
-    folder = find_checkpoint_folder(model, model_name)
-    tokenizer = open_tokenizer(folder)
-    task = stated_task(model) or deduce_task(model, folder, tokenizer.vocabulary_size)
+    reading = Reading(model, find_checkpoint_folder(model, model_name), description or FileDescription())
+    folder = reading.folder
+    tokenizer = open_tokenizer(reading.stored)
+    task = reading.task(tokenizer.vocabulary_size)
     encoder = find_encoder(model, None if encoder_path is None else Path(encoder_path))
     reads = encoder or model  # the graph that takes texts
     require_named_inputs(reads)
@@ -137,7 +142,7 @@ def load(
     limits = {name: own for name, own in of_tasks if own is not None}
     for one in (*limits.values(), *(() if limit is None else (limit,))):
         tokenizer.require_room(one)
-    head = head_for(task, model, folder, tokenizer, representation)
+    head = reading.described(head_for(task, model, folder, tokenizer, representation))
     if isinstance(head, TokensOfTexts):
         head.require_room(limits.get(QUERY) or graph_limit(reads, folder))
     prompts = Prompts.of(folder)
@@ -161,6 +166,7 @@ def load(
         num_ids=index_bounds(reads).get("input_ids"),
         prompts=prompts,
         limits=limits,
+        reading_notes=reading.notes(head, task),
         chats=None if template is None else Chats(template, tokenizer),
         partner_path=None if partner_path is None else Path(partner_path),
         open_partner=open_partner,
@@ -173,6 +179,7 @@ def encode(  # type: ignore[overload-overlap]  # a string is iterable as well
     texts: str,
     *,
     model_name: CheckpointName = None,
+    description: FileDescription | None = None,
     provider: Provider = "auto",
     prompt: str | None = None,
     task: TextTask = None,
@@ -188,6 +195,7 @@ def encode(
     texts: Iterable[str],
     *,
     model_name: CheckpointName = None,
+    description: FileDescription | None = None,
     provider: Provider = "auto",
     prompt: str | None = None,
     task: TextTask = None,
@@ -203,6 +211,7 @@ def encode(
     texts: str | Iterable[str],
     *,
     model_name: CheckpointName = None,
+    description: FileDescription | None = None,
     provider: Provider = "auto",
     prompt: str | None = None,
     task: TextTask = None,
@@ -220,12 +229,13 @@ def encode(
         OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
     """
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
+    is_stored |= description is not None
     if task == QUERY and not is_stored and (queries := load_queries(model_path, model_name=model_name)) is not None:
         found = queries.encode(several(texts), prompt=prompt)
         return found[0] if isinstance(texts, str) else found
     named = None if model_name is None else os.fspath(model_name)
     path, model_name = find_file(Path(model_path), named, task)
-    model = load(path, model_name=model_name, provider=provider, representation=representation)
+    model = load(path, model_name=model_name, description=description, provider=provider, representation=representation)
     return model.encode(
         texts, prompt=prompt, task=task, long=long, vectors_as=vectors_as, ranges=ranges, dimensions=dimensions
     )

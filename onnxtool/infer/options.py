@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from typing import Annotated
 
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.errors import OptionError
 from onnxtool.options import (
     NOTHING,
@@ -21,6 +22,20 @@ from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
 
 LONG_TEXTS = ("truncate", "window", "fail")
+TEXT_TASKS = ("query", "document")
+# What a file may be said to be for, as the stamp of an export says it, and the heads of `export` with what each is for.
+FILE_TASKS = (
+    *("sentence-similarity", "sparse-encoding", LATE_INTERACTION, RANKING, "text-classification"),
+    *("token-classification", "question-answering", "fill-mask", "feature-extraction", "text-generation"),
+)
+FILE_HEADS = {
+    "embedding": "sentence-similarity",
+    "splade": "sparse-encoding",
+    LATE_INTERACTION: LATE_INTERACTION,
+    "reranker": RANKING,
+}
+# The modes of the tables in `checkpoint.pooling_modes` and `sparse_modules`, which need numpy.
+POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken", "sum")
 
 ModelName = Annotated[
     OptionalName,
@@ -38,13 +53,48 @@ Prompt = Annotated[
         default="as the checkpoint says",
     ),
 ]
-TextTask = Annotated[
+TextTask = Annotated[str | None, Option(choices=TEXT_TASKS)]
+AnyTask = Annotated[
     str | None,
     Option(
-        "Read texts as queries or as documents: with the prompt of that name, and the length and the tokens that count "
-        "of the checkpoint.",
-        choices=("query", "document"),
-        default="document for late interaction, else neither",
+        "Read texts as queries or as documents (query, document): with the prompt of that name, and the length and the "
+        f"tokens that count of the checkpoint. Or what a file of another exporter is for: {', '.join(FILE_TASKS)}.",
+        choices=(*TEXT_TASKS, *FILE_TASKS),
+        metavar="TASK",
+        default="document for late interaction, else neither; files of onnxtool say what they are for",
+    ),
+]
+FileTask = Annotated[
+    str | None,
+    Option(
+        f"What a file of another exporter is for: {', '.join(FILE_TASKS)}.",
+        choices=FILE_TASKS,
+        metavar="TASK",
+        default="as the file says, or its outputs tell",
+    ),
+]
+FileHead = Annotated[
+    str | None,
+    Option(
+        "How the outputs of a file of another exporter are read, as the head of that name of export.",
+        choices=tuple(FILE_HEADS),
+        default="as --task says",
+    ),
+]
+FilePooling = Annotated[
+    str | None,
+    Option(
+        "How a file that gives a state for each token is pooled; max or sum of the logits of a sparse encoder.",
+        choices=POOLING,
+        default="as modules.json of the checkpoint says",
+    ),
+]
+Normalized = Annotated[
+    bool | None,
+    Option(
+        "Scale embeddings that a file of another exporter gives to length 1.",
+        name="normalize",
+        default="as modules.json of the checkpoint says",
     ),
 ]
 Representation = Annotated[
@@ -70,7 +120,70 @@ Overlap = Annotated[
 ]
 
 
-class InferOptions(Options):
+class Described(Options, kw_only=True):
+    """Options that say of an ONNX file what it does not say itself, beside a `task` of the class that has them.
+
+    Attributes:
+        head: how the outputs of the file are read, one of FILE_HEADS.
+        pooling: how the states of tokens become a vector, or the logits of tokens weights of terms; one of POOLING.
+        normalize: whether vectors are scaled to length 1.
+    """
+
+    head: FileHead = None
+    pooling: FilePooling = None
+    normalize: Normalized = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        purpose = None if self.head is None else FILE_HEADS[self.head]
+        task: str | None = getattr(self, "task", None)
+        if purpose is not None and task in FILE_TASKS and task != purpose:
+            raise OptionError(
+                f"--head {self.head} is for {purpose}, and --task {task} was passed", "leave one of them out"
+            )
+
+    @property
+    def text_task(self) -> str | None:
+        """What the texts are for, `query` or `document`; None for neither."""
+        task: str | None = getattr(self, "task", None)
+        return task if task in TEXT_TASKS else None
+
+    @property
+    def description(self) -> FileDescription:
+        """What was said of the file."""
+        task: str | None = getattr(self, "task", None)
+        task = task if task in FILE_TASKS else None
+        return FileDescription(task=task, head=self.head, pooling=self.pooling, normalize=self.normalize)
+
+
+class FileDescription(Described, kw_only=True):
+    """What a user says of an ONNX file that does not say it itself, as files of other exporters do not.
+
+    Attributes:
+        task: what the file is for, one of FILE_TASKS; None for what `head` is for, or what the file says.
+    """
+
+    task: FileTask = None
+
+    @property
+    def purpose(self) -> str | None:
+        """What the file is for: the task, or that of the head."""
+        return self.task or (None if self.head is None else FILE_HEADS[self.head])
+
+    @property
+    def as_head(self) -> str | None:
+        """The head, or the one that is for the task; None where neither says one."""
+        return self.head or next((head for head, task in FILE_HEADS.items() if task == self.task), None)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """What was said, by option: `--task`, `--head`, `--pooling` or `--normalize`, and how it was written."""
+        named = (("task", self.task), ("head", self.head), ("pooling", self.pooling))
+        scaled = {} if self.normalize is None else {"--normalize": f"--{'' if self.normalize else 'no_'}normalize"}
+        return {f"--{name}": f"--{name} {value}" for name, value in named if value is not None} | scaled
+
+
+class InferOptions(Described):
     """What to run, and how.
 
     Attributes:
@@ -83,7 +196,8 @@ class InferOptions(Options):
         input_path: a file of further texts, the folder of a test collection, or a folder or list of pictures.
         prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for that of the task,
             or for the default.
-        task: what the texts are for, `query` or `document`; None for neither.
+        task: what the texts are for, `query` or `document`; None for neither. Or one of FILE_TASKS, as of
+            FileDescription, and so are `head`, `pooling` and `normalize`.
         representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
         long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
         overlap: tokens that neighbouring windows share; None for a quarter of a window.
@@ -119,7 +233,7 @@ class InferOptions(Options):
         ),
     ] = UNSET
     prompt: Prompt = None
-    task: TextTask = None
+    task: AnyTask = None
     representation: Representation = None
     long: Long = None
     overlap: Overlap = None

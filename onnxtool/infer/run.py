@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import Asked, answer_queries, in_parts
 from onnxtool.infer.generation.loading import load_writer
 from onnxtool.infer.generation.options import GenerateOptions
@@ -137,26 +137,27 @@ def _refuse_pictures(options: InferOptions) -> None:
 
 def _queries(options: InferOptions) -> StaticQueries | None:
     """Return what looks the texts up, where they are queries of an inference-free sparse encoder."""
-    if QUERY not in (options.task, options.prompt):
+    if QUERY not in (options.text_task, options.prompt) or options.description.given:
         return None
     return load_queries(options.model_path, model_name=options.model_name)
 
 
 def _for_task(options: InferOptions) -> InferOptions:
     """Return the options with the file that the texts are for, where queries and documents have one each."""
-    path, model_name = find_file(options.model_path, options.model_name, options.task)
+    path, model_name = find_file(options.model_path, options.model_name, options.text_task)
     return replace(options, model_path=path, model_name=model_name)
 
 
 def _asked(options: InferOptions) -> Asked:
     long = None if options.long is None else LongTexts(options.long, options.overlap)
-    return Asked(options.prompt, options.task, long, options.top_k)
+    return Asked(options.prompt, options.text_task, long, options.top_k)
 
 
 def _load(options: InferOptions, on_progress: Callable[[str], None]) -> LoadedModel:
     return load(
         options.model_path,
         model_name=options.model_name,
+        description=options.description,
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,
@@ -185,6 +186,10 @@ def write_texts(
 def _load_writer(
     options: InferOptions, generation: GenerateOptions, on_progress: Callable[[str], None]
 ) -> tuple[Writer, LongTexts]:
+    if given := options.description.given:
+        raise OptionError(
+            f"{options.model_path} writes after texts, and {' and '.join(given.values())} was passed", "leave it out"
+        )
     if options.query is not None:
         raise InputError(
             f"{options.model_path} writes after texts, and --query was passed",

@@ -33,6 +33,7 @@ from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import LongText, TextTask
 from onnxtool.infer.routes import file_for
 from onnxtool.infer.static_queries import QUERY, StaticQueries
+from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVector, SparseVectors, TokenVectors
 from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
@@ -64,6 +65,7 @@ class TextModel:
         num_ids: how many tokens the graph knows; None where that does not show.
         prompts: what the checkpoint has written before texts.
         limits: of queries and of documents, by task, where the checkpoint has others for these.
+        reading_notes: how a file is read that does not say it itself: by what was said of it, or what is assumed.
         chats: what reads texts as chats; None for a model that takes them as they are.
         partner_path: the file for the texts that this one is not for, of a checkpoint that encodes queries and
             documents by different models; None for the one that the file names.
@@ -80,6 +82,7 @@ class TextModel:
     num_ids: int | None
     prompts: Prompts = field(default_factory=lambda: Prompts({}))
     limits: Mapping[str, Limit] = field(default_factory=dict)
+    reading_notes: tuple[str, ...] = ()
     chats: Chats | None = None
     partner_path: Path | None = None
     open_partner: Callable[[Path], TextModel] | None = None
@@ -405,6 +408,8 @@ class TextModel:
     def hint_of_vectors(self) -> str:
         """What to do where vectors are asked of a model that gives none."""
         usual = "encode with a model for sentence-similarity or sparse-encoding"
+        if not stated_task(self.session.model):
+            usual = f"say what the file is with --task, --head or --pooling, or {usual}"
         return f"{usual}, or {EXPORT_SPLADE}" if isinstance(self.head, Masks) and self.head.may_be_splade else usual
 
     def _vector_head(self) -> VectorHead[Any]:

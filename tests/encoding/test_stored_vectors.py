@@ -71,7 +71,7 @@ def test_a_corpus_and_its_queries_are_stored_alike(
     stored = _stored(report.manifest)
     assert (stored["as"], stored["dtype"], stored["dimensions"]) == (vectors_as, str(found.dtype), width)
     assert (report.vectors_as, report.dimensions) == (vectors_as, width)
-    own = {"ranges": report.manifest} if ranges is not None else {}
+    own: dict[str, Any] = {"ranges": report.manifest} if ranges is not None else {}
     queries = rows_of(encode(model, TEXTS, provider="cpu", vectors_as=vectors_as, dimensions=dimensions, **own))
     assert queries.dtype == found.dtype
     assert (queries != found).mean() < 2e-3

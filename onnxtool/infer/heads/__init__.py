@@ -60,6 +60,7 @@ def _terms(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer)
 
 def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     in_graph = _has_output(model, EMBEDDING) or _has_output(model, SIDE)
+    in_graph |= not gives_states(model) and any(len(info.shape) == 2 for info in model.structure.outputs)
     return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
 
 
@@ -79,6 +80,10 @@ def _labels(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer
     return Scores.of(folder) if num_labels == 1 else Labels.of(folder)
 
 
+def _scores(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
+    return Scores.of(folder)
+
+
 def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else Shapes()
 
@@ -91,7 +96,7 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
     "feature-extraction": _features,
     "fill-mask": lambda _model, folder, tokenizer: Masks.of(folder, tokenizer),
     "text-classification": _labels,
-    RANKING: _labels,
+    RANKING: _scores,
     "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),
     "question-answering": _answer_spans,
     "text-generation": lambda _model, _folder, tokenizer: NextTokens(tokenizer),
@@ -141,6 +146,11 @@ def head_for(
         return _REPRESENTATIONS[representation][1](model, folder, tokenizer)
     head = _HEADS.get(task)
     return Shapes() if head is None else head(model, folder, tokenizer)
+
+
+def gives_states(model: ModelFile) -> bool:
+    """Whether a graph gives numbers for each token, float [B, S, N]."""
+    return any(len(info.shape) == 3 for info in model.structure.outputs)
 
 
 def _has_output(model: ModelFile, name: str) -> bool:

@@ -73,7 +73,7 @@ class Labels(AnswerHead[Floats]):
         Raises:
             InputError: the checkpoint names an activation that is not computed here.
         """
-        names, stated = LabelNames.of(folder), _stated_activation(folder)
+        names, stated = LabelNames.of(folder), stated_activation(folder)
         if stated is not None:
             return cls(names, softmax if stated in _SOFTMAX else _activation(stated))
         multiple = folder.read("config.json").get("problem_type") == "multi_label_classification"
@@ -114,7 +114,7 @@ class Scores(AnswerHead[Floats]):
         if logits.shape[1] != 1:
             raise InputError(
                 f"the model gives {logits.shape[1]} logits, where its file says one",
-                "its metadata does not fit its graph; export it again",
+                "pass --task text-classification for a file of another exporter, or export it again",
             )
         scores = np.asarray(self.activation(logits.astype(np.float64)))
         require_finite(scores, "score")
@@ -141,14 +141,14 @@ def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
     Raises:
         InputError: it names an activation of torch.nn that is not computed here.
     """
-    stated = _stated_activation(folder)
+    stated = stated_activation(folder)
     if stated is None:
         is_regression = folder.read("config.json").get("problem_type") == "regression"
         return ACTIVATIONS["Identity" if is_regression else "Sigmoid"].apply
     return _activation(stated)
 
 
-def _stated_activation(folder: CheckpointFolder) -> str | None:
+def stated_activation(folder: CheckpointFolder) -> str | None:
     """Return the class that a CrossEncoder applies to logits, e.g. `torch.nn.modules.linear.Identity`; None for none.
 
     sentence-transformers takes no activation from other packages than torch without trust_remote_code, but its default.

@@ -102,7 +102,8 @@ def _refuse_unused(options: InferOptions) -> None:
     """
     alone = {
         "--text": options.texts,
-        "--task": options.task,
+        "--task": options.text_task,
+        **options.description.given,
         "--long": options.long,
         "--overlap": options.overlap,
         "--top_k": options.top_k,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training.onnxblock import blocks
@@ -21,6 +21,28 @@ _REDUCTIONS = {
     "sum": lambda: blocks.ReduceSum(keepdims=False),
     "none": blocks.PassThrough,
 }
+
+
+# What makes probabilities of logits; a loss that does the same once more would train something else.
+_PROBABILITIES = frozenset(("Sigmoid", "Softmax", "HardSigmoid"))
+_SAME_NUMBERS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+
+
+def _require_logits(model: ModelProto, name: str, loss: str) -> None:
+    """Refuse scores that the graph has made probabilities of.
+
+    Raises:
+        ArtifactError: a Softmax or Sigmoid has computed them.
+    """
+    makers = {output: node for node in model.graph.node for output in node.output}
+    value = name
+    while (maker := makers.get(value)) is not None and maker.op_type in _SAME_NUMBERS:
+        value = maker.input[0]
+    if maker is not None and maker.domain == "" and maker.op_type in _PROBABILITIES:
+        raise ArtifactError(
+            f"{loss} expects logits, and {name!r} are probabilities: the node {maker.name!r} is a {maker.op_type}",
+            f"pass the logits that it reads with --loss_input {maker.input[0]} (loss_input_names), or take MSELoss",
+        )
 
 
 def _reduction(name: str) -> Block:
@@ -94,6 +116,7 @@ class BCEWithLogitsLoss(_Elementwise):
         self._pos_weight = pos_weight
 
     def _elementwise(self, name: str, target: str) -> str:
+        _require_logits(self.accessor.model, name, "BCEWithLogitsLoss")
         add, mul, one = blocks.Add(), blocks.Mul(), blocks.Constant(1.0)()
         softened = self.accessor.add_node("Softplus", [blocks.Neg()(name)])
         if self._pos_weight is not None:
@@ -142,6 +165,7 @@ class CrossEntropyLoss(Block):
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
         """Add the loss; the labels become an input of the model unless they already are one."""
         scores, labels = scores_input_name, labels_name
+        _require_logits(self.accessor.model, scores, "CrossEntropyLoss")
         dims = self.accessor.value_info(scores).type.tensor_type.shape.dim
         shape = [getattr(dim, dim.WhichOneof("value") or "", None) for dim in dims]
         if len(shape) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import ArtifactError
-from onnxtool.training import onnxblock
+from onnxtool.training import artifacts, onnxblock
 from onnxtool.training.onnxblock import loss
-from tests.training.small_models import run_block
+from tests.training.small_models import perceptron, run_block
 
 # Both compute in float32, and sum in other orders.
 RTOL = 1e-5
@@ -168,6 +169,57 @@ def test_a_cross_entropy_of_one_class_is_refused() -> None:
     with pytest.raises(ArtifactError, match="are of one class") as caught:
         run_block(onnxblock.loss.CrossEntropyLoss(), feeds)
     assert "BCEWithLogitsLoss" in caught.value.hint
+
+
+def _ends_in(operator: str) -> onnx.ModelProto:
+    """Make the perceptron whose output is probabilities, by way of an Identity."""
+    model = perceptron()
+    model.graph.node[-1].output[0] = "scores"
+    model.graph.node.append(helper.make_node(operator, ["scores"], ["p"], name="last"))
+    model.graph.node.append(helper.make_node("Identity", ["p"], ["y"]))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("operator", "loss_type"),
+    [("Softmax", artifacts.LossType.CrossEntropyLoss), ("Sigmoid", artifacts.LossType.BCEWithLogitsLoss)],
+)
+def test_a_loss_of_logits_refuses_probabilities_and_takes_what_they_are_made_of(
+    tmp_path: Path, operator: str, loss_type: artifacts.LossType
+) -> None:
+    """A softmax of a softmax trains something else; the logits behind it train as those of a model without it."""
+    model, losses = _ends_in(operator), []
+    chosen: dict[str, Any] = {"requires_grad": ["fc1.weight"], "loss": loss_type}
+    with pytest.raises(ArtifactError, match=f"'y' are probabilities: the node 'last' is a {operator}") as caught:
+        artifacts.generate_artifacts(model, artifact_directory=tmp_path / "refused", **chosen)
+    assert "--loss_input scores" in caught.value.hint
+    for name, one, inputs in (("inner", model, ["scores"]), ("plain", perceptron(), None)):
+        artifacts.generate_artifacts(one, artifact_directory=tmp_path / name, loss_input_names=inputs, **chosen)
+        session = ort.InferenceSession(tmp_path / name / "eval_model.onnx")
+        draw = np.random.default_rng(1)
+        feeds = {"x": draw.standard_normal((4, 5)).astype(np.float32)}
+        feeds |= (
+            {"labels": np.array([0, 2, 1, 1])}
+            if loss_type == artifacts.LossType.CrossEntropyLoss
+            else {"target": draw.uniform(size=(4, 3)).astype(np.float32)}
+        )
+        state = {key: numpy_helper.to_array(weight) for weight in one.graph.initializer for key in [weight.name]}
+        names = {value.name for value in session.get_inputs()}
+        losses.append(session.run(None, {**{n: a for n, a in state.items() if n in names}, **feeds})[0])
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
+
+
+def test_a_cross_entropy_takes_logarithms_of_probabilities() -> None:
+    """Which are logits as good as any: a LogSoftmax of them changes nothing."""
+    scores = np.random.default_rng(2).standard_normal((4, 3)).astype(np.float32)
+    labels = np.array([0, 2, 1, 1])
+
+    class Logged(onnxblock.Block):
+        def build(self, name: str) -> Any:
+            return loss.CrossEntropyLoss()(self.accessor.add_node("LogSoftmax", [name]))
+
+    found = run_block(Logged(), {"scores": scores, "labels": labels}, ["scores"])[0]
+    assert float(found) == pytest.approx(F.cross_entropy(torch.tensor(scores), torch.tensor(labels)).item(), rel=1e-6)
 
 
 def test_labels_are_shifted_by_one() -> None:

@@ -1,0 +1,160 @@
+"""A file of another exporter has no stamp: what a user says of it is checked against the file, and read as one.
+
+Letters of shapes: B batch, S sequence, H hidden size, V vocabulary, L labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from onnxtool.checkpoint.activations import ACTIVATIONS
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_modules import Normalize
+from onnxtool.checkpoint.sentence_modules import MODULES_NAME, StoredModule
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
+from onnxtool.errors import OptionError
+from onnxtool.infer.heads import AnyHead, gives_states
+from onnxtool.infer.heads.embeddings import Embeddings
+from onnxtool.infer.heads.labels import Labels, Scores, stated_activation
+from onnxtool.infer.heads.terms import Terms
+from onnxtool.infer.options import FILE_TASKS, FileDescription
+from onnxtool.infer.tasks import UNKNOWN_TASK, deduce_task, stated_task
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY
+from onnxtool.model_file.wire import read_nodes
+
+_SPARSE, _DENSE = "sparse-encoding", "sentence-similarity"
+# The axes of an output that tasks are read from: [B, L] or [B, S, L], or what a graph has pooled, [B, H] or [B, V].
+_RANKS = {
+    **dict.fromkeys((_DENSE, _SPARSE), (2, 3)),
+    **dict.fromkeys(("text-classification", RANKING, "question-answering"), (2,)),
+    **dict.fromkeys((LATE_INTERACTION, "token-classification", "fill-mask", "text-generation"), (3,)),
+}
+_ASSUMED = "assumed, as no file says it"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a file is read: as its stamp says, as a user says, or as its outputs and its checkpoint tell.
+
+    Attributes:
+        stored: the folder of the checkpoint, before anything was said of it.
+        said: what a user says of the file.
+    """
+
+    model: ModelFile
+    stored: CheckpointFolder
+    said: FileDescription
+
+    @cached_property
+    def folder(self) -> CheckpointFolder:
+        """The folder, with modules that pool and scale as a user says, in place of those of its modules.json."""
+        known, said = self.stored.sentence_modules, self.said
+        if said.pooling is None and said.normalize is None:
+            return self.stored
+        modules = list(known.modules)
+        is_sparse = _SPARSE in (said.purpose, stated_task(self.model)) or "SpladePooling" in known.kinds
+        kind, key = ("SpladePooling", "pooling_strategy") if is_sparse else ("Pooling", "pooling_mode")
+        if said.pooling is not None:
+            modules = modules or [StoredModule("MLMTransformer" if is_sparse else "Transformer", "", {}, self.stored)]
+            place = known.kinds.index(kind) if kind in known.kinds else None
+            settings = {} if place is None else modules.pop(place).settings
+            modules.insert(place or 1, StoredModule(kind, "", {**settings, key: said.pooling}, self.stored))
+        if said.normalize is not None:
+            modules = [module for module in modules if module.kind != "Normalize"]
+            modules += [StoredModule("Normalize", "", {}, self.stored)] * said.normalize
+        return replace(self.stored, described=replace(known, modules=tuple(modules)))
+
+    def task(self, vocabulary_size: int) -> str:
+        """Return what the file is for, by the number of tokens of its tokenizer where only its outputs tell.
+
+        Raises:
+            OptionError: what was said contradicts the stamp, or the outputs.
+        """
+        said, stamps = self.said, {key: self.model.metadata.get(key) for key in (TASK_KEY, HEAD_KEY)}
+        for value, key, name in ((said.task, TASK_KEY, "--task"), (said.head, HEAD_KEY, "--head")):
+            if value is not None and any(stamps.values()) and value != stamps[key]:
+                raise OptionError(
+                    f"{name} {value} was passed, and {self.model.path} is stamped {key} {stamps[key]}",
+                    "leave it out: the file says itself what it is; --pooling pools one that gives states of tokens",
+                )
+        if task := stated_task(self.model):
+            return task
+        if said.purpose is None:
+            task = deduce_task(self.model, self.folder, vocabulary_size)
+            return _DENSE if task == UNKNOWN_TASK and said.pooling is not None else task
+        ranks = {len(info.shape) for info in self.model.structure.outputs}
+        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(said.purpose, ranks)):  # 0: not said
+            raise self._refused("--task" if said.task else "--head", f"gives nothing for {said.purpose}")
+        return said.purpose
+
+    def described(self, head: AnyHead) -> AnyHead:
+        """Return `head` for vectors that the graph has pooled and a user scales, or for a graph of probabilities.
+
+        Raises:
+            OptionError: something was said that contradicts the file, or does not apply to what it gives.
+        """
+        said, is_stamped, is_dense = self.said, stated_task(self.model) != "", isinstance(head, Embeddings)
+        pools = gives_states(self.model) and isinstance(head, Embeddings | Terms)
+        in_graph = isinstance(head, Embeddings) and head.in_graph
+        if said.pooling is not None and (in_graph or not pools):
+            raise self._refused("--pooling", f"leaves nothing to pool, read for {head.kind}")
+        if said.normalize is not None and not is_dense:
+            raise self._refused("--normalize", f"is read for {head.kind}, and not for embeddings")
+        if in_graph and said.normalize is not None and is_stamped:
+            if said.normalize != ("Normalize" in self.stored.sentence_modules.kinds):
+                raise self._refused("--normalize", "was exported from a checkpoint that says otherwise")
+        elif isinstance(head, Embeddings) and in_graph and said.normalize:
+            return replace(head, after=(Normalize(),))
+        same = ACTIVATIONS["Identity"].apply
+        if isinstance(head, Labels) and self._gives_probabilities:
+            return replace(head, function=same)
+        return replace(head, activation=same) if isinstance(head, Scores) and self._gives_probabilities else head
+
+    def notes(self, head: AnyHead, task: str) -> tuple[str, ...]:
+        """Say how the file is read for `task` by `head`, and by what, where it has no stamp or something was said."""
+        said, is_stamped = self.said.given, stated_task(self.model) != ""
+        notes = []
+        if task == UNKNOWN_TASK:
+            notes.append(f"the model does not say what it is for; pass --task with one of {', '.join(FILE_TASKS)}")
+        elif not is_stamped:
+            why = said.get("--task") or said.get("--head") or "its outputs"
+            notes.append(f"the model does not say what it is for; read as {task} from {why}")
+        if is_stamped and not said:
+            return ()
+        if isinstance(head, Embeddings) and head.in_graph:
+            scaled = f"scaled to length 1 ({said['--normalize']})" if head.after else "taken as they are"
+            notes.append(f"vectors are pooled by the graph, and {scaled}")
+        elif isinstance(head, Embeddings):
+            if head.pooling is not None and head.is_stated:  # else its own note says so
+                notes.append(f"{head.pooling.description} ({self._source('--pooling', 'Pooling')})")
+            scaled = "" if head.normalizes else "not "
+            notes.append(f"vectors are {scaled}scaled to length 1 ({self._source('--normalize', 'Normalize')})")
+        elif isinstance(head, Terms) and gives_states(self.model):
+            notes.append(f"weights are {head.pooling.description} ({self._source('--pooling', 'SpladePooling')})")
+        elif isinstance(head, Labels | Scores) and self._gives_probabilities:
+            notes.append("the graph ends in a Softmax or Sigmoid, and scores are what it gives")
+        elif isinstance(head, Labels | Scores) and stated_activation(self.stored) is None:
+            notes.append("scores are a sigmoid of one logit, or a softmax of several, but for what problem_type says")
+        return tuple(notes)
+
+    def _source(self, option: str, kind: str) -> str:
+        """Name what says how vectors are made: an option, or the module of a kind."""
+        is_stored = kind in self.stored.sentence_modules.kinds
+        return self.said.given.get(option) or (f"{MODULES_NAME} of {self.stored.path}" if is_stored else _ASSUMED)
+
+    @cached_property
+    def _gives_probabilities(self) -> bool:
+        """Whether a file without a stamp makes probabilities of its logits itself: in "logits", or the first [B, L]."""
+        names = [info.name for info in self.model.structure.outputs if len(info.shape) == 2]
+        read = "logits" if "logits" in names else names[0] if names else ""
+        ends = (node.op_type for node in read_nodes(self.model.path) if read in node.outputs)
+        return not stated_task(self.model) and next(ends, "") in ("Sigmoid", "Softmax")
+
+    def _refused(self, option: str, why: str) -> OptionError:
+        outputs = ", ".join(f"{info.name} {list(info.shape)}" for info in self.model.structure.outputs)
+        return OptionError(
+            f"{self.said.given[option]} was passed, and {self.model.path} {why}: it gives {outputs}",
+            "leave it out, or say with --task what the file is for",
+        )
