@@ -136,7 +136,7 @@ class Checker:
         if done != RIGHT:
             return self._told(row, done, text)
         figures = self._judge(path, output, cases)
-        verdict = "does not run" if figures is None else _verdict(figures, precision)
+        verdict = "does not run" if figures is None else verdict_of(figures, precision)
         if verdict:
             row.bad = True
             return f"{WRONG}: {verdict}"
@@ -208,7 +208,7 @@ class Checker:
         return statistics.median(ratios), *interval_of_median(ratios)
 
 
-def _verdict(figures: dict[str, Any], precision: str) -> str:
+def verdict_of(figures: dict[str, Any], precision: str) -> str:
     """Return what is wrong with a result, or an empty text."""
     if figures["differs"]:
         return str(figures["differs"])
