@@ -236,7 +236,7 @@ def main() -> int:
     """Check the files that the command line names, and print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where packages are kept; not in the repository")
-    parser.add_argument("--only", default="", help="files whose package or path has this")
+    parser.add_argument("--only", nargs="+", default=[""], help="files whose package or path has one of these")
     parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one command may take")
     parser.add_argument("--blind", action="store_true", help="give no --sample_inputs to the commands")
@@ -251,7 +251,7 @@ def main() -> int:
         blind=arguments.blind,
         timed=not arguments.no_timing,
     )
-    files = [file for file in FILES if arguments.only in f"{file.package} {file.path}"]
+    files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
     rows = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for row in pool.map(checker.check, files):

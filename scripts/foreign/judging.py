@@ -16,16 +16,16 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 Feeds = Mapping[str, NDArray[Any]]
+_OTHER_LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED")
 _LEAST = 0.1  # of what an output's largest value counts as: probabilities near 0 are no scale
 
 
-def open_plainly(path: str, *, is_optimized: bool = True, threads: int = 1) -> Any:
-    """Return a session as users open it, with one thread."""
+def open_plainly(path: str, *, level: str = "ENABLE_ALL", threads: int = 1) -> Any:
+    """Return a session as users open it, with one thread; `level` is what onnxruntime optimizes in it."""
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.intra_op_num_threads = threads
-    if not is_optimized:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
@@ -43,13 +43,15 @@ def judge(source: str, result: str, cases: list[Feeds]) -> dict[str, Any]:
         the input's own optimization levels; `cosine`, the smallest of an output; `equal`, the smallest share of equal
         elements of an output that is not of floats; `differs`, what cannot be compared at all, or an empty text.
     """
-    wanted, plain, found = open_plainly(source), open_plainly(source, is_optimized=False), open_plainly(result)
+    wanted, found = open_plainly(source), open_plainly(result)
+    others = [open_plainly(source, level=level) for level in _OTHER_LEVELS]
     figures: dict[str, Any] = {"error": 0.0, "noise": 0.0, "cosine": 1.0, "equal": 1.0, "differs": ""}
     for feeds in cases:
         reference = list(_tensors(wanted.run(None, feeds)))
-        for array, other in zip(reference, _tensors(plain.run(None, feeds)), strict=True):
-            if array.shape == other.shape and array.dtype.kind == "f":
-                figures["noise"] = max(figures["noise"], _apart(array, other)[0])
+        for session in others:
+            for array, other in zip(reference, _tensors(session.run(None, feeds)), strict=True):
+                if array.shape == other.shape and array.dtype.kind == "f":
+                    figures["noise"] = max(figures["noise"], _apart(array, other)[0])
         outputs = list(_tensors(found.run(None, feeds)))
         if len(outputs) != len(reference):
             figures["differs"] = f"{len(outputs)} tensors, not {len(reference)}"
