@@ -16,9 +16,9 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ SLOWER = 0.98
 BLOCKS, BLOCK_MS, MAX_STEPS = 11, 60.0, 200
 # What a reduced precision may cost on random inputs: 1 - cosine, and the share of other integers.
 ALLOWED = {"fp16": (1e-3, 0.02), "int8": (0.03, 0.1)}
-RIGHT, REFUSED, WRONG, DIED = "right", "refused", "WRONG", "DIED"
+RIGHT, REFUSED, WRONG, DIED, SLOW = "right", "refused", "WRONG", "DIED", " SLOWER"
 PAGE = """# Files of other makers
 
 Made by scripts/check_foreign_files.py; not edited by hand.
@@ -60,32 +60,12 @@ sides are multiples of 32, the commands are given `--sample_inputs`: these rows 
 
 @dataclass
 class Row:
-    """What became of a file."""
+    """What became of a file: `cells` by the column's name, `told` whether the commands were given its inputs."""
 
-    file: ForeignFile
-    exporter: str
-    opset: int
-    nodes: str
-    stats: str
-    benchmark: str
-    results: dict[str, str]
+    name: str
+    told: bool
+    cells: dict[str, str]
     bad: bool = False
-
-
-class Reasons:
-    """The reasons of refusals, numbered in the order in which they came."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def number(self, text: str) -> int:
-        """Return the number of a reason."""
-        if text not in self.texts:
-            self.texts.append(text)
-        return self.texts.index(text) + 1
-
-    def __str__(self) -> str:
-        return "\n".join(f"{number}. {text}" for number, text in enumerate(self.texts, 1))
 
 
 class Checker:
@@ -97,7 +77,6 @@ class Checker:
 
     def __init__(self, folder: Path, precisions: Sequence[str], limit_s: float, *, blind: bool, timed: bool) -> None:
         self.folder, self.precisions, self.limit_s, self.blind, self.timed = folder, precisions, limit_s, blind, timed
-        self.reasons = Reasons()
 
     def check(self, file: ForeignFile) -> Row:
         """Take a file through everything."""
@@ -113,19 +92,20 @@ class Checker:
             raise SystemExit(f"{file.name} does not run on the inputs of the table")
         model = onnx.load(path, load_external_data=False)
         opset = max(one.version for one in model.opset_import if one.domain in ("", "ai.onnx"))
-        row = Row(file, exporter_of(file, model), opset, "", "", "", {})
+        row = Row(
+            f"{file.package}, {path.name}", bool(told), {"written by": exporter_of(file, model), "opset": f"{opset}"}
+        )
         done, text = self._run("stats", str(path), "--format", "json")
-        row.nodes = f"{json.loads(text)['num_nodes']}" if done == RIGHT else ""
-        row.stats = self._told(row, done, text)
+        row.cells["nodes"] = f"{json.loads(text)['num_nodes']}" if done == RIGHT else ""
+        row.cells["stats"] = _cell(done, text)
         benchmark = ("infer", "--benchmark", "--model_path", str(path), "--runs", "5", "--format", "json", *told)
-        row.benchmark = self._told(row, *self._run(*benchmark))
+        row.cells["benchmark"] = _cell(*self._run(*benchmark))
         for precision in self.precisions:
-            row.results[precision] = self._optimize(row, path, cases, precision, work, told)
+            row.cells[precision] = self._optimize(path, cases, precision, work, told)
+        row.bad = any(text.startswith((WRONG, DIED)) or text.endswith(SLOW) for text in row.cells.values())
         return row
 
-    def _optimize(
-        self, row: Row, path: Path, cases: Sequence[str], precision: str, work: Path, told: Sequence[str]
-    ) -> str:
+    def _optimize(self, path: Path, cases: Sequence[str], precision: str, work: Path, told: Sequence[str]) -> str:
         """Return the cell of a precision."""
         output = work / f"{precision}.onnx"
         for old in work.glob(f"{precision}.onnx*"):
@@ -134,24 +114,17 @@ class Checker:
         done, text = self._run(*command, "--format", "json", *told)
         (work / f"{precision}.json").write_text(text, encoding="utf-8")
         if done != RIGHT:
-            return self._told(row, done, text)
+            return _cell(done, text)
         figures = self._judge(path, output, cases)
         verdict = "does not run" if figures is None else verdict_of(figures, precision)
         if verdict:
-            row.bad = True
             return f"{WRONG}: {verdict}"
         if not self.timed:
             return RIGHT
         speed, low, high = self._time(path, output, cases[-1])
         if high < SLOWER:
             speed, low, high = self._time(path, output, cases[-1], blocks=3 * BLOCKS)
-        row.bad |= high < SLOWER
-        return f"{RIGHT} {speed:.2f} [{low:.2f}, {high:.2f}]" + (" SLOWER" if high < SLOWER else "")
-
-    def _told(self, row: Row, done: str, text: str) -> str:
-        """Return the cell of a command that wrote no file."""
-        row.bad |= done == DIED
-        return RIGHT if done == RIGHT else f"{done} ({self.reasons.number(text)})"
+        return f"{RIGHT} {speed:.2f} [{low:.2f}, {high:.2f}]" + (SLOW if high < SLOWER else "")
 
     def _run(self, *command: str) -> tuple[str, str]:
         """Run a command, and return what came of it: its output, or the reason it gives."""
@@ -221,15 +194,25 @@ def verdict_of(figures: dict[str, Any], precision: str) -> str:
     return ""
 
 
-def table(rows: Iterable[Row], precisions: Sequence[str]) -> str:
-    """Return the rows as Markdown."""
-    head = ("file", "written by", "opset", "nodes", "stats", "benchmark", *precisions)
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+def _cell(done: str, text: str) -> str:
+    """Return the cell of a command that wrote no file."""
+    return RIGHT if done == RIGHT else f"{done}: {text}"
+
+
+def table(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the rows, and the reasons in them as a list with numbers, as Markdown."""
+    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
+    lines = [f"| {' | '.join(('file', *columns))} |", f"|{'---|' * (len(columns) + 1)}"]
+    reasons: list[str] = []
     for row in rows:
-        name = f"{row.file.package}, {Path(row.file.path).name}" + ("\\*" if row.file.is_told else "")
-        cells = (name, row.exporter, str(row.opset), row.nodes, row.stats, row.benchmark, *row.results.values())
+        cells = [row.name + r"\*" * row.told]
+        for column in columns:
+            verdict, _, reason = row.cells.get(column, "").partition(": ")
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"{verdict} ({reasons.index(reason) + 1})" if reason else verdict)
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join(lines), "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
 
 
 def main() -> int:
@@ -241,6 +224,7 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one command may take")
     parser.add_argument("--blind", action="store_true", help="give no --sample_inputs to the commands")
     parser.add_argument("--no_timing", action="store_true", help="compare alone")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --folder has already")
     parser.add_argument("--jobs", type=int, default=1, help="files at a time; one where they are timed")
     parser.add_argument("--output", type=Path, help="write the page of the documentation there")
     arguments = parser.parse_args()
@@ -252,18 +236,23 @@ def main() -> int:
         timed=not arguments.no_timing,
     )
     files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
-    rows = []
+    kept = arguments.folder / "rows.json"
+    rows = {name: Row(**row) for name, row in json.loads(kept.read_text("utf-8")).items()} if arguments.resume else {}
+    files = [file for file in files if file.key not in rows]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for row in pool.map(checker.check, files):
-            rows.append(row)
-            print(table([row], arguments.precisions).splitlines()[-1], file=sys.stderr, flush=True)
-    packages = {row.file.package for row in rows}
-    summary = f"{len(rows)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}."
-    page = PAGE.format(summary=summary, table=table(rows, arguments.precisions), reasons=f"\n{checker.reasons}")
+        for file, row in zip(files, pool.map(checker.check, files), strict=True):
+            rows[file.key] = row
+            kept.write_text(json.dumps({name: asdict(one) for name, one in rows.items()}, indent=1), encoding="utf-8")
+            print(row.name, row.cells, file=sys.stderr, flush=True)
+    found = [rows[file.key] for file in FILES if file.key in rows]
+    lines, reasons = table(found)
+    packages = {row.name.partition(",")[0] for row in found}
+    summary = f"{len(found)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}."
+    page = PAGE.format(summary=summary, table=lines, reasons=reasons and f"\n{reasons}")
     print(page)
     if arguments.output:
         arguments.output.write_text(page.rstrip() + "\n", encoding="utf-8")
-    return int(any(row.bad for row in rows))
+    return int(any(row.bad for row in found))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
 
-from check_foreign_files import Reasons, Row, table, verdict_of
+from check_foreign_files import Row, table, verdict_of
 from foreign.files import FILES, ForeignFile, exporter_of
 from foreign.judging import judge
 
@@ -99,17 +99,21 @@ def test_the_judge_counts_other_integers_and_small_errors(tmp_path: Path) -> Non
 
 def test_reasons_are_numbered_once_and_rows_are_markdown() -> None:
     """A reason that came before keeps its number; a file whose inputs are told has an asterisk."""
-    reasons = Reasons()
-    assert [reasons.number(text) for text in ("first", "second", "first")] == [1, 2, 1]
-    assert str(reasons) == "1. first\n2. second"
-    file = ForeignFile("one==1", "inside/x.onnx", (), is_told=True)
-    row = Row(file, exporter_of(file, model()), 17, "1", "right", "right", {"fp32": "refused (1)"})
-    assert table([row], ["fp32"]).splitlines()[-1] == (
-        r"| one==1, x.onnx\* | maker | 17 | 1 | right | right | refused (1) |"
-    )
+    rows = [
+        Row(
+            "one==1, x.onnx", True, {"written by": exporter_of(ForeignFile("", "", ()), model()), "fp32": "refused: a"}
+        ),
+        Row("two==1, y.onnx", False, {"written by": "one", "fp32": "WRONG: b", "fp16": "refused: a"}),
+    ]
+    lines, reasons = table(rows)
+    assert lines.splitlines()[2:] == [
+        r"| one==1, x.onnx\* | maker | refused (1) |  |",
+        "| two==1, y.onnx | one | WRONG (2) | refused (1) |",
+    ]
+    assert reasons == "1. a\n2. b"
 
 
 def test_the_table_names_enough_files_of_different_makers() -> None:
     """Every package has its version, and no file is listed twice."""
-    assert len({(file.package, file.path) for file in FILES}) == len(FILES) >= 25
+    assert len({file.key for file in FILES}) == len(FILES) >= 25
     assert all("==" in file.package or "@" in file.package[1:] for file in FILES)

