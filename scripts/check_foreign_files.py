@@ -91,7 +91,7 @@ class Checker:
         if self._judge(path, path, cases) is None:
             raise SystemExit(f"{file.name} does not run on the inputs of the table")
         model = onnx.load(path, load_external_data=False)
-        opset = max(one.version for one in model.opset_import if one.domain in ("", "ai.onnx"))
+        opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default="")
         row = Row(
             f"{file.package}, {path.name}", bool(told), {"written by": exporter_of(file, model), "opset": f"{opset}"}
         )
