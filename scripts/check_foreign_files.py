@@ -29,7 +29,7 @@ from foreign.files import FILES, ForeignFile, exporter_of
 from harness.machine import cpu_class
 from harness.workers import Worker
 
-from onnxtool.benchmarking.samples import interval_of_median
+from onnxtool.runtime.timing import interval_of_median
 
 _JUDGE = str(Path(__file__).resolve().parent / "foreign" / "judging.py")
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
