@@ -64,7 +64,11 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The probes of small sizes, in which the elements of a value can be numbered."""
+        """The probes of small sizes, in which the elements of a value can be numbered.
+
+        Reshapes and transposes that put the numbers into the same places at two sets of primes do so at all sizes: a
+        prime is split by none of them, so that they move whole axes, which the names are, and constants.
+        """
         return range(min(len(self.probes), len(_SMALL)))
 
     def shape(self, value: ir.Value | None) -> tuple[int | str, ...] | None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxtool.model_file.domains import default_opset
+
 # The content of larger initializers is not compared.
 _LARGEST_CONSTANT = 1024
+_FIRST_OPSET_OF_PARTS = 15  # in which a Shape gives some axes alone
 
 Naming: TypeAlias = "Callable[[ir.Node, int], None]"
 """Names a node and its outputs, given how many nodes the writer has written before it."""
@@ -83,6 +87,13 @@ class Writer:
     ) -> Sequence[ir.Value]:
         """Write a node of ai.onnx with several outputs."""
         return self.add(ir.node(operator, list(inputs), attributes, num_outputs=outputs))
+
+    def sizes(self, value: ir.Value, axes: range) -> ir.Value:
+        """Write the sizes of consecutive axes of `value`: int64 [len(axes)]."""
+        if default_opset(self._graph.opset_imports) >= _FIRST_OPSET_OF_PARTS:
+            return self.op("Shape", value, start=axes.start, end=axes.stop)
+        places = self.constant(np.array(axes), f"onnxtool.axes_{axes.start}_to_{axes.stop}")
+        return self.op("Gather", self.op("Shape", value), places)
 
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
         """Return an initializer that holds `array`, as `initializer` does."""

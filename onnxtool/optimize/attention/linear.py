@@ -75,8 +75,7 @@ def _flattened(value: ir.Value, shapes: Shapes) -> Linear | None:
     if not is_plain or weight is None or not is_weight(weight, 2) or (bias is not None and not is_weight(bias, 1)):
         return None
     # Rows stay rows where the axes before the last are the same on both sides.
-    for probe in range(len(shapes.probes)):
-        outer, inner = shapes.of(x, probe), shapes.of(value, probe)
-        if outer is None or inner is None or outer[:-1] != inner[:-1]:
-            return None
+    outer, inner = shapes.shape(x), shapes.shape(value)
+    if outer is None or inner is None or outer[:-1] != inner[:-1]:
+        return None
     return Linear(x, weight, bias)

@@ -217,7 +217,7 @@ def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value
         sinks = node.inputs[0]
     if first is None or sinks is None or num_heads is None:
         raise RefusedError(SINKS)
-    if any(shapes.of(sinks, probe) != (1, num_heads, 1, 1) for probe in range(len(shapes.probes))):
+    if shapes.shape(sinks) != (1, num_heads, 1, 1):
         raise RefusedError(f"{SINKS}, which are not one number a head")
     return first, sinks
 

@@ -176,12 +176,8 @@ def _check_sinks(parts: _Parts, shared: _Shared) -> None:
 
 def _is_own(parts: _Parts, shapes: Shapes) -> bool:
     """Whether there are as many keys as queries, whatever the inputs are."""
-    sources = [(heads.source, _axis_of_length(heads)) for heads in (parts.queries, parts.keys)]
-    for probe in range(len(shapes.probes)):
-        queries, keys = ((shapes.of(value, probe) or ())[axis : axis + 1] for value, axis in sources)
-        if not queries or queries != keys:
-            return False
-    return True
+    queries, keys = (_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
+    return queries is not None and queries == keys
 
 
 def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
@@ -276,7 +272,7 @@ def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writ
     # All rows are as long as the longest: what is padding is in the bias.
     length = writer.node("Cast", [_length(parts.queries, writer)], {"to": ir.DataType.INT32.value})
     before_last = writer.node("Sub", [length, writer.constant(np.array([1], np.int32), "onnxtool.one_int32")])
-    batch = writer.node("Shape", [parts.queries.source], {"start": 0, "end": 1})
+    batch = writer.sizes(parts.queries.source, range(1))
     lengths = [writer.node("Expand", [before_last, batch]), length]
     flat = [_flat(heads, writer) for heads in (parts.queries, parts.keys, parts.values)]
     inputs = [*flat, None, None, *lengths, None, None, None, bias]
@@ -485,26 +481,27 @@ def _by_heads(term: Term, num_heads: int, shapes: Shapes, writer: Writer) -> ir.
     if not term.is_merged or shape is None or len(shape) < 3 or shape[0] == 1:
         return term.value
     outer = writer.constant(np.array([-1, num_heads], np.int64), f"by_{num_heads}_heads")
-    inner = writer.node("Shape", [term.value], {"start": 1})
+    inner = writer.sizes(term.value, range(1, len(shape)))
     return writer.node("Reshape", [term.value, writer.node("Concat", [outer, inner], {"axis": 0})])
 
 
 def _is_full(value: ir.Value, parts: _Parts, shapes: Shapes) -> bool:
     """Whether a value of rank 4 has the full number of queries and keys."""
-    for probe in range(len(shapes.probes)):
-        shape = shapes.of(value, probe)
-        queries, keys = (shapes.of(heads.source, probe) for heads in (parts.queries, parts.keys))
-        if shape is None or len(shape) != 4 or queries is None or keys is None:
-            return False
-        if shape[2:] != (queries[_axis_of_length(parts.queries)], keys[_axis_of_length(parts.keys)]):
-            return False
-    return True
+    shape = shapes.shape(value)
+    lengths = tuple(_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
+    return shape is not None and len(shape) == 4 and shape[2:] == lengths
 
 
 def _length(heads: Heads, writer: Writer) -> ir.Value:
     """Return the number of queries or keys, int64 [1]."""
     axis = _axis_of_length(heads)
-    return writer.node("Shape", [heads.source], {"start": axis, "end": axis + 1})
+    return writer.sizes(heads.source, range(axis, axis + 1))
+
+
+def _size_of_length(heads: Heads, shapes: Shapes) -> int | str | None:
+    """Return the number of queries or keys as a size of `shapes`; None where it is not known."""
+    shape = shapes.shape(heads.source)
+    return None if shape is None else shape[_axis_of_length(heads)]
 
 
 def _axis_of_length(heads: Heads) -> int:

@@ -100,16 +100,14 @@ def _product(equation: str) -> _Product | None:
 
 def _sizes(product: _Product, first: ir.Value, second: ir.Value, shapes: Shapes) -> dict[str, int | None] | None:
     """Return the size of each axis, None for one that moves; None where two of a letter may differ."""
-    for probe in range(len(shapes.probes)):
-        found: dict[str, int] = {}
-        for letters, value in ((product.first, first), (product.second, second)):
-            shape = shapes.of(value, probe)
-            if shape is None or len(shape) != len(letters):
-                return None
-            if any(found.setdefault(letter, size or 0) != size for letter, size in zip(letters, shape, strict=True)):
-                return None
-    sizes = {letter: shapes.fixed(second, axis) for axis, letter in enumerate(product.second)}
-    return sizes | {letter: shapes.fixed(first, axis) for axis, letter in enumerate(product.first)}
+    found: dict[str, int | str] = {}
+    for letters, value in ((product.first, first), (product.second, second)):
+        shape = shapes.shape(value)
+        if shape is None or len(shape) != len(letters):
+            return None
+        if any(found.setdefault(letter, size) != size for letter, size in zip(letters, shape, strict=True)):
+            return None
+    return {letter: size if isinstance(size, int) else None for letter, size in found.items()}
 
 
 def _by_weight(

@@ -59,7 +59,7 @@ class _Sizes:
         value, axis = next(
             (value, axis) for value in self.model.graph.inputs for axis, name in named_axes(value) if name == parts[0]
         )
-        return self.writer.node("Shape", [value], {"start": axis, "end": axis + 1})
+        return self.writer.sizes(value, range(axis, axis + 1))
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
@@ -75,8 +75,13 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if _is_minimal(node):
             continue
         value = node.outputs[0]
-        # Consumers that compute such numbers themselves are handled on their own.
-        readers = [(reader, index) for reader, index in value.uses() if str(reader.outputs[0].name) not in computed]
+        # Consumers that compute such numbers themselves are handled on their own. A branch of an If that is never taken
+        # may be none that onnxruntime could run, and a constant would make it look at it.
+        readers = [
+            (reader, index)
+            for reader, index in value.uses()
+            if str(reader.outputs[0].name) not in computed and reader.op_type != "If"
+        ]
         if value.is_graph_output() or not readers or (new := _replacement(value, shapes, sizes)) is None:
             continue
         for reader, index in readers:
