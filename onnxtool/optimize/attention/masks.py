@@ -40,6 +40,8 @@ class MaskKind:
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
         hides_later: whether no query sees a key after its own position, whatever else they mask.
+        sees_later: whether a query that may attend to nothing sees later keys as much as its own, which no fused operator
+            does.
         fill: what padding adds to a score: it says what a query gets that may attend to nothing.
     """
 
@@ -47,6 +49,7 @@ class MaskKind:
     is_causal: bool = False
     is_bias: bool = False
     hides_later: bool = False
+    sees_later: bool = False
     fill: float = DEFAULT_FILL
 
 
@@ -101,7 +104,7 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     if feeds is None or computed is None:
         return BIAS if feeds is None else None
     kinds: dict[tuple[ir.Value | None, bool], bool] = {}
-    hides_later, fill = True, 0.0
+    hides_later, fill, sees_later = True, 0.0, False
     for (_, masks), arrays in zip(feeds, computed, strict=True):
         if not _fit(arrays):
             return None
@@ -122,6 +125,8 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
                 fits = (are_own or not is_causal) and _equal(seen, allowed)
                 kinds[value, is_causal] = kinds.get((value, is_causal), True) and fits
         hides_later &= allowed.shape[-2] == keys > 1 and not (allowed & ~causal).any()
+        if len(masking.values) > 1 and allowed.shape[-2] == keys:
+            sees_later |= _sees_later(_added(masking, arrays, as_lowest=False), causal)
         # Behind a query of its own text, causal masks are lower still.
         own = added[..., causal] if allowed.shape[-2] == keys else added
         fill = min(fill, float(own.min(initial=0.0)))
@@ -131,10 +136,22 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     for (value, is_causal), fits in kinds.items():
         if fits and (value is not None or is_causal):
             later = is_causal and hides_later
-            return MaskKind(value, is_causal, hides_later=later, fill=fill if value is not None else DEFAULT_FILL)
+            fill = fill if value is not None else DEFAULT_FILL
+            return MaskKind(value, is_causal, hides_later=later, sees_later=is_causal and sees_later, fill=fill)
         if fits:
             return NO_MASK
     return MaskKind(is_bias=True, hides_later=hides_later)
+
+
+def _sees_later(added: NDArray[np.float32] | None, causal: NDArray[np.bool_]) -> bool:
+    """Whether a query that may attend to nothing sees later keys as much as its own: two maskings may add the same.
+
+    The fused operators leave it its own keys alone.
+    """
+    if added is None:
+        return False
+    own, later = (np.where(where, added, -np.inf).max(axis=-1) for where in (causal, ~causal))
+    return bool(((own < 0.0) & (later > own + _LOWEST / 2) & np.isfinite(later)).any())
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
@@ -194,11 +211,11 @@ def _feeds(
     return made
 
 
-def _added(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32] | None:
+def _added(masking: Masking, arrays: Sequence[NDArray[Any]], *, as_lowest: bool = True) -> NDArray[np.float32] | None:
     """Return what is added to scores, 0 where they stay and `_LOWEST` or less where not, [B or 1, H or 1, S or 1, L].
 
     None where the masks do more than drop scores. The number of a masked fill takes the place of any score, as the
-    lowest one does.
+    lowest one does, and counts `as_lowest` where that matters.
     """
     total: NDArray[np.float32] = np.zeros((1, 1, 1, 1), np.float32)
     with np.errstate(over="ignore"):
@@ -208,6 +225,6 @@ def _added(masking: Masking, arrays: Sequence[NDArray[Any]]) -> NDArray[np.float
                 return None
             total = total + added
     for masked_fill, array in zip(masking.masked_fills, arrays[len(masking.terms) :], strict=False):
-        fill = -np.inf if masked_fill.is_infinite else np.finfo(np.float32).min
+        fill = np.finfo(np.float32).min if as_lowest and not masked_fill.is_infinite else masked_fill.number
         total = np.where(array.astype(bool) == masked_fill.keeps, total, np.float32(fill))
     return total

@@ -58,12 +58,17 @@ class MaskedFill:
     Attributes:
         condition: bool, broadcasts to [B, H, S, L].
         keeps: the value of the condition for which a score stays.
-        is_infinite: whether the number is -inf: the Softmax of a row of these is NaN.
+        number: the largest that replaces a score.
     """
 
     condition: ir.Value
     keeps: bool
-    is_infinite: bool = False
+    number: float = -np.inf
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether the number is -inf: the Softmax of a row of these is NaN."""
+        return self.number == -np.inf
 
 
 @dataclass(frozen=True)
@@ -339,7 +344,7 @@ def _step(
             raise RefusedError("a mask over heads and batch in one")
         for kept, blocked, keeps in ((no, yes, False), (yes, no, True)):
             if condition is not None and kept is not None and _is_lowest(blocked):
-                masked_fills.append(MaskedFill(condition, keeps, is_infinite=_is_infinite(blocked)))
+                masked_fills.append(MaskedFill(condition, keeps, _highest(blocked)))
                 return kept, 1.0
     if node.op_type == "Tanh":
         raise RefusedError(_CAPPED)
@@ -493,6 +498,6 @@ def _is_lowest(value: ir.Value | None) -> bool:
     return bool(np.all(array <= _LOWEST))
 
 
-def _is_infinite(value: ir.Value | None) -> bool:
+def _highest(value: ir.Value | None) -> float:
     array = constant(value)
-    return array is not None and bool(np.isneginf(array).all())
+    return -np.inf if array is None else float(array.max())

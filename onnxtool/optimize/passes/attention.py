@@ -116,6 +116,8 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     if (found.masking, counted) not in shared.mask_kinds:
         shared.mask_kinds[found.masking, counted] = find_mask_kind(shared.model, found.masking, shapes, counted)
     found, mask_kind = _settled(found, shared.mask_kinds[found.masking, counted])
+    if mask_kind.sees_later:
+        raise RefusedError("two masks, by which queries that may attend to nothing see later keys")
     # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
