@@ -64,12 +64,12 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The probes of small sizes, in which the elements of a value can be numbered.
+        """The sets of primes of `of`, in which the elements of a value can be numbered.
 
         Reshapes and transposes that put the numbers into the same places at two sets of primes do so at all sizes: a
         prime is split by none of them, so that they move whole axes, which the names are, and constants.
         """
-        return range(min(len(self.probes), len(_SMALL)))
+        return range(len(self._primes))
 
     def shape(self, value: ir.Value | None) -> tuple[int | str, ...] | None:
         """Return the shape of `value`, with texts of `sizes` for what moves; None where any size is not known."""
@@ -169,9 +169,8 @@ def _find_shapes(model: ir.Model) -> Shapes:
     for name, array in scope.sizes.items():
         if None not in array.reshape(-1).tolist():
             elements[name] = np.asarray(np.frompyfunc(sizes.settle, 1, 1)(array), object)
-    probes = tuple(_probes(proto, names, sizes))
     return Shapes(
-        probes=probes,
+        probes=tuple(_probes(proto, names, sizes)),
         sizes=sizes,
         known={
             name: tuple(sizes.settle(size) for size in value.shape)
@@ -180,27 +179,27 @@ def _find_shapes(model: ir.Model) -> Shapes:
         },
         elements=elements,
         dtypes={name: value.dtype for name, value in scope.values.items()},
-        _primes=tuple(dict(probe) for probe in probes),
+        _primes=tuple(dict(_sized(names, primes)) for primes in _SMALL),
     )
+
+
+def _sized(names: Sequence[str], primes: Sequence[int]) -> Mapping[str, int]:
+    """Return sizes of all axes: where there are more than primes, odd numbers go on, and no two have the same."""
+    further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
+    return with_sums(dict(zip(names, (*primes, *further), strict=False)))
 
 
 def _probes(proto: onnx.ModelProto, names: Sequence[str], sizes: Sizes) -> Iterator[Mapping[str, int]]:
     """Yield sizes of the axes that the model takes: small ones, and large ones where it takes those."""
-
-    def probe(primes: Sequence[int]) -> Mapping[str, int]:
-        # Where there are more axes than primes, odd numbers go on: no two axes may have the same size in all probes.
-        further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
-        return with_sums(dict(zip(names, (*primes, *further), strict=False)))
-
-    small = [probe(primes) for primes in _SMALL]
+    small = [_sized(names, primes) for primes in _SMALL]
     if any(node.op_type in _OF_STEPS for node in proto.graph.node):
         found = _shapes_of(_probe(proto, small[0]))
         if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in found.values()):
-            yield from (probe(primes) for primes in _OF_SAMPLES)
+            yield from (_sized(names, primes) for primes in _OF_SAMPLES)
             return
     yield from small
     for primes in _LARGE if names else ():
-        given = Counter(probe(primes))  # 0 for what is no axis
+        given = Counter(_sized(names, primes))  # 0 for what is no axis
         if all(sizes.at(size, given.__getitem__) <= most for size, most in sizes.limits):
             yield dict(given)
             return

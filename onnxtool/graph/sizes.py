@@ -4,8 +4,8 @@ A size is a number, or a text that stands for a polynomial: the name of an axis,
 as the length that a convolution leaves. The same computation on the same sizes has the same name, so that two sizes
 with one text are equal for all inputs, and a number holds for all of them.
 
-An axis may be empty, as that of a cache is in the first step. Only where a part of an axis is cut out, each has an
-element: of nothing, no model makes anything.
+An axis may be empty, as that of a cache is in the first step. Only where a part of an axis is cut out, or its sign is
+asked for, each but that of a cache has an element: of nothing, no model makes anything.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 Term = tuple[str, ...]  # names that are multiplied, in order
 Form = dict[Term, int]  # how often each product is in the sum
 _SUM = " + "
+_CACHE = "past"  # in the name of an axis that may be empty
 
 
 @dataclass
@@ -205,7 +206,7 @@ class Sizes:
         """Return a product with each name replaced by what it is above its least value."""
         form: Form = {(): count}
         for name in term:
-            more = 0 if name in self._bounds else least
+            more = 0 if name in self._bounds or _CACHE in name else least
             above = {tuple(sorted((*one, name))): times for one, times in form.items()}
             form = self._sum([above, {one: times * more for one, times in form.items()}])
         return form

@@ -148,8 +148,8 @@ class SymbolicInference(Inference):
                 return None
             return np.asarray(np.frompyfunc(compute, len(operands), 1)(*operands), object)
         if node.op_type == "Cast":
-            to = attributes_of(node).get("to")
-            return operands[0] if to in (_INT32, _INT64) else None
+            cast = self._casts().get(attributes_of(node).get("to", 0))
+            return None if cast is None else np.asarray(np.frompyfunc(_known_only(cast), 1, 1)(operands[0]), object)
         if node.op_type in ("ReduceProd", "ReduceSum") and operands[0].ndim == 1:
             combine = self._sizes.times if node.op_type == "ReduceProd" else self._sizes.plus
             known = [element for element in operands[0] if element is not None]
@@ -159,11 +159,18 @@ class SymbolicInference(Inference):
             return np.array([combine(*known)] if keeps else combine(*known), object)
         return None
 
+    def _casts(self) -> Mapping[int, Callable[[int | str], Any]]:
+        return {
+            **dict.fromkeys((_INT32, _INT64), lambda size: size if isinstance(size, str) else int(size)),
+            _BOOL: lambda size: _not(self._equal(size, 0)),
+        }
+
     def _operators(self) -> Mapping[str, Callable[..., Any]]:
         return {
             "Add": _known_only(self._sizes.plus),
             "Sub": _known_only(self._sizes.minus),
             "Mul": _known_only(self._sizes.times),
+            "Sign": _known_only(self._sign),
             "Neg": _known_only(lambda size: self._sizes.times(size, -1)),
             "Div": _known_only(self._divide),
             "Mod": _known_only(self._remainder),
@@ -195,7 +202,8 @@ class SymbolicInference(Inference):
         if self._sizes.quotient([dividend], [divisor]) is not None:
             return 0
         self._sizes.note_turn(dividend, divisor)
-        return self._sizes.name(("Mod", dividend, divisor), signed=True)
+        signed = not (self._sizes.is_at_least(dividend, 0) and self._sizes.is_larger(divisor, 0))
+        return self._sizes.name(("Mod", dividend, divisor), signed=signed)
 
     def _smaller(self, one: int | str, other: int | str) -> int | str:
         for first, second in ((one, other), (other, one)):
@@ -213,6 +221,12 @@ class SymbolicInference(Inference):
         self._sizes.note_turn(one, other)
         signed = not any(self._sizes.is_at_least(size, 0) for size in (one, other))
         return self._sizes.name(("Max", *sorted((one, other), key=str)), signed=signed)
+
+    def _sign(self, size: int | str) -> int | None:
+        """Return 1 for what is no empty axis: exporters of Python's floor division ask."""
+        if isinstance(size, int):
+            return (size > 0) - (size < 0)
+        return 1 if self._sizes.is_at_least(size, 1, least=1) else None
 
     def _equal(self, one: int | str, other: int | str) -> bool | None:
         """Return whether two sizes are equal; None where that depends on the sizes of the inputs."""
@@ -287,7 +301,7 @@ class SymbolicInference(Inference):
         return [[*self._broadcast_shapes(shapes[0][:-2], shapes[1][:-2]), shapes[0][-2], shapes[1][-1]]]
 
     def _windows(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
-        """A convolution or pooling of stride 1; what another stride leaves is no polynomial."""
+        """A convolution or pooling, which leaves (L + pads - kernel) // stride + 1 of L."""
         dims, attributes = self._dims(node, scope), attributes_of(node)
         weight = self._dims(node, scope, 1) if node.op_type == "Conv" else None
         kernel = attributes.get("kernel_shape") or (weight or [])[2:]
@@ -301,12 +315,14 @@ class SymbolicInference(Inference):
         rank = len(kernel)
         pads, strides = attributes.get("pads", [0] * 2 * rank), attributes.get("strides", [1] * rank)
         dilations = attributes.get("dilations", [1] * rank)
-        if any(stride != 1 for stride in strides) or not all(isinstance(size, int) for size in kernel):
+        if attributes.get("ceil_mode", 0) or not all(isinstance(size, int) for size in kernel):
             return None
         lost = [(size - 1) * step for size, step in zip(kernel, dilations, strict=True)]
         front: list[Size] = [dims[0], weight[0] if weight else dims[1]]
         more = [before + after - less for before, after, less in zip(pads[:rank], pads[rank:], lost, strict=True)]
-        return [[*front, *(self._sizes.plus(size, number) for size, number in zip(dims[2:], more, strict=True))]]
+        steps = zip(dims[2:], more, strides, strict=True)
+        left = (self._divide(self._sizes.plus(size, number + stride - 1), stride) for size, number, stride in steps)
+        return [[*front, *(self._sized(list(left)) or [])]]
 
     def _filled(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         shape = self._sized(self._list(node, scope, 0))

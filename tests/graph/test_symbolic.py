@@ -57,6 +57,11 @@ BODIES: dict[str, tuple[str, list[int | str | None]]] = {
         f"{SHAPE} t = Concat <axis=0> (b, minus, n8) e = Equal(t, minus) u = Where(e, n1, t) y = Expand(x, u)",
         ["B", "S", 8],
     ),
+    "whole blocks of a picture": (
+        f"{SHAPE} t = Sign(l) d = Equal(t, n1) e = Not(d) m = Mod(l, n4) o = Cast <to=9> (m) a = And(e, o) "
+        "c = Cast <to=7> (a) q = Div(l, n4) r = Sub(q, c) u = Concat <axis=0> (b, r) y = ConstantOfShape(u)",
+        ["B", None],
+    ),
     "positions": (f"{SHAPE} q = Squeeze(l) r = Range(scalar0, q, scalar1) y = Cast <to=1> (r)", ["S"]),
     "a row of a table": (f"{SHAPE} r = Slice(table, n0, l) y = Add(x, r)", ["B", "S", 8]),
     "a product": ("y = MatMul(x, w)", ["B", "S", 12]),
