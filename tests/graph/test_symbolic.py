@@ -31,6 +31,11 @@ NUMBERS = {
     "kernel": normal(5, 8, 3),
 }
 SHAPE = "s = Shape(x) b = Slice(s, n0, n1) l = Slice(s, n1, n2)"
+# As Python divides, which is one less for numbers of other signs.
+FLOORED = (
+    "t = Sign(l) d = Equal(t, n1) e = Not(d) m = Mod(l, n4) o = Cast <to=9> (m) a = And(e, o) "
+    "c = Cast <to=7> (a) q = Div(l, n4) r = Sub(q, c)"
+)
 # What is known of the last value: the size of each axis, None for one that has a name of its own.
 BODIES: dict[str, tuple[str, list[int | str | None]]] = {
     "heads": ("y = Reshape(x, heads)", ["B", "S", 2, 4]),
@@ -58,8 +63,7 @@ BODIES: dict[str, tuple[str, list[int | str | None]]] = {
         ["B", "S", 8],
     ),
     "whole blocks of a picture": (
-        f"{SHAPE} t = Sign(l) d = Equal(t, n1) e = Not(d) m = Mod(l, n4) o = Cast <to=9> (m) a = And(e, o) "
-        "c = Cast <to=7> (a) q = Div(l, n4) r = Sub(q, c) u = Concat <axis=0> (b, r) y = ConstantOfShape(u)",
+        f"{SHAPE} {FLOORED} u = Concat <axis=0> (b, r) y = ConstantOfShape(u)",
         ["B", None],
     ),
     "positions": (f"{SHAPE} q = Squeeze(l) r = Range(scalar0, q, scalar1) y = Cast <to=1> (r)", ["S"]),
