@@ -135,9 +135,11 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         reference = None
         if options.verify:  # before any pass: what the file does by itself is the fault of none
             tell(f"running {source.path.name}")
-            reference = Original(source, path, options.provider, before.ops, find_turns(model), options.given).run()
+            disabled = _disabled_optimizers(options, before)
+            turns = find_turns(model)
+            reference = Original(source, path, options.provider, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
-        conversion = _conversion(options, source, context, staging.folder)
+        conversion = _conversion(options, source, context, staging.folder, _disabled_optimizers(options, before))
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         written = run.write_with_right_passes(passes, conversion)
@@ -301,14 +303,25 @@ def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
     return {"error": quantization.error, "arithmetic": dict(quantization.arithmetic)}
 
 
-def _conversion(options: OptimizeOptions, source: ModelFile, context: Context, folder: Path) -> Conversion:
+def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, ...]:
+    """Return which of onnxruntime's optimizers no session is to run on the result.
+
+    None for half precision: without its fusion of SkipLayerNormalization, onnxruntime 1.31 ends the process on some
+    graphs of float16, while it loads them.
+    """
+    return () if options.precision == "fp16" or _is_half(before) else DISABLED_OPTIMIZERS[options.provider]
+
+
+def _conversion(
+    options: OptimizeOptions, source: ModelFile, context: Context, folder: Path, disabled: Sequence[str]
+) -> Conversion:
     return Conversion(
         source=source,
         feeds=verification_feeds(source, options.given) if options.precision != "fp32" else (),
         folder=folder,
         context=context,
         finishing=FINISHING[options.provider],
-        disabled_optimizers=DISABLED_OPTIMIZERS[options.provider],
+        disabled_optimizers=disabled,
         max_error=options.max_error,
         texts_path=options.calibration,
         given=options.given,

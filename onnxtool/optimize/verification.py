@@ -15,7 +15,6 @@ from onnxtool.errors import SessionError, VerificationError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.optimize.presets import DISABLED_OPTIMIZERS
 from onnxtool.runtime.accepted_cases import accepted_cases, require_accepted
 from onnxtool.runtime.comparison import (
     TOLERANCES,
@@ -74,6 +73,7 @@ class Original:
             same without the storage.
         wanted: the provider of the result; where it is not available, both run on the CPU.
         ops: the operators of the source, as Stats counts them.
+        disabled: optimizers of onnxruntime that run on neither.
         turns: sizes of axes at which the graph computes otherwise, by the names of the axes.
         given: inputs to compare on, or their shapes.
     """
@@ -82,6 +82,7 @@ class Original:
     path: Path
     wanted: str
     ops: Mapping[str, int]
+    disabled: Sequence[str] = ()
     turns: Mapping[str, Collection[int]] = field(default_factory=dict)
     given: GivenInputs = NO_INPUTS
 
@@ -96,7 +97,7 @@ class Original:
         Raises:
             SessionError: onnxruntime cannot load it.
         """
-        return open_alike(path, provider=self.provider, disabled=DISABLED_OPTIMIZERS[self.wanted], level=level).run
+        return open_alike(path, provider=self.provider, disabled=self.disabled, level=level).run
 
     def reseeded(self, path: Path, seed: int = 1) -> Runner:
         """Return what loads the model at `path` for every run: random operators then draw from the beginning."""

@@ -40,8 +40,8 @@ class MaskKind:
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
         hides_later: whether no query sees a key after its own position, whatever else they mask.
-        sees_later: whether a query that may attend to nothing sees later keys as much as its own, which no fused operator
-            does.
+        sees_later: whether a query that may attend to nothing sees later keys as much as its own, as in no fused
+            operator.
         fill: what padding adds to a score: it says what a query gets that may attend to nothing.
     """
 
