@@ -49,9 +49,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
         Table(columns, rows, frozenset({"max_abs_error", "cosine"})),
     ]
     if verification.refused:
-        blocks.append(
-            Note(f"left out, because {verification.reference} itself rejects them: {', '.join(verification.refused)}")
-        )
+        blocks.append(Note(f"left out, because {verification.reference} itself rejects them: {_refused(verification)}"))
     blocks += [Note(text) for text in _not_finite(verification)]
     if verification.constant_outputs:
         blocks.append(
@@ -75,6 +73,15 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
             )
         )
     return blocks
+
+
+def _refused(verification: Verification) -> str:
+    """Return the cases that were left out, each reason once."""
+    cases: dict[str, list[str]] = {}
+    for case in verification.refused:
+        description, _, reason = case.partition(" (")
+        cases.setdefault(reason, []).append(description)
+    return "; ".join(", ".join(names) + (f" ({reason}" if reason else "") for reason, names in cases.items())
 
 
 def _not_finite(verification: Verification) -> Iterator[str]:
