@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto
 
-from onnxtool.model_file.weights import detached_weights, to_proto
+from onnxtool.model_file.weights import detached_weights, from_proto, to_proto
 
 
 def to_full_proto(model: ir.Model) -> onnx.ModelProto:
@@ -44,7 +44,7 @@ def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
 
     Weights that no node uses any more are dropped.
     """
-    model: ir.Model = ir.from_proto(proto)
+    model = from_proto(proto)
     restore_description(model, original)
     with detached_weights(original) as weights:
         tensors = {name: value.const_value for name, value in weights.items()}

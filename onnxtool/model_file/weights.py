@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
+_MAPS = "onnxtool.maps"  # where a model keeps types of maps, by the names of values
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
 
@@ -40,7 +41,7 @@ def load_model(path: Path) -> ir.Model:
         proto, folder = read_located(path)
         settle_domains(proto)
         sort_nodes(proto)
-        model: ir.Model = ir.from_proto(proto)
+        model = from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
@@ -53,6 +54,27 @@ def load_model(path: Path) -> ir.Model:
     with detached_weights(model):
         ir.external_data.load_to_model(model)
     return model
+
+
+def from_proto(proto: onnx.ModelProto) -> ir.Model:
+    """Return a protobuf as a model. Types of maps, which onnx_ir does not have, are kept beside it for `to_proto`."""
+    import onnx_ir as ir
+
+    graph = proto.graph
+    maps = {value.name: value for value in (*graph.input, *graph.output, *graph.value_info) if _holds_map(value.type)}
+    types = {name: value.type.SerializeToString() for name, value in maps.items()}
+    for value in maps.values():
+        value.ClearField("type")
+    model: ir.Model = ir.from_proto(proto)
+    model.meta[_MAPS] = types
+    return model
+
+
+def _holds_map(kind: onnx.TypeProto) -> bool:
+    """Whether a type is a map, such as what a classifier of scikit-learn gives, or a sequence of maps."""
+    if kind.HasField("sequence_type"):
+        return _holds_map(kind.sequence_type.elem_type)
+    return kind.HasField("map_type") or (kind.HasField("optional_type") and _holds_map(kind.optional_type.elem_type))
 
 
 def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
@@ -91,13 +113,18 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     import onnx_ir as ir
 
     try:
-        return ir.to_proto(model)
+        proto: onnx.ModelProto = ir.to_proto(model)
     except (ir.serde.SerdeError, TypeError, ValueError) as error:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
         reason = (str(cause).splitlines() or [""])[0]
         raise ModelFileError(f"the model cannot be written: {reason}", "export it again") from error
+    types = model.meta.get(_MAPS, {})
+    for value in (*proto.graph.input, *proto.graph.output) if types else ():
+        if value.name in types:
+            value.type.ParseFromString(types[value.name])
+    return proto
 
 
 def write_inline(model: ir.Model, path: Path) -> None:

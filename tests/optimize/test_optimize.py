@@ -329,3 +329,14 @@ def test_an_attention_that_nobody_reads_is_not_expected(exported: Path) -> None:
     onnx.save(model, exported)
     report = optimize_model(OptimizeOptions(exported, require_fusion=True, force=True))
     assert report.fusions[0] == whole
+
+
+def test_a_classifier_that_gives_maps_keeps_them(tmp_path: Path) -> None:
+    """One of scikit-learn that onnxruntime's package ships: a sequence of maps from class to probability."""
+    path = Path(ort.__file__).parent / "datasets" / "logreg_iris.onnx"
+    report = optimize_model(OptimizeOptions(path, output=tmp_path / "o.onnx"))
+    assert report.verification is not None
+    feeds = {"float_input": np.array([[5.1, 3.5], [0.2, 7.0], [1.0, 1.0]], np.float32)}
+    expected, found = (ort.InferenceSession(file).run(None, feeds) for file in (path, report.output))
+    assert found[1] == expected[1]
+    assert onnx.load(report.output).graph.output[1].type == onnx.load(path).graph.output[1].type
