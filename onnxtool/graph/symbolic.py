@@ -150,7 +150,7 @@ class SymbolicInference(Inference):
         if node.op_type == "Cast":
             cast = self._casts().get(attributes_of(node).get("to", 0))
             return None if cast is None else np.asarray(np.frompyfunc(_known_only(cast), 1, 1)(operands[0]), object)
-        if node.op_type in ("ReduceProd", "ReduceSum") and operands[0].ndim == 1:
+        if node.op_type in ("ReduceProd", "ReduceSum") and operands[0].ndim == 1 and operands[-1].size:
             combine = self._sizes.times if node.op_type == "ReduceProd" else self._sizes.plus
             known = [element for element in operands[0] if element is not None]
             if len(known) < operands[0].size:
