@@ -62,7 +62,7 @@ def test_an_unknown_transform_is_refused_with_the_names_of_those_there_are() -> 
     """Among them the passes of `onnxtool optimize`."""
     error = refusal(OrtBackendOptions(pre_ort_model_transforms=["tidyy"]))
     assert "unknown transform 'tidyy'" in str(error)
-    assert "use one of tidy, fold_constants" in error.hint
+    assert "use one of tidy, convert_opset, fold_constants" in error.hint
 
 
 def test_a_mode_of_inductor_is_refused() -> None:
