@@ -24,6 +24,7 @@ _LARGEST = 65504.0
 # The least number with all eleven bits, and the least above 0; between them digits are lost.
 LEAST = 2.0**-14
 _SMALLEST = 2.0**-24
+_BRANCHES = "branches and bodies of loops stay as they are"
 # onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
 _TAKEN = frozenset({"Max", "Min"})
 # It converts these, whose scales need more digits than float16 has.
@@ -79,8 +80,8 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     kinds = sorted({str(tensor_of(value).dtype.numpy()) for value in matrices})
     if "float32" not in kinds:
         found = f": they are {', '.join(kinds)}" if kinds else ""
-        if any(node.graph is not model.graph for node in model.graph.all_nodes()):
-            found += "; branches and bodies of loops stay as they are"
+        if _has_branches(model):
+            found += f"; {_BRANCHES}"
         return Outcome(model, 0, f"no weight of two axes or more is float32{found}")
     dtypes = find_shapes(model).dtypes
     floats = frozenset(name for name, dtype in dtypes.items() if dtype == ir.DataType.FLOAT.value)
@@ -107,7 +108,13 @@ def _apply(model: ir.Model, context: Context, fallbacks: frozenset[str]) -> Outc
     alone = [node for node in model.graph if node not in halved and any(v.name in floats for v in node.outputs)]
     num_kept = sum(node in kept or any(value.name in fallbacks for value in node.outputs) for node in alone)
     note = f"{num_kept} nodes stay in float32, because float16 is too coarse or too narrow for them" if num_kept else ""
+    if not halved and not note:
+        note = _BRANCHES if _has_branches(model) else "no operator with a weight takes float16 in place of float32"
     return Outcome(model, len(halved), note)
+
+
+def _has_branches(model: ir.Model) -> bool:
+    return any(node.graph is not model.graph for node in model.graph.all_nodes())
 
 
 def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
