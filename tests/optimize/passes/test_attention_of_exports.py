@@ -39,6 +39,9 @@ WITH_BIAS = {"mpnet", "deberta-v2", "deberta-v2-own-keys", "mistral", "bloom", "
 CAUSAL = {"gpt2", "llama", "qwen3"}
 
 
+SEES_LATER = "openai-gpt"
+
+
 def settled(workshop: Workshop, exporter: str, name: str, form: str) -> ir.Model:
     """Return an export on which the passes have run that run before."""
     model = export(workshop, name, exporter, form)
@@ -61,6 +64,9 @@ def test_every_attention_of_an_architecture_is_fused(workshop: Workshop, exporte
     architecture = ARCHITECTURES[name]
     model = settled(workshop, exporter, name, form)
     assert len(list(match_roots(model.graph))) == architecture.num_layers
+    if name == SEES_LATER:  # padding before a text sees later keys, as in no fused operator
+        assert_left_alone(attention, model, f"{architecture.num_layers} left alone: two masks")
+        return
     outcome = apply(attention, model)
     assert (outcome.num_changes, outcome.note) == (architecture.num_layers, "")
     assert not list(match_roots(model.graph))

@@ -32,6 +32,7 @@ WEIGHTS: Arrays = {
     "two": np.array(2, np.float32),
     "last": np.array([-1]),
     "row": np.array([1, 1, 8]),
+    "part": np.array(0.5, np.float32),
     "no": np.array(False),
     "yes": np.array(True),
 }
@@ -46,7 +47,7 @@ BODIES = {
     "Cast behind an operator": ("v = Neg(x) u = Cast <to=1> (v) y = Add(u, w)", ["Neg", "Add"]),
     "CastLike the same": ("v = CastLike(w, x) y = Add(x, v)", ["Add"]),
     "Dropout": ("v = Dropout(x) y = Add(v, w)", ["Add"]),
-    "Dropout in inference": ("v = Dropout(x, two, no) y = Add(v, w)", ["Add"]),
+    "Dropout in inference": ("v = Dropout(x, part, no) y = Add(v, w)", ["Add"]),
     "ConstantOfShape": ("c = ConstantOfShape(row) y = Add(x, c)", ["Add"]),
     "Gather": ("c = Gather(w, last) y = Add(x, c)", ["Add"]),
     "Expand": ("c = Expand(two, row) y = Add(x, c)", ["Add"]),
@@ -87,7 +88,7 @@ def test_initializers_that_nothing_reads_any_more_are_dropped() -> None:
         "r = Bernoulli(w) y = Add(x, r)",
         "v = Cast <to=11> (x) y = Cast <to=1> (v)",
         "s = Shape(x) y = Reshape(x, s)",
-        "v = Dropout(x, two, yes) y = Add(v, w)",
+        "v = Dropout(x, part, yes) y = Add(v, w)",
     ],
     ids=["RandomNormal", "RandomNormalLike", "Bernoulli", "Cast to another", "Shape", "Dropout in training"],
 )
