@@ -50,6 +50,14 @@ def volatile_disk() -> None:
     os.fsync = lambda _descriptor: None  # type: ignore[assignment]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def few_turns() -> None:
+    """Time optimized files in few turns: no test asserts how fast they are, and hundreds optimize one."""
+    import onnxtool.optimize.speed
+
+    onnxtool.optimize.speed._MOST_TURNS = 2
+
+
 @functools.cache
 def _share_registry() -> None:
     """Let PyTorch's exporter read the sources of onnxscript's operators once in a process, and not in each export.
