@@ -167,7 +167,7 @@ class FileDescription(Described, kw_only=True):
 
     @property
     def purpose(self) -> str | None:
-        """What the file is for: the task, or that of the head."""
+        """What the file is for, which is the task, or that of the head."""
         return self.task or (None if self.head is None else FILE_HEADS[self.head])
 
     @property
@@ -177,7 +177,7 @@ class FileDescription(Described, kw_only=True):
 
     @property
     def given(self) -> dict[str, str]:
-        """What was said, by option: `--task`, `--head`, `--pooling` or `--normalize`, and how it was written."""
+        """What was said, by `--task`, `--head`, `--pooling` or `--normalize`, and how it was written."""
         named = (("task", self.task), ("head", self.head), ("pooling", self.pooling))
         scaled = {} if self.normalize is None else {"--normalize": f"--{'' if self.normalize else 'no_'}normalize"}
         return {f"--{name}": f"--{name} {value}" for name, value in named if value is not None} | scaled

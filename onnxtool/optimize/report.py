@@ -192,7 +192,7 @@ class OptimizeReport:
 
     @property
     def warning(self) -> str:
-        """What speaks against using the result: that it is slower than its input; empty where it is not."""
+        """What speaks against using the result, which is slower than its input; empty where it is not."""
         if self.speed is None or not self.speed.slower:
             return ""
         low, high = self.speed.interval
