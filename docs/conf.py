@@ -15,7 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from onnxtool.version import __version__  # noqa: E402  the path comes first
+import onnxtool.infer.options  # noqa: E402  the path comes first
+from onnxtool.version import __version__  # noqa: E402
 
 project = "onnxtool"
 author = "the onnxtool authors"
@@ -95,7 +96,10 @@ def _strip_options(found: Any) -> None:
     """Leave the types of a dataclass, without what the command line says of its fields: `Annotated[int, Option(…)]`."""
     # Some names are imported for type checkers only, and some classes have no annotations.
     with contextlib.suppress(NameError, TypeError, AttributeError):
-        found.__annotations__ = typing.get_type_hints(found)
+        try:
+            found.__annotations__ = typing.get_type_hints(found)
+        except NameError:  # of fields that a class of another module has
+            found.__annotations__ = typing.get_type_hints(found, localns=vars(onnxtool.infer.options))
 
 
 def setup(app: Any) -> None:

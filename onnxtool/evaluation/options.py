@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
-from onnxtool.evaluation.names import DEFAULT_MEASURES, DEFAULT_SPLIT
+from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
 from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.bounds import Threads
@@ -50,7 +50,7 @@ class EvaluateOptions(Described):
         OptionalName,
         Option(
             "What to compare with, query by query: another ONNX file, a checkpoint, which sentence-transformers runs "
-            "in PyTorch, or bm25.",
+            f"in PyTorch, or {BM25}.",
             metavar="MODEL_OR_ID",
             is_checkpoint=True,
         ),
