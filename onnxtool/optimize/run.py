@@ -47,7 +47,7 @@ from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.opsets import runtime_version
-from onnxtool.runtime.probation import check_harmless
+from onnxtool.runtime.probation import check_harmless, death_on
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
@@ -273,6 +273,12 @@ class _Run:
         precision, quantization = converted.precision, count_written(converted.quantization, path)
         if quantization is not None and quantization.has_small_pairs:
             require_small_pairs(path)
+        # onnxruntime has no float16 kernels on the CPU for some operators, and dies on what it puts in their place.
+        if precision == "fp16" and (signal := death_on(ModelFile.open(path))):
+            raise PassError(
+                f"onnxruntime {runtime_version()} dies on the result in fp16 ({signal})",
+                "no file was written; leave --precision out",
+            )
         del model, converted
         gc.collect()  # a graph has reference cycles, and would keep its weights while two sessions load theirs
         self.stopwatch.lap("write")

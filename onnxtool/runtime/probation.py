@@ -140,14 +140,38 @@ def _growth(node: Node, constants: Mapping[str, Constant]) -> int:
     return growth
 
 
-def _try(model: ModelFile) -> None:
-    turns = 1 + model.size_bytes // _BYTES_A_TURN
-    seconds, num_bytes = MAX_SECONDS * turns, MAX_GROWTH_BYTES + 4 * model.size_bytes
+def death_on(model: ModelFile) -> str:
+    """Return how a child process dies that loads the graph and runs it once; empty where it does not, or is stopped."""
+    try:
+        ended = _run_child(model, *_limits(model)) or 0
+    except subprocess.TimeoutExpired:
+        return ""
+    return _name_of(-ended) if ended < 0 and not _is_stopped(ended) else ""
+
+
+def _limits(model: ModelFile) -> tuple[int, int]:
+    """Return the seconds and bytes that a child may take."""
+    return MAX_SECONDS * (1 + model.size_bytes // _BYTES_A_TURN), MAX_GROWTH_BYTES + 4 * model.size_bytes
+
+
+def _is_stopped(ended: int) -> bool:
+    """Whether a limit has ended a child."""
+    import signal
+
+    return -ended in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0))
+
+
+def _run_child(model: ModelFile, seconds: int, num_bytes: int) -> int | None:
+    """Return the exit status of a child that loads and runs the model; None where no process can be started.
+
+    Raises:
+        TimeoutExpired: it does not end.
+    """
     command = module_command(__name__, str(model.path.resolve()), str(seconds), str(num_bytes))
     environment = module_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
         # Four times as long as it may compute: a busy machine is not the model's fault.
-        ended = subprocess.run(
+        return subprocess.run(
             command,
             check=False,
             stdin=subprocess.DEVNULL,
@@ -156,16 +180,20 @@ def _try(model: ModelFile) -> None:
             env=environment,
             timeout=4 * seconds,
         ).returncode
+    except OSError:
+        return None  # onnxruntime is as safe as it is without
+
+
+def _try(model: ModelFile) -> None:
+    seconds, num_bytes = _limits(model)
+    try:
+        ended = _run_child(model, seconds, num_bytes) or 0
     except subprocess.TimeoutExpired:
         raise _refused(model.path, f"it took more than {seconds} s to load and run on the smallest inputs") from None
-    except OSError:
-        return  # no process can be started here, and onnxruntime is as safe as it is without
     if ended == _OUT_OF_MEMORY:
         raise _refused(model.path, f"it took more than {num_bytes / 1e6:.0f} MB to load and run on the smallest inputs")
     if ended < 0:
-        import signal
-
-        if -ended in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0)):
+        if _is_stopped(ended):
             raise _refused(model.path, f"it took more than {seconds} s to load and run on the smallest inputs")
         raise _refused(model.path, f"onnxruntime dies on it ({_name_of(-ended)})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
+from onnxtool import OptimizeOptions, optimize_model
+from onnxtool.errors import PassError
 from onnxtool.optimize.quantization.float16 import to_float16
+from onnxtool.runtime import probation
 from tests.optimize.passes.builders import Arrays, apply, assert_left_alone, build, normal, ragged_feeds, run
 from tests.workshop import Workshop
 
@@ -216,3 +220,15 @@ def test_what_float16_cannot_hold_is_computed_in_float32(body: str, constants: d
     found = compute(converted, feeds)
     np.testing.assert_array_equal(np.isfinite(found), np.isfinite(expected))
     np.testing.assert_allclose(found, expected, atol=2e-3, rtol=2e-2)  # numbers of 1e-5 keep eight bits in float16
+
+
+def test_a_result_on_which_onnxruntime_dies_is_one_error(
+    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child process loads it first."""
+    command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
+    monkeypatch.setattr(probation, "module_command", lambda *_arguments: command)
+    options = OptimizeOptions(workshop.exported("tiny-encoder"), output=tmp_path / "o.onnx", precision="fp16")
+    with pytest.raises(PassError, match=r"dies on the result in fp16 \(SIGSEGV\)"):
+        optimize_model(options)
+    assert list(tmp_path.iterdir()) == []
