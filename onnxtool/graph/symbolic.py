@@ -267,12 +267,12 @@ class SymbolicInference(Inference):
 
     def _sized(self, elements: Sequence[Any] | None) -> list[Size] | None:
         """Return elements as sizes of axes; one that could be below 0 is not known."""
-        if elements is None:
-            return None
-        return [
-            size if isinstance(size, (int, str)) and self._sizes.is_at_least(size, 0, least=1) else None
-            for size in elements
-        ]
+        return None if elements is None else [self._length(element) for element in elements]
+
+    def _length(self, element: Any) -> Size:
+        """Return an element as the size of an axis; None where it is not known, or could be below 0."""
+        is_known = isinstance(element, (int, str)) and self._sizes.is_at_least(element, 0, least=1)
+        return element if is_known else None
 
     def _broadcast(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         shapes = [scope.values[name].shape if name in scope.values else None for name in reads_of(node)]
@@ -305,14 +305,9 @@ class SymbolicInference(Inference):
         dims, attributes = self._dims(node, scope), attributes_of(node)
         weight = self._dims(node, scope, 1) if node.op_type == "Conv" else None
         kernel = attributes.get("kernel_shape") or (weight or [])[2:]
-        if (
-            dims is None
-            or len(dims) < 2
-            or attributes.get("auto_pad", b"NOTSET") != b"NOTSET"
-            or len(kernel) != len(dims) - 2
-        ):
-            return None
         rank = len(kernel)
+        if dims is None or len(dims) != rank + 2 or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
+            return None
         pads, strides = attributes.get("pads", [0] * 2 * rank), attributes.get("strides", [1] * rank)
         dilations = attributes.get("dilations", [1] * rank)
         if attributes.get("ceil_mode", 0) or not all(isinstance(size, int) for size in kernel):
@@ -322,7 +317,7 @@ class SymbolicInference(Inference):
         more = [before + after - less for before, after, less in zip(pads[:rank], pads[rank:], lost, strict=True)]
         steps = zip(dims[2:], more, strides, strict=True)
         left = (self._divide(self._sizes.plus(size, number + stride - 1), stride) for size, number, stride in steps)
-        return [[*front, *(self._sized(list(left)) or [])]]
+        return [[*front, *map(self._length, left)]]
 
     def _filled(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         shape = self._sized(self._list(node, scope, 0))
@@ -361,7 +356,7 @@ class SymbolicInference(Inference):
             return None
         result: list[Size] = list(dims)
         for axis, before, after in zip(axes, pads[: len(axes)], pads[len(axes) :], strict=True):
-            result[axis] = self._sized([self._sizes.plus(dims[axis], before, after)])[0]  # type: ignore[index]
+            result[axis] = self._length(self._sizes.plus(dims[axis], before, after))
         return [result]
 
     def _range(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
@@ -369,7 +364,7 @@ class SymbolicInference(Inference):
         start, limit, step = (None if one is None or one.size != 1 else one.reshape(-1)[0] for one in known)
         if start is None or limit is None or step != 1 or isinstance(start, float) or isinstance(limit, float):
             return None
-        return [[*(self._sized([self._sizes.minus(limit, start)]) or [None])]]
+        return [[self._length(self._sizes.minus(limit, start))]]
 
     def _reshape(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
         value, target = scope.values.get(node.input[0]), self._list(node, scope, 1, "shape")
@@ -380,7 +375,7 @@ class SymbolicInference(Inference):
                 return None
             target = [value.shape[axis] if size == 0 else size for axis, size in enumerate(target)]
         rest = target.index(-1) if -1 in target else None
-        result = [size if axis == rest else (self._sized([size]) or [None])[0] for axis, size in enumerate(target)]
+        result = [size if axis == rest else self._length(size) for axis, size in enumerate(target)]
         if rest is None:
             return [result]
         others = [size for axis, size in enumerate(result) if axis != rest and size is not None]

@@ -22,6 +22,7 @@ NUMBERS = {
     "end": np.array([2**63 - 1]),
     "scalar0": np.array(0),
     "scalar1": np.array(1),
+    "scalar3": np.array(3),
     "heads": np.array([0, 0, 2, 4]),
     "joined": np.array([0, -1, 8]),
     "rows": np.array([-1, 8]),
@@ -67,6 +68,10 @@ BODIES: dict[str, tuple[str, list[int | str | None]]] = {
         ["B", None],
     ),
     "positions": (f"{SHAPE} q = Squeeze(l) r = Range(scalar0, q, scalar1) y = Cast <to=1> (r)", ["S"]),
+    "positions from the third on": (
+        f"{SHAPE} q = Squeeze(l) r = Range(scalar3, q, scalar1) y = Cast <to=1> (r)",
+        [None],
+    ),
     "a row of a table": (f"{SHAPE} r = Slice(table, n0, l) y = Add(x, r)", ["B", "S", 8]),
     "a product": ("y = MatMul(x, w)", ["B", "S", 12]),
     "scores": ("a = Transpose <perm=[0, 2, 1]> (x) y = MatMul(x, a)", ["B", "S", "S"]),

@@ -146,6 +146,16 @@ def test_a_comparison_with_a_length_stays(condition: str, form: str) -> None:
     assert count(model, form) == 1
 
 
+def test_the_condition_of_a_branch_stays_computed() -> None:
+    """Also where it is always the same: onnxruntime would take the branch apart while it loads the graph."""
+    text = (
+        "h = Neg(x) s = Shape <start=2> (h) c = Equal(s, eight) k = Squeeze(c) "
+        "y = If (k) <then_branch = t () => (float[B, S, 8] a) { a = Abs(x) }, "
+        "else_branch = e () => (float[B, S, 8] d) { d = Neg(x) }>"
+    )
+    assert_left_alone(input_sizes, build(f"{SIGNATURE} {{ {text} }}", NUMBERS))
+
+
 def test_an_older_opset_is_left_alone() -> None:
     """Its Shape gives all axes or none."""
     model = build(f"{SIGNATURE} {{ {BODIES['heads']} }}", NUMBERS, opset=14)
