@@ -1,4 +1,4 @@
-"""How far a command is: the library tells its stages, and whoever runs it may listen."""
+"""Progress: the library tells its stages, and the caller listens with `with listening(print): …`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ class Stage(str):
         stage = super().__new__(cls, f"{name} {step}{': ' if detail else ''}{detail}")
         stage.name, stage.done, stage.total = name, done, total
         return stage
+
+    def time_left_s(self, elapsed_s: float) -> float | None:
+        """Return how long the stage still takes if it took `elapsed_s` so far; None if that is not known."""
+        return elapsed_s * (self.total - self.done) / self.done if self.done and self.total and elapsed_s else None
 
 
 def ignore(_stage: str) -> None:

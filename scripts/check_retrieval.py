@@ -257,7 +257,7 @@ def _pages(folder: Path, root: Path) -> Iterator[str]:
     options = InferOptions(outputs[TASK_OF_PICTURES], text_model=outputs[LATE_INTERACTION])
     cosine, difference = 1.0, 0.0
     for text in TEXTS:
-        query: Any = encode_query(model, text, options, lambda _stage: None)
+        query: Any = encode_query(model, text, options)
         expected = ask(text)
         cosine = min(cosine, _cosine(query.row(0), expected))
         if len(text) <= _LONGEST_QUERY:  # rounding adds up over the tokens of a long one

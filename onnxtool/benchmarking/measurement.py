@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -44,7 +44,7 @@ from onnxtool.benchmarking.workload import (
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
 from onnxtool.options import StrPath, checked
-from onnxtool.progress import Stage
+from onnxtool.progress import Stage, tell
 from onnxtool.reports import to_json
 from onnxtool.runtime.device_memory import DeviceMemory, device_memory
 from onnxtool.runtime.disturbance import load_average
@@ -60,8 +60,6 @@ _MORE_RUNS = Limits(float("inf"), 3.0)
 def benchmark(
     model_path: StrPath,
     options: BenchmarkOptions | None = None,
-    *,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> BenchmarkReport:
     """Time the model at `model_path` on every shape of the grid, or on texts, in one session.
 
@@ -88,7 +86,7 @@ def benchmark(
         check_lengths(ModelFile.open(model_path), options)
         shapes = shape_names(options)
     watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
-    session, reader = _load(model_path, options, on_progress)
+    session, reader = _load(model_path, options)
     memory = memory if session.provider == "cuda" else None
     peak_rss_load = peak_rss_bytes()
     # What is known before anything is timed, and what a baseline must have been measured with as well.
@@ -108,26 +106,24 @@ def benchmark(
         baseline="" if gates.baseline is None else str(gates.baseline.path),
     )
     gates.check(report, shapes)
-    other = _compared_model(options, session, gates.model_again(report), on_progress)
+    other = _compared_model(options, session, gates.model_again(report))
     if other is not None and other.kind == "baseline":
         gates = replace(gates, in_turns=True)
-    timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader, on_progress)
+    timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader)
     workloads = samples or list(_workloads(session.model, reader, options))
     gates.check_tokens(has_tokens=all(workload.has_tokens for workload in workloads))
     for number, workload in enumerate(workloads):
-        on_progress(Stage("timing shape", number, len(workloads), workload.description))
+        tell(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
     report = _complete(report, timer, tuple(watch.warnings(session.threads, available_cores())))
     report = replace(report, peak_vram_bytes=_taken(memory))
     return replace(report, gates=(*timer.gate_outcomes, *gates.run_outcomes(report)))
 
 
-def _load(
-    path: Path, options: BenchmarkOptions, on_progress: Callable[[str], None]
-) -> tuple[Session, TextReader | None]:
+def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | None]:
     """Open the session; where texts are run, with what turns them into inputs."""
     if not options.texts:
-        on_progress(f"loading {path}")
+        tell(f"loading {path}")
         session = open_session(
             path, provider=options.provider, threads=options.threads, inter_threads=options.inter_threads
         )
@@ -138,20 +134,17 @@ def _load(
         provider=options.provider,
         threads=options.threads,
         inter_threads=options.inter_threads,
-        on_progress=on_progress,
     )
     return model.session, TextReader.draw(model, options)
 
 
-def _compared_model(
-    options: BenchmarkOptions, session: Session, again: Path | None, on_progress: Callable[[str], None]
-) -> ComparedModel | None:
+def _compared_model(options: BenchmarkOptions, session: Session, again: Path | None) -> ComparedModel | None:
     """Load what is timed in turns with the model: what was asked for, else the model of the baseline `again`."""
     if options.compare is not None:
-        on_progress(f"loading {options.compare}")
+        tell(f"loading {options.compare}")
         return open_compared(options, session)
     if again is not None:
-        on_progress(f"loading {again}")
+        tell(f"loading {again}")
         return open_again(again, options, session)
     return None
 
@@ -178,7 +171,6 @@ class _ShapeTimer:
     options: BenchmarkOptions
     gates: Gates
     reader: TextReader | None
-    on_progress: Callable[[str], None]
     kernel: ReferenceKernel = field(default_factory=ReferenceKernel)
     first_run_ms: float | None = None
     results: list[BenchmarkResult] = field(default_factory=list)
@@ -217,7 +209,7 @@ class _ShapeTimer:
             undecided = [outcome.expression for outcome in outcomes if not outcome.decided]
             if not undecided or time.perf_counter() >= end:
                 return outcomes
-            self.on_progress(f"timing {workload.description} longer, as {', '.join(undecided)} is not decided")
+            tell(f"timing {workload.description} longer, as {', '.join(undecided)} is not decided")
             runs.take(_MORE_RUNS)
 
     def _outcomes(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:

@@ -57,8 +57,8 @@ def command(
     if dry_run:
         emit_plan(plan_training(options), format_name)
         return
-    with progress(quiet=quiet) as on_progress:
-        report = prepare_training(options, on_progress)
+    with progress(quiet=quiet):
+        report = prepare_training(options)
     emit(report, artifact_blocks(report), format_name)
 
 

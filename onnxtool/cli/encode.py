@@ -91,8 +91,8 @@ def plan(
     """
     from onnxtool.encoding import make_plan
 
-    with corpus_progress(quiet=quiet) as show:
-        report = make_plan(model_path, corpus, output, options, workers=workers, force=force, on_progress=show)
+    with corpus_progress(quiet=quiet):
+        report = make_plan(model_path, corpus, output, options, workers=workers, force=force)
     emit(report, _plan_blocks(report), format_name)
 
 
@@ -121,8 +121,8 @@ def part(
     """
     from onnxtool.encoding import encode_part
 
-    with corpus_progress(quiet=quiet, files=files) as show:
-        report = encode_part(plan, options, on_progress=show)
+    with corpus_progress(quiet=quiet, files=files):
+        report = encode_part(plan, options)
     emit(report, _part_blocks(report), format_name, output=output, force=force)
 
 
@@ -151,8 +151,8 @@ def run(
     """
     from onnxtool.encoding import encode_plan
 
-    with corpus_progress(quiet=quiet, files=files) as show:
-        report = encode_plan(plan, options, on_progress=show)
+    with corpus_progress(quiet=quiet, files=files):
+        report = encode_plan(plan, options)
     emit(report, _run_blocks(report), format_name, output=output, force=force)
     if report.to_do:
         click.echo(f"shards to do: {report.to_do}", err=True)

@@ -60,8 +60,8 @@ def command(
         notes = (f"vectors of documents would be kept in {options.cache_folder}",)
         emit_plan(WritePlan("evaluate", planned_files(written), notes), format_name)
         return 0
-    with progress(quiet=quiet) as on_progress:
-        report = evaluate_model(model_path, data, options, run_path=save_run, force=force, on_progress=on_progress)
+    with progress(quiet=quiet):
+        report = evaluate_model(model_path, data, options, run_path=save_run, force=force)
     if format_name == "html":
         from onnxtool.cli.evaluate_page import evaluation_page
 

@@ -65,16 +65,16 @@ def command(
     gc.disable()
     atexit.register(gc.freeze)
     optimized = second = None
-    with progress(quiet=quiet) as on_progress:
-        report = export_model(options, on_progress=on_progress)
+    with progress(quiet=quiet):
+        report = export_model(options)
         if optimize:
             from onnxtool.optimize import OptimizeOptions, optimize_model
 
             settings = OptimizeOptions(Path(report.output), force=options.force, verify=options.verify)
-            optimized = optimize_model(settings, on_progress=on_progress)
+            optimized = optimize_model(settings)
             if report.partner is not None:
                 settings = replace(settings, model_path=Path(report.partner.output))
-                second = optimize_model(settings, on_progress=on_progress)
+                second = optimize_model(settings)
     blocks = export_blocks(report)
     if report.partner is not None:
         blocks += [Heading("The other encoder"), *export_blocks(report.partner)]

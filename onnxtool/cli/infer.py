@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,8 +178,7 @@ def command(
                 click.echo(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}", err=True)
                 format_name = LINES
     if format_name == LINES:
-        answered = partial(
-            stream_texts,
+        answered = stream_texts(
             options,
             texts=None if texts is None else chain(texts, rest),
             generation=generation if writes else None,
@@ -198,8 +196,8 @@ def command(
             format_name=format_name,
             quiet=quiet,
         )
-    with progress(quiet=quiet) as on_progress:
-        report = run_texts(options, on_progress, texts=texts)
+    with progress(quiet=quiet):
+        report = run_texts(options, texts=texts)
     emit(report, answer_blocks(report, vectors=vectors), format_name, output=output, force=corpus.force)
     return 0
 
@@ -219,8 +217,8 @@ def _write(
     from onnxtool.infer.run import write_texts
 
     if not stream:
-        with progress(quiet=quiet) as on_progress:
-            report = write_texts(options, generation, texts=texts, on_progress=on_progress)
+        with progress(quiet=quiet):
+            report = write_texts(options, generation, texts=texts)
         emit(report, generation_blocks(report), format_name, output=output, force=force)
         return 0
     if output is not None or format_name != "text":
@@ -262,8 +260,8 @@ def _run_benchmark(
         check_plot(plot)
         check_writable(plot, force=force)
     try:
-        with progress(quiet=quiet) as on_progress:
-            report = benchmark(model_path, options, on_progress=on_progress)
+        with progress(quiet=quiet):
+            report = benchmark(model_path, options)
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
     if plot is not None:

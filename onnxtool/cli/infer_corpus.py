@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.cli.dry_run import emit_plan
-from onnxtool.cli.progress import LINE_EVERY_S, bar, clock, is_interactive
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
+from onnxtool.encoding.options import CorpusProgress
 from onnxtool.encoding.progress_files import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import CorpusReport
+from onnxtool.progress import listener, listening
 
 if TYPE_CHECKING:
-    from onnxtool.encoding import CorpusOptions, CorpusProgress
+    from onnxtool.encoding import CorpusOptions
 
 
 def encode_folder(
@@ -39,8 +40,8 @@ def encode_folder(
     if dry_run:
         emit_plan(plan_corpus(model_path, corpus, output, options), format_name)
         return
-    with corpus_progress(quiet=quiet, files=files) as show:
-        report = encode_corpus(model_path, corpus, output, options, on_progress=show)
+    with corpus_progress(quiet=quiet, files=files):
+        report = encode_corpus(model_path, corpus, output, options)
     emit(report, corpus_blocks(report), format_name)
 
 
@@ -78,62 +79,19 @@ def corpus_progress(
     *,
     quiet: bool,
     files: ProgressOptions = ProgressOptions(),  # noqa: B008  a constant
-) -> Iterator[Callable[[CorpusProgress], None]]:
-    """Give a function that shows on stderr how far a run is, and writes it into files that were asked for."""
-    with _shown(quiet=quiet) as show:
-        written, state = ProgressFiles(files), "failed"
+) -> Iterator[None]:
+    """Show on stderr how far the run inside of the block is, and write it into files that were asked for."""
+    with progress(quiet=quiet):
+        show, written, state = listener(), ProgressFiles(files), "failed"
 
-        def note(progress: CorpusProgress) -> None:
-            show(progress)
-            written.add(progress)
+        def note(stage: str) -> None:
+            show(stage)
+            if isinstance(stage, CorpusProgress):
+                written.add(stage)
 
         try:
-            yield note
+            with listening(note):
+                yield
             state = "done"
         finally:
             written.end(state)
-
-
-@contextmanager
-def _shown(*, quiet: bool) -> Iterator[Callable[[CorpusProgress], None]]:
-    """Show a bar on a terminal, else a line now and then."""
-    if quiet:
-        yield lambda _progress: None
-    elif is_interactive():
-        with _bar() as show:
-            yield show
-    else:
-        yield _Lines()
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[CorpusProgress], None]]:
-    from rich.progress import BarColumn, TaskProgressColumn, TextColumn
-
-    with bar(TextColumn("encoding"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[state]}")) as shown:
-        task = shown.add_task("encoding", total=1.0, state="loading the model")
-        yield lambda progress: shown.update(task, completed=progress.share, state=_state(progress))
-
-
-class _Lines:
-    """Prints a line for the first batch, and then one every few seconds."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def __call__(self, progress: CorpusProgress) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            click.echo(f"encoded {_state(progress)} ({progress.share:.0%})", err=True)
-            self._next = now + LINE_EVERY_S
-
-
-def _state(progress: CorpusProgress) -> str:
-    parts = [f"{progress.num_texts} texts", f"{progress.texts_per_s:.1f} texts/s"]
-    if progress.tokens_per_s:
-        parts.append(f"{progress.tokens_per_s:.0f} tokens/s")
-    if progress.num_rejects:
-        parts.append(f"{progress.num_rejects} rejected")
-    if progress.seconds_left is not None:
-        parts.append(f"{clock(progress.seconds_left)} left")
-    return ", ".join(parts)

@@ -19,13 +19,10 @@ from onnxtool.model_file import staged
 if TYPE_CHECKING:
     from onnxtool.infer.generation.report import GenerationReport
     from onnxtool.infer.report import InferReport
-    from onnxtool.progress import OnProgress
 
 FORMAT = "jsonl"
 MAX_IN_ONE_REPORT = 10_000
 """More texts are answered in lines where no format is asked for: a report of all of them is held in memory."""
-
-Reports = Callable[["OnProgress"], "Iterator[InferReport | GenerationReport]"]
 
 
 def is_lines_file(output: Path | None) -> bool:
@@ -33,16 +30,18 @@ def is_lines_file(output: Path | None) -> bool:
     return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{FORMAT}")
 
 
-def write_lines(reports: Reports, output: Path | None, *, force: bool, quiet: bool) -> None:
-    """Print a line of JSON for each answer of what `reports` gives, or write them to `output`, packed for `.gz`.
+def write_lines(
+    reports: Iterator[InferReport | GenerationReport], output: Path | None, *, force: bool, quiet: bool
+) -> None:
+    """Print a line of JSON for each answer of `reports`, or write them to `output`, packed for `.gz`.
 
     What a report has beside its answers is said on stderr at the end.
     """
     count, last = 0, None
     # A bar that rewrites its line would run into the lines of a terminal.
     is_shown = output is None and sys.stdout.isatty()
-    with progress(quiet=quiet or is_shown) as on_progress, _lines(output, force=force) as write:
-        for report in reports(on_progress):
+    with progress(quiet=quiet or is_shown), _lines(output, force=force) as write:
+        for report in reports:
             last = report
             count += len(report.answers)
             write("".join(map(json_line, report.answers)))

@@ -72,8 +72,8 @@ def command(
     if dry_run:
         emit_plan(plan_optimization(options), format_name)
         return
-    with progress(quiet=quiet) as on_progress:
-        report = optimize_model(options, judge=judge, on_progress=on_progress)
+    with progress(quiet=quiet):
+        report = optimize_model(options, judge=judge)
     blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]
     emit(report, blocks, format_name)
     if report.warning:

@@ -7,12 +7,12 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.progress import OnProgress, Stage, ignore
+from onnxtool.progress import OnProgress, Stage, ignore, listening
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -32,17 +32,19 @@ def _is_logged() -> bool:
 
 
 @contextmanager
-def progress(*, quiet: bool) -> Iterator[OnProgress]:
-    """Give a function that says on stderr what is being done: a bar on a terminal, else a line a stage."""
-    if quiet:
-        yield ignore
-    elif _is_logged():
-        yield Lines(say=_LOGGER.info)
-    elif is_interactive():
-        with stage_bar() as show:
-            yield show
-    else:
-        yield Lines()
+def progress(*, quiet: bool) -> Iterator[None]:
+    """Say on stderr what the library tells inside of the block: a bar on a terminal, else a line a stage."""
+    with ExitStack() as stack:
+        if quiet:
+            show: OnProgress = ignore
+        elif _is_logged():
+            show = Lines(say=_LOGGER.info)
+        elif is_interactive():
+            show = stack.enter_context(stage_bar())
+        else:
+            show = Lines()
+        with listening(show):
+            yield
 
 
 @contextmanager
@@ -128,6 +130,5 @@ def _name(stage: str) -> str:
 
 def _left(elapsed_s: float | None, stage: str) -> str:
     """Say how long a stage still takes, once some of it is done."""
-    if not isinstance(stage, Stage) or not stage.done or not stage.total or not elapsed_s:
-        return ""
-    return f"{clock(elapsed_s * (stage.total - stage.done) / stage.done)} left"
+    left_s = stage.time_left_s(elapsed_s or 0.0) if isinstance(stage, Stage) else None
+    return "" if left_s is None else f"{clock(left_s)} left"

@@ -14,6 +14,7 @@ from onnxtool.cli.options import FORMATS, PathType
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.streams import printable
+from onnxtool.progress import tell
 
 if TYPE_CHECKING:
     from onnxtool.release.report import CheckReport, ReleaseReport
@@ -85,18 +86,16 @@ def command(
     from onnxtool.release.run import make_release
 
     made = checked = None
-    with progress(quiet=quiet) as on_progress:
+    with progress(quiet=quiet):
         if config is not None:
             asked = read_config(config)
             asked = asked if output is None else replace(asked, output=output)
-            made = make_release(asked, force=force, dry_run=dry_run, on_progress=on_progress)
+            made = make_release(asked, force=force, dry_run=dry_run)
             check = check if push is None else asked.output
         if check is not None:
-            checked = check_release(
-                check, public_key=public_key, identity=identity, issuer=issuer, on_progress=on_progress
-            )
+            checked = check_release(check, public_key=public_key, identity=identity, issuer=issuer)
             if push is not None and checked.passed:
-                on_progress(f"uploading to {push}")
+                tell(f"uploading to {push}")
                 checked = replace(checked, uploaded=upload(check, push, private=private))
     blocks = [*(release_blocks(made) if made else []), *(check_blocks(checked) if checked else [])]
     emit({"release": made, "check": checked} if made and checked else made or checked, blocks, format_name)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onnxtool.encoding.locations import AnyLocation, Uri
-from onnxtool.encoding.options import CorpusProgress, OnProgress
+from onnxtool.encoding.options import CorpusProgress
 from onnxtool.encoding.parts import PartOptions, merge_parts, missing_shards, shard_ranges, wanted_shards
 from onnxtool.encoding.plan import CorpusPlan, read_plan
 from onnxtool.encoding.processes import share_out
@@ -24,6 +24,7 @@ from onnxtool.encoding.report import PartReport, RunReport
 from onnxtool.encoding.workers import OnEvent, RunOptions, Worker, runs_of
 from onnxtool.errors import StoreError
 from onnxtool.options import checked
+from onnxtool.progress import listener
 from onnxtool.runtime.session import available_cores
 
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
@@ -31,9 +32,7 @@ _THREADS_OF_A_WORKER = 8
 
 
 @checked
-def encode_part(
-    plan_path: AnyLocation, options: PartOptions | None = None, *, on_progress: OnProgress = lambda _progress: None
-) -> PartReport:
+def encode_part(plan_path: AnyLocation, options: PartOptions | None = None) -> PartReport:
     """Encode shards of a plan in a worker process; those that are done are left as they are.
 
     Raises:
@@ -46,7 +45,7 @@ def encode_part(
     wanted = wanted_shards(plan, options)
     with plan.folder.writing():
         missing = missing_shards(plan, wanted)
-        tally = _Tally(plan, missing, on_progress)
+        tally = _Tally(plan, missing)
         if missing:
             run_here(plan, options.of_a_run(), missing, tally.add)
     seconds = time.perf_counter() - start
@@ -70,8 +69,6 @@ def encode_part(
 def encode_plan(
     plan_path: AnyLocation,
     options: RunOptions | None = None,
-    *,
-    on_progress: OnProgress = lambda _progress: None,
 ) -> RunReport:
     """Encode all shards of a plan that are not done, and publish the vectors: `encode_part` by workers, `merge_parts`.
 
@@ -85,7 +82,7 @@ def encode_plan(
     with plan.folder.writing():
         missing = missing_shards(plan, range(len(plan.shards)))
         before = len(plan.shards) - len(missing)
-        tally = _Tally(plan, missing, on_progress)
+        tally = _Tally(plan, missing)
         with _EarlyRecords(plan) as early:
 
             def add(event: dict[str, Any]) -> None:
@@ -161,7 +158,6 @@ class _Tally:
 
     plan: CorpusPlan
     missing: Sequence[int]
-    on_progress: OnProgress
     start: float = field(default_factory=time.perf_counter)
     num_texts: int = 0
     num_tokens: int = 0
@@ -170,6 +166,7 @@ class _Tally:
     num_left_out: int = 0
 
     def __post_init__(self) -> None:
+        self._tell = listener()  # of the thread that begins: workers are heard in others
         self._lock = threading.Lock()
         self._total = max(1, sum(self.plan.shards[number].texts for number in self.missing))
 
@@ -183,7 +180,7 @@ class _Tally:
             self.num_left_out += "left_out" in event
             seconds = time.perf_counter() - self.start
             share = min(1.0, self.num_texts / self._total)
-            self.on_progress(
+            self._tell(
                 CorpusProgress(
                     num_texts=self.num_texts,
                     share=share,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
@@ -19,6 +17,7 @@ from onnxtool.infer.options import (
     check_overlap,
 )
 from onnxtool.options import UNSET, Force, Option
+from onnxtool.progress import Stage
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
 
@@ -131,9 +130,8 @@ class CorpusOptions(VectorOptions):
     force: Force = False
 
 
-@dataclass(frozen=True)
-class CorpusProgress:
-    """How far a run is.
+class CorpusProgress(Stage):
+    """How far a run is, as `onnxtool.progress.listening` receives it.
 
     Attributes:
         num_texts: encoded so far, by earlier runs as well.
@@ -144,12 +142,40 @@ class CorpusProgress:
         num_rejects: of this run, of whole shards.
     """
 
+    FIELDS = ("num_texts", "share", "texts_per_s", "seconds_left", "tokens_per_s", "num_rejects")
     num_texts: int
     share: float
     texts_per_s: float
     seconds_left: float | None
-    tokens_per_s: float | None = None
-    num_rejects: int = 0
+    tokens_per_s: float | None
+    num_rejects: int
 
+    __slots__ = FIELDS
 
-OnProgress = Callable[[CorpusProgress], None]
+    def __new__(
+        cls,
+        num_texts: int,
+        share: float,
+        texts_per_s: float,
+        seconds_left: float | None,
+        tokens_per_s: float | None = None,
+        num_rejects: int = 0,
+    ) -> CorpusProgress:
+        """Write it as text, e.g. `encoding: 128 texts, 31.4 texts/s`."""
+        parts = [f"{num_texts} texts", f"{texts_per_s:.1f} texts/s"]
+        parts += [f"{tokens_per_s:.0f} tokens/s"] if tokens_per_s else []
+        parts += [f"{num_rejects} rejected"] if num_rejects else []
+        stage = str.__new__(cls, f"encoding: {', '.join(parts)} ({share:.0%})")
+        stage.name, stage.done, stage.total = "encoding", round(share * 1000), 1000
+        values = (num_texts, share, texts_per_s, seconds_left, tokens_per_s, num_rejects)
+        for name, value in zip(cls.FIELDS, values, strict=True):
+            setattr(stage, name, value)
+        return stage
+
+    def time_left_s(self, elapsed_s: float) -> float | None:
+        """Return `seconds_left`: an earlier run may have encoded some of the share."""
+        return self.seconds_left
+
+    def figures(self) -> dict[str, float | None]:
+        """Return the fields by name."""
+        return {name: getattr(self, name) for name in self.FIELDS}

@@ -20,7 +20,7 @@ from onnxtool.encoding.files import create, entry, read_bytes, remove, write
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import AnyLocation, Location, joined, parse_location, relative
 from onnxtool.encoding.manifest import Identity, json_text
-from onnxtool.encoding.options import OnProgress, VectorOptions, Workers
+from onnxtool.encoding.options import VectorOptions, Workers
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.planned_shards import MOST_SHARDS, PlannedShard
 from onnxtool.encoding.records import remove_records
@@ -72,7 +72,6 @@ def make_plan(
     *,
     workers: Workers = 0,
     force: bool = False,
-    on_progress: OnProgress = lambda _progress: None,
 ) -> PlanReport:
     """Read a corpus once and write the plan of encoding it into the folder `output`, to `NAME.plan.json` beside it.
 
@@ -83,7 +82,6 @@ def make_plan(
         options: what the vectors are.
         workers: processes that read the corpus; 0 for one a core.
         force: whether to replace a plan that is there, and to forget what was encoded by it.
-        on_progress: called now and then.
 
     Raises:
         OnnxtoolError: as `encode_corpus`.
@@ -98,7 +96,7 @@ def make_plan(
     if folder.require_own(force=force) and not force:
         raise OutputExistsError(f"{folder.path} holds vectors already", "pass --force, or another --output")
     job = Job.open(model_path, corpus, options or VectorOptions())
-    shards, reasons = scan_corpus(job.sources, job.options.shard_size, workers or available_cores(), on_progress)
+    shards, reasons = scan_corpus(job.sources, job.options.shard_size, workers or available_cores())
     with folder.writing():
         if force:  # vectors of another plan are replaced shard by shard, or removed when the parts are merged
             remove([folder.manifest_path, folder.rejects_path])

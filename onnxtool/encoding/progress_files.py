@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -70,7 +69,7 @@ class ProgressFiles:
         self._next = time.monotonic() + EVERY_S
         try:
             if self._log is not None:
-                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state, **asdict(self._last)}
+                line = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "state": state, **self._last.figures()}
                 with self._log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
             if self._metrics is not None:
@@ -85,7 +84,7 @@ class ProgressFiles:
 
 def _metrics(progress: CorpusProgress, state: str) -> str:
     lines = []
-    for name, value in asdict(progress).items():
+    for name, value in progress.figures().items():
         metric, meaning = _METRICS[name]
         if value is not None:
             lines += _gauge(metric, meaning, value)

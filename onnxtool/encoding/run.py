@@ -15,7 +15,7 @@ from onnxtool.encoding.files import entries, entry, remove, staged
 from onnxtool.encoding.job import Job, stopped_by
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
 from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, read_manifest
-from onnxtool.encoding.options import CorpusOptions, OnProgress
+from onnxtool.encoding.options import CorpusOptions
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.records import PartRecord, Records, begin_run, remove_records, require_same
 from onnxtool.encoding.report import CorpusReport
@@ -25,6 +25,7 @@ from onnxtool.infer.pictures.model import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
+from onnxtool.progress import listener
 from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -36,8 +37,6 @@ def encode_corpus(
     corpus: AnyLocation,
     output: AnyLocation,
     options: CorpusOptions | None = None,
-    *,
-    on_progress: OnProgress = lambda _progress: None,
 ) -> CorpusReport:
     """Encode the texts of `corpus` into the folder `output`.
 
@@ -51,7 +50,6 @@ def encode_corpus(
         output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
             line gives no text, `NAME.rejects.jsonl`.
         options: how it is done.
-        on_progress: called after each batch.
 
     Raises:
         InputError: the corpus cannot be read or has changed, no line gives a text, one gives none and `strict` is set,
@@ -67,7 +65,7 @@ def encode_corpus(
     job = Job.open(model_path, corpus, options, workers=options.workers)
     folder = OutputFolder(output)
     with folder.locked():
-        run = _Run(job, model_path, folder, options, on_progress, *_begin(folder, job.identity, force=options.force))
+        run = _Run(job, model_path, folder, options, *_begin(folder, job.identity, force=options.force))
         run.encode()
         remove_records(folder)
     return run.report()
@@ -134,7 +132,6 @@ class _Run:
     model_path: Location | str
     folder: OutputFolder
     options: CorpusOptions
-    on_progress: OnProgress
     manifest: Manifest | None
     records: Records
     earlier: tuple[ShardRecord, ...]
@@ -169,11 +166,12 @@ class _Run:
         documents = accepted(reader, lambda reject: self._reject(reject, rejects))
         windows = self.job.split(documents, tuple(shard.digest for shard in self.earlier))
         before = sum(shard.num_texts for shard in self.earlier)
+        say = listener()
         clock = Clock(start, sum(source.size_bytes for source in self.job.sources), before)
 
         def tell(window: Window, num_texts: int, share: float) -> None:
             check_interrupted()
-            self.on_progress(clock.after(window, num_texts, share))
+            say(clock.after(window, num_texts, share))
 
         for number, record in self.job.encode(windows, self.folder, tell, strict=self.options.strict):
             self.records.write(number, PartRecord(record))

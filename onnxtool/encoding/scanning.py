@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from onnxtool.encoding.options import CorpusProgress, OnProgress
+from onnxtool.encoding.options import CorpusProgress
 from onnxtool.encoding.pieces import (
     BLOCK_TEXTS,
     TEXT,
@@ -37,12 +37,13 @@ from onnxtool.encoding.sources import Source, no_texts
 from onnxtool.encoding.windows import REPEATED_ID
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.interruption import check_interrupted
+from onnxtool.progress import listener
 
 Result = TypeVar("Result")
 
 
 def scan_corpus(
-    sources: Sequence[Source], shard_size: int, workers: int, on_progress: OnProgress
+    sources: Sequence[Source], shard_size: int, workers: int
 ) -> tuple[tuple[PlannedShard, ...], Counter[str]]:
     """Read a corpus; return its shards, and how many lines give no text, by their kinds.
 
@@ -50,7 +51,6 @@ def scan_corpus(
         sources: its files.
         shard_size: texts of a shard; the last one has fewer.
         workers: processes that read; where they would be one, it is this process.
-        on_progress: called now and then.
 
     Raises:
         InputError: a file cannot be read or is damaged, the first of them in order; no line gives a text; or there
@@ -60,7 +60,7 @@ def scan_corpus(
     pieces = cut_pieces(sources)
     reasons: Counter[str] = Counter()
     with scratch_folder("plan") as folder:
-        with _Readers(folder, min(workers, len(pieces)), _Meter(pieces, on_progress)) as readers:
+        with _Readers(folder, min(workers, len(pieces)), _Meter(pieces)) as readers:
             pieces = readers.with_lines(pieces)
             found = readers.scan(pieces)
         for one in found:
@@ -207,8 +207,8 @@ def _dead(died: Died, name: str) -> InputError:
 class _Meter:
     """Adds up what is read, in whichever thread it is told."""
 
-    def __init__(self, pieces: Sequence[Piece], on_progress: OnProgress) -> None:
-        self._on_progress = on_progress
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._tell = listener()  # of the thread that scans: readers tell it from their own
         self._total = max(1, sum(piece.size_bytes for piece in pieces))
         self._start = time.perf_counter()
         self._texts: Counter[int] = Counter()  # by pieces
@@ -223,7 +223,7 @@ class _Meter:
             seconds, share = time.perf_counter() - self._start, self._bytes.total() / self._total
             left = seconds * (1 - share) / share if share else None
             num_texts = self._texts.total()
-            self._on_progress(CorpusProgress(num_texts, share, num_texts / seconds, left))
+            self._tell(CorpusProgress(num_texts, share, num_texts / seconds, left))
 
 
 class _Readers:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.text_files import TextInput, count_lines
-from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus
+from onnxtool.checkpoint.text_files import TextInput
+from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.encoding.reading import Shard, by_document, read_shards
 from onnxtool.encoding.sources import find_sources
@@ -28,7 +28,7 @@ from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.static_queries import QUERY
 from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile
-from onnxtool.progress import Stage, tell
+from onnxtool.progress import tell
 
 
 class OnnxVectors(VectorSystem):
@@ -80,12 +80,11 @@ class OnnxVectors(VectorSystem):
             shard_size=SHARD_TEXTS,
         )
         folder = options.cache_folder / self._key(collection, corpus_options)
-        told = _teller(count_lines(collection.corpus))
         try:
-            report = encode_corpus(self._path, collection.corpus, folder, corpus_options, on_progress=told)
+            report = encode_corpus(self._path, collection.corpus, folder, corpus_options)
         except OutputExistsError:  # of another version of something
             again = replace(corpus_options, force=True)
-            report = encode_corpus(self._path, collection.corpus, folder, again, on_progress=told)
+            report = encode_corpus(self._path, collection.corpus, folder, again)
         rejects.update(report.rejects)
         if report.num_passages:
             self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"
@@ -179,14 +178,3 @@ def _similarity(model: LoadedModel) -> str:
             f"it is one of {', '.join(SIMILARITIES)}, or for terms dot",
         )
     return str(stated)
-
-
-def _teller(total: int) -> Callable[[CorpusProgress], None]:
-    """Return what tells how many of about `total` documents are encoded; 0 where that is not known."""
-
-    def told(progress: CorpusProgress) -> None:
-        known = total or (round(progress.num_texts / progress.share) if progress.share else 0)
-        done = min(progress.num_texts, known) if known else progress.num_texts
-        tell(Stage("encoding documents", done, known, f"{progress.texts_per_s:.0f} texts/s"))
-
-    return told

@@ -13,7 +13,6 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
 from onnxtool.options import StrPath, checked
-from onnxtool.progress import listener
 
 
 @checked
@@ -46,7 +45,7 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
     check_evaluation(model_path, data, options)
 
     def judge(path: Path) -> Judgement:
-        report = evaluate_model(path, data, options, on_progress=listener())
+        report = evaluate_model(path, data, options)
         met = [gate.text for gate in report.gates if gate.met]
         return Judgement({name: measure.mean for name, measure in report.measures.items()}, "; ".join(met))
 

@@ -30,7 +30,7 @@ from onnxtool.evaluation.systems import Bm25, Found, System
 from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile, write_text
 from onnxtool.options import StrPath, checked
-from onnxtool.progress import OnProgress, Stage, ignore, listening, tell
+from onnxtool.progress import Stage, tell
 from onnxtool.runtime.timing import peak_rss_bytes
 from onnxtool.summary.gates import Gate, check_gates, parse_gate
 
@@ -50,7 +50,6 @@ def evaluate_model(
     *,
     run_path: StrPath | None = None,
     force: bool = False,
-    on_progress: OnProgress = ignore,
 ) -> EvaluationReport:
     """Search the collection in the folder `data` with a model, and measure what it finds.
 
@@ -63,7 +62,6 @@ def evaluate_model(
         options: how it is done.
         run_path: where to write what was found, in TREC's format.
         force: whether to replace that file.
-        on_progress: is told what is being done.
 
     Raises:
         GateError: a gate is malformed, or names what is not measured, or is relative and there is no base.
@@ -72,18 +70,17 @@ def evaluate_model(
     """
     options = options or EvaluateOptions()
     measures, gates, collection = check_evaluation(model_path, data, options)
-    with listening(on_progress):
-        model = open_model(Path(model_path), options)
-        base = None if options.against is None else _open_base(options.against, options, model.kind)
-        found, seconds = _retrieve(model, collection)
-        values = compute(measures, collection.judgements, found.run)
-        times = _time_queries([system for system in (model, base) if system is not None], collection)
-        against, base_found, base_values = None, None, None
-        if base is not None:
-            base_found, base_seconds = _retrieve(base, collection)
-            base_values = compute(measures, collection.judgements, base_found.run)
-            against = _compare(collection, found, values, base_found, base_values)
-            against = replace(against, base=_described(base, base_found, times, base_seconds))
+    model = open_model(Path(model_path), options)
+    base = None if options.against is None else _open_base(options.against, options, model.kind)
+    found, seconds = _retrieve(model, collection)
+    values = compute(measures, collection.judgements, found.run)
+    times = _time_queries([system for system in (model, base) if system is not None], collection)
+    against, base_found, base_values = None, None, None
+    if base is not None:
+        base_found, base_seconds = _retrieve(base, collection)
+        base_values = compute(measures, collection.judgements, base_found.run)
+        against = _compare(collection, found, values, base_found, base_values)
+        against = replace(against, base=_described(base, base_found, times, base_seconds))
     queries = _queries(collection, found.run, values, None if base_found is None else base_found.run, base_values)
     if against is not None:
         first = next(iter(measures))

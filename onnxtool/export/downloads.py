@@ -26,7 +26,7 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
     """Return a class of bars that show nothing, of which the first tells how far it is."""
     from huggingface_hub.utils import tqdm
 
-    on_progress = listener()  # of this thread; the hub's own may call
+    say = listener()  # of this thread; the hub's own may call
     made: list[Any] = []
 
     class Told(tqdm):  # type: ignore[misc]
@@ -42,6 +42,6 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
 
         def _tell(self) -> None:
             if self is made[0] and self.total and self.total >= _MB:
-                on_progress(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
+                say(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
 
     return Told

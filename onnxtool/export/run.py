@@ -63,7 +63,7 @@ from onnxtool.model_file.metadata import (
 )
 from onnxtool.model_file.weights import write_inline
 from onnxtool.options import checked
-from onnxtool.progress import OnProgress, ignore, listening, tell
+from onnxtool.progress import tell
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
@@ -74,7 +74,7 @@ _Failure = ExportError | VerificationError | SessionError
 
 
 @checked
-def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) -> ExportReport:
+def export_model(options: ExportOptions) -> ExportReport:
     """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
 
     A checkpoint whose Router encodes queries and documents by different models becomes two files, both or none.
@@ -89,7 +89,7 @@ def export_model(options: ExportOptions, *, on_progress: OnProgress = ignore) ->
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
-    with listening(on_progress), ExitStack() as outputs:
+    with ExitStack() as outputs:
         check_opset(options.opset)
         reports = [_export(side, outputs) for side in find_sides(options)]
         if len(reports) == 1:

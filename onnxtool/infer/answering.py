@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from onnxtool.infer.static_queries import QUERY, StaticQueries
 from onnxtool.infer.text_model import TextModel
 from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors, TopK
 from onnxtool.options import Options
-from onnxtool.progress import Stage
+from onnxtool.progress import Stage, tell
 
 # A text, one with its id, or a query and a text.
 Item = str | tuple[str, str] | TextInput
@@ -109,13 +109,13 @@ def make_request(model: TextModel, texts: Sequence[Item], query: str | None, ask
     return Request(named, asked.prompt, task, long, asked.top_k)
 
 
-def answer_texts(model: TextModel, request: Request, on_progress: Callable[[str], None]) -> InferReport:
+def answer_texts(model: TextModel, request: Request) -> InferReport:
     """Answer for each text of `request`, in their order."""
     texts = request.texts
     read = Read()
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
-        on_progress(Stage("running text", start, len(texts)))
+        tell(Stage("running text", start, len(texts)))
         _answer_part(model, part, request, read)
     similarities = _similarities(model, read)
     report = _report(model, request, read)
@@ -128,7 +128,6 @@ def stream_answers(
     texts: Iterable[Item],
     query: str | None,
     asked: Asked,
-    on_progress: Callable[[str], None],
     total: int = 0,
 ) -> Iterator[InferReport]:
     """Answer for texts as they come, in their order, and hold a part of them at a time.
@@ -138,7 +137,6 @@ def stream_answers(
         texts: texts and pairs; their ids need not differ.
         query: makes a pair with every text that is none.
         asked: how they are answered.
-        on_progress: is told how many texts are done.
         total: about how many there are; 0 where that is not known.
 
     Yields:
@@ -151,7 +149,7 @@ def stream_answers(
     counts = Counts()
     notes: dict[str, None] = {}
     for part in in_parts(texts):
-        on_progress(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
+        tell(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
         request = make_request(model, part, query, asked)
         read = Read(counts, notes=list(notes))
         _answer_part(model, request.texts, request, read)

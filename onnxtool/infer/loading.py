@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import overload
 
@@ -30,6 +30,7 @@ from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel
 from onnxtool.infer.vectors import TopK
 from onnxtool.model_file import ModelFile
 from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.progress import tell
 from onnxtool.reports import short_repr
 from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.feeds import index_bounds
@@ -53,7 +54,6 @@ class LoadedModel(TextModel):
         task: TextTask = None,
         long: LongTexts | Long = None,
         top_k: TopK = None,
-        on_progress: Callable[[str], None] = lambda _stage: None,
     ) -> InferReport:
         """Say what the model makes of each of N texts, or of pairs of texts, in their order.
 
@@ -64,7 +64,6 @@ class LoadedModel(TextModel):
             task: as in `encode`; None for documents in late interaction, where a query reads itself as one.
             long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
             top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
-            on_progress: is told what is being done.
 
         Raises:
             InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
@@ -73,7 +72,7 @@ class LoadedModel(TextModel):
         asked = None if long is None else LongTexts.of(long)
         model = self.of_task(self.task_of(task))
         request = make_request(model, tuple(several(texts)), query, Asked(prompt, task, asked, top_k))
-        return answer_texts(model, request, on_progress)
+        return answer_texts(model, request)
 
     @checked
     def stream(
@@ -83,10 +82,9 @@ class LoadedModel(TextModel):
         query: str | None = None,
         asked: Asked = Asked(),  # noqa: B008  frozen
         total: int = 0,
-        on_progress: Callable[[str], None] = lambda _stage: None,
     ) -> Iterator[InferReport]:
         """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
-        return stream_answers(self.of_task(self.task_of(asked.task)), several(texts), query, asked, on_progress, total)
+        return stream_answers(self.of_task(self.task_of(asked.task)), several(texts), query, asked, total)
 
 
 @checked
@@ -101,7 +99,6 @@ def load(
     representation: Representation = None,
     encoder_path: StrPath | None = None,
     partner_path: StrPath | None = None,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> LoadedModel:
     """Load the model at `model_path` with its tokenizer.
 
@@ -118,7 +115,6 @@ def load(
         encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
         partner_path: of a checkpoint that encodes queries and documents by different models, the file of the other
             one; None for the file that this one names. It is loaded once texts come that it is for.
-        on_progress: is told what is being done.
 
     Raises:
         InputError: there is no tokenizer, a file of the checkpoint asks for what is not computed here, or the graph's
@@ -154,7 +150,7 @@ def load(
             inter_threads=inter_threads, representation=representation,
         )  # fmt: skip
 
-    on_progress(f"loading {path}")
+    tell(f"loading {path}")
     return LoadedModel(
         session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
         tokenizer=tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
@@ -39,7 +39,6 @@ def given_texts(options: InferOptions) -> Iterator[TextInput]:
 @checked
 def run_texts(
     options: InferOptions,
-    on_progress: Callable[[str], None] = lambda _stage: None,
     *,
     texts: Sequence[TextInput] | None = None,
 ) -> InferReport:
@@ -49,14 +48,13 @@ def run_texts(
 
     Args:
         options: what to run.
-        on_progress: is told what is being done.
         texts: those of the options, where they are read already.
 
     Raises:
         OnnxtoolError: of `load`, or of `LoadedModel.answer`.
     """
     if takes_pictures(ModelFile.open(options.model_path)):
-        return answer_pictures(options, on_progress)
+        return answer_pictures(options)
     _refuse_pictures(options)
     options = _for_task(options)
     texts = tuple(given_texts(options)) if texts is None else texts
@@ -64,20 +62,18 @@ def run_texts(
     if queries is not None:
         return answer_queries(queries, texts, options)
     asked = _asked(options)
-    return _load(options, on_progress).answer(
+    return _load(options).answer(
         texts,
         query=options.query,
         prompt=asked.prompt,
         task=asked.task,
         long=asked.long,
         top_k=asked.top_k,
-        on_progress=on_progress,
     )
 
 
 def stream_texts(
     options: InferOptions,
-    on_progress: Callable[[str], None] = lambda _stage: None,
     *,
     texts: Iterator[TextInput] | None = None,
     generation: GenerateOptions | None = None,
@@ -86,7 +82,6 @@ def stream_texts(
 
     Args:
         options: what to run.
-        on_progress: is told what is being done.
         texts: those of the options, where some are read already.
         generation: how a model writes; None for one that does not.
 
@@ -98,13 +93,13 @@ def stream_texts(
         OnnxtoolError: as these, once it comes to the text.
     """
     if takes_pictures(ModelFile.open(options.model_path)):
-        yield replace(answer_pictures(options, on_progress), similarities=(), rankings=())
+        yield replace(answer_pictures(options), similarities=(), rankings=())
         return
     _refuse_pictures(options)
     options = _for_task(options)
     texts = given_texts(options) if texts is None else texts
     if generation is not None:
-        yield from _stream_written(options, generation, texts, on_progress)
+        yield from _stream_written(options, generation, texts)
         return
     queries = _queries(options)
     if queries is not None:
@@ -112,17 +107,17 @@ def stream_texts(
             yield answer_queries(queries, part, options)
         return
     total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
-    model = _load(options, on_progress)
-    yield from model.stream(texts, query=options.query, asked=_asked(options), total=total, on_progress=on_progress)
+    model = _load(options)
+    yield from model.stream(texts, query=options.query, asked=_asked(options), total=total)
 
 
 def _stream_written(
-    options: InferOptions, generation: GenerateOptions, texts: Iterator[TextInput], on_progress: Callable[[str], None]
+    options: InferOptions, generation: GenerateOptions, texts: Iterator[TextInput]
 ) -> Iterator[GenerationReport]:
-    writer, long = _load_writer(options, generation, on_progress)
+    writer, long = _load_writer(options, generation)
     first = 0
     for part in in_parts(texts):
-        report = writer.write(part, prompt=options.prompt, long=long, on_progress=on_progress, first=first)
+        report = writer.write(part, prompt=options.prompt, long=long, first=first)
         first += len(part)
         yield replace(report, notes=())  # each answer says itself whether it, or its text, was cut
 
@@ -153,7 +148,7 @@ def _asked(options: InferOptions) -> Asked:
     return Asked(options.prompt, options.text_task, long, options.top_k)
 
 
-def _load(options: InferOptions, on_progress: Callable[[str], None]) -> LoadedModel:
+def _load(options: InferOptions) -> LoadedModel:
     return load(
         options.model_path,
         model_name=options.model_name,
@@ -161,7 +156,6 @@ def _load(options: InferOptions, on_progress: Callable[[str], None]) -> LoadedMo
         provider=options.provider,
         threads=options.threads,
         representation=options.representation,
-        on_progress=on_progress,
     )
 
 
@@ -171,21 +165,18 @@ def write_texts(
     *,
     texts: Sequence[TextInput] | None = None,
     on_text: OnText | None = None,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> GenerationReport:
     """Load a model that writes, and let it write after each text; `texts` are as in `run_texts`.
 
     Raises:
         OnnxtoolError: of `load_writer`, or of `Writer.write`.
     """
-    writer, long = _load_writer(options, generation, on_progress)
+    writer, long = _load_writer(options, generation)
     texts = tuple(given_texts(options)) if texts is None else texts
-    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text, on_progress=on_progress)
+    return writer.write(texts, prompt=options.prompt, long=long, on_text=on_text)
 
 
-def _load_writer(
-    options: InferOptions, generation: GenerateOptions, on_progress: Callable[[str], None]
-) -> tuple[Writer, LongTexts]:
+def _load_writer(options: InferOptions, generation: GenerateOptions) -> tuple[Writer, LongTexts]:
     if given := options.description.given:
         raise OptionError(
             f"{options.model_path} writes after texts, and {' and '.join(given.values())} was passed", "leave it out"
@@ -201,6 +192,5 @@ def _load_writer(
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
-        on_progress=on_progress,
     )
     return writer, CUT if options.long is None else LongTexts(options.long, options.overlap)

@@ -41,7 +41,7 @@ from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
 from onnxtool.options import checked
-from onnxtool.progress import OnProgress, ignore, listening, tell
+from onnxtool.progress import tell
 from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
@@ -63,15 +63,12 @@ _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that
 
 
 @checked
-def optimize_model(
-    options: OptimizeOptions, *, judge: Judge | None = None, on_progress: OnProgress = ignore
-) -> OptimizeReport:
+def optimize_model(options: OptimizeOptions, *, judge: Judge | None = None) -> OptimizeReport:
     """Optimize an ONNX file for a provider and a precision, verified against the file itself.
 
     Args:
         options: what to optimize and how.
         judge: refuses candidates of `--precision auto` by something else than their error; None for nobody.
-        on_progress: is told what is being done.
 
     Raises:
         ModelFileError: the file cannot be read.
@@ -86,8 +83,7 @@ def optimize_model(
             f"candidates are judged for the precision auto, and it is {options.precision}",
             "pass --precision auto, or evaluate the result",
         )
-    with listening(on_progress):
-        return _optimize(options, judge)
+    return _optimize(options, judge)
 
 
 @checked

@@ -13,7 +13,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import WEIGHTS_KEY
 from onnxtool.options import StrPath, checked
-from onnxtool.progress import OnProgress, counted, ignore, listening
+from onnxtool.progress import counted
 from onnxtool.release.bom import BOM_NAME, bom_difference, bom_text, check_bom
 from onnxtool.release.card import CARD_NAME, card_difference
 from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, read_facts
@@ -34,7 +34,6 @@ def check_release(
     public_key: StrPath | None = None,
     identity: str = "",
     issuer: str = "",
-    on_progress: OnProgress = ignore,
 ) -> CheckReport:
     """Compare the release in `folder` with its record, and run its models again.
 
@@ -48,40 +47,38 @@ def check_release(
             which the report says.
         identity: who signed it by Sigstore instead, e.g. an address; needs the network.
         issuer: of OpenID Connect, which says so.
-        on_progress: is told what is being done.
 
     Raises:
         InputError: the folder is no release.
     """
     folder, public_key = Path(folder), None if public_key is None else Path(public_key)
-    with listening(on_progress):
-        if not folder.is_dir():
-            raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")
-        expected = public_key is not None or bool(identity or issuer)
-        signature = _NONE
-        problems: list[str] = []
-        if (folder / SIGNATURE_NAME).exists():
-            signature = _NOT_VERIFIED
-            if expected:
-                try:
-                    verify_signature(folder, public_key, identity=identity, issuer=issuer)
-                    signature = _VERIFIED
-                except OnnxtoolError as error:
-                    problems.append(error.message)
-        elif expected:
-            problems.append(f"{folder} has no signature")
-        try:
-            facts = read_facts(folder)
-        except InputError as error:
-            if not (folder / FACTS_NAME).is_file():
-                raise
-            return CheckReport(str(folder), (*problems, error.message), 0, signature, {})
-        problems += [*_files(folder, facts), *_documents(folder, facts)]
-        verified: dict[str, float] = {}
-        alone: list[str] = []
-        if not problems:  # what was changed is not run
-            problems += _stamps(folder, facts)
-            problems += _outputs(folder, facts, verified, alone)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")
+    expected = public_key is not None or bool(identity or issuer)
+    signature = _NONE
+    problems: list[str] = []
+    if (folder / SIGNATURE_NAME).exists():
+        signature = _NOT_VERIFIED
+        if expected:
+            try:
+                verify_signature(folder, public_key, identity=identity, issuer=issuer)
+                signature = _VERIFIED
+            except OnnxtoolError as error:
+                problems.append(error.message)
+    elif expected:
+        problems.append(f"{folder} has no signature")
+    try:
+        facts = read_facts(folder)
+    except InputError as error:
+        if not (folder / FACTS_NAME).is_file():
+            raise
+        return CheckReport(str(folder), (*problems, error.message), 0, signature, {})
+    problems += [*_files(folder, facts), *_documents(folder, facts)]
+    verified: dict[str, float] = {}
+    alone: list[str] = []
+    if not problems:  # what was changed is not run
+        problems += _stamps(folder, facts)
+        problems += _outputs(folder, facts, verified, alone)
     return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified, tuple(alone))
 
 

@@ -26,7 +26,7 @@ from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.options import checked
-from onnxtool.progress import OnProgress, ignore, listener, listening, tell
+from onnxtool.progress import tell
 from onnxtool.release.bom import BOM_NAME, bom_text
 from onnxtool.release.card import CARD_NAME, card_text
 from onnxtool.release.config import ReleaseConfig
@@ -61,32 +61,28 @@ _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiec
 
 
 @checked
-def make_release(
-    config: ReleaseConfig, *, force: bool = False, dry_run: bool = False, on_progress: OnProgress = ignore
-) -> ReleaseReport:
+def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = False) -> ReleaseReport:
     """Export, optimize, verify and evaluate what changed since the last call, and write the folder of the release.
 
     Args:
         config: what it is made of.
         force: whether to replace a release that is there.
         dry_run: say which steps would run and why, and run none.
-        on_progress: is told what is being done.
 
     Raises:
         GateError: a gate on quality is met, or the license is none of those that are allowed; no folder is written.
         OutputExistsError: the folder is there, and is no release or `force` is not set.
         OnnxtoolError: a step failed.
     """
-    with listening(on_progress):
-        run = _Release(config, dry_run=dry_run)
-        _check_output(config.output, force=force or dry_run)
-        _check_inputs(config)
-        run.run_steps()
-        if dry_run:
-            return run.report("")
-        facts = run.facts()
-        _write(config, facts, run.sources)
-        return run.report(str(config.output), facts)
+    run = _Release(config, dry_run=dry_run)
+    _check_output(config.output, force=force or dry_run)
+    _check_inputs(config)
+    run.run_steps()
+    if dry_run:
+        return run.report("")
+    facts = run.facts()
+    _write(config, facts, run.sources)
+    return run.report(str(config.output), facts)
 
 
 class _Release:
@@ -226,7 +222,7 @@ class _Release:
                 timing=False,
                 **chosen,
             )
-            optimize_model(options, on_progress=listener())
+            optimize_model(options)
             return None
 
         inputs = {
@@ -261,7 +257,7 @@ class _Release:
                     "cache": config.work / "vectors",
                 }
             )
-            report = evaluate_model(path, config.data or "", options, on_progress=listener())
+            report = evaluate_model(path, config.data or "", options)
             if met := [gate.text for gate in report.gates if gate.met]:
                 raise GateError(f"{precision} is not good enough: {'; '.join(met)}", "no release was written")
             against = report.against
@@ -301,7 +297,7 @@ class _Release:
         asked: dict[str, Any] = {"provider": config.provider, **(config.benchmark or {})}
 
         def make(_folder: Path) -> Json:
-            report = benchmark(path, BenchmarkOptions(**asked), on_progress=listener())
+            report = benchmark(path, BenchmarkOptions(**asked))
             return to_json(
                 [
                     LatencyRow(
@@ -449,7 +445,7 @@ def _export_one(options: ExportOptions) -> None:
     Raises:
         InputError: it encodes queries and documents by different models.
     """
-    if export_model(options, on_progress=listener()).partner is not None:
+    if export_model(options).partner is not None:
         raise InputError(
             f"{options.model_name} encodes queries and documents by different models, and a release is of one file",
             'add route = "query" or "document" to [export], and release each',

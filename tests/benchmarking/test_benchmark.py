@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import onnxtool.benchmarking.options as options_module
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.errors import InputError, OptionError, ProviderError
+from onnxtool.progress import listening
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table, write_checkpoint
@@ -52,7 +53,8 @@ def test_every_shape_of_the_grid_runs_as_often_as_asked(path: Path, calls: list[
     """Once first of all, then warm-up and the runs that count, shape by shape."""
     options = BenchmarkOptions(batch_sizes=(1, 3), sequence_lengths=(4, 7), runs=2, warmup=1, provider="cpu")
     stages: list[str] = []
-    report = benchmark(path, options, on_progress=stages.append)
+    with listening(stages.append):
+        report = benchmark(path, options)
     assert calls == [(1, 4)] * 4 + [(1, 7)] * 3 + [(3, 4)] * 3 + [(3, 7)] * 3
     assert [(r.batch_size, r.sequence_length, r.runs) for r in report.results] == [
         (1, 4, 2),

@@ -17,6 +17,7 @@ from onnxtool.benchmarking.report import GateOutcome
 from onnxtool.benchmarking.rounds import Limits
 from onnxtool.benchmarking.samples import Block, TimedShape
 from onnxtool.errors import GateError
+from onnxtool.progress import listening
 from onnxtool.reports import to_json
 from onnxtool.summary.gates import parse_gate
 from tests.infer.tiny_models import TinyModel, table
@@ -231,7 +232,8 @@ def test_an_undecided_gate_is_measured_longer(path: Path, baseline: Path, monkey
     monkeypatch.setattr(Gates, "outcomes", lambda *_, threads: next(outcomes))
     stages: list[str] = []
     options = replace(TINY, baseline=baseline, fail_if=("p50>+1%",), runs=5)
-    report = benchmark(path, options, on_progress=stages.append)
+    with listening(stages.append):
+        report = benchmark(path, options)
     assert report.results[0].runs == 25
     assert stages.count("timing 2 x 5 longer, as p50>+1% is not decided") == 2
     assert report.gates[0].decided

@@ -113,8 +113,8 @@ def test_a_level_that_others_set_for_all_loggers_hides_no_line(capsys: pytest.Ca
     before = logging.root.level
     logging.root.setLevel(logging.INFO)
     try:
-        with progress(quiet=False) as say:
-            say("loading a model")
+        with progress(quiet=False):
+            tell("loading a model")
     finally:
         logging.root.setLevel(before)
     assert capsys.readouterr().err == "loading a model …\n"

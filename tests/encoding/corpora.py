@@ -5,19 +5,41 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding import CorpusOptions, VectorOptions, encode_corpus, make_plan
+from onnxtool.encoding import CorpusOptions, CorpusProgress, VectorOptions, encode_corpus, make_plan
+from onnxtool.progress import listening
 from tests.infer.tiny_models import VOCABULARY, WORDS, ids_of, model_for, splade_terms, table, write_model
 
 V = len(VOCABULARY)
 SIZE = 40
 OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+
+
+@contextmanager
+def told() -> Iterator[list[CorpusProgress]]:
+    """Collect how far the runs inside of the block say that they are."""
+    heard: list[CorpusProgress] = []
+    with listening(lambda stage: heard.append(stage) if isinstance(stage, CorpusProgress) else None):
+        yield heard
+
+
+@contextmanager
+def stopped_after(num_texts: int, by: type[BaseException] = KeyboardInterrupt) -> Iterator[None]:
+    """Stop the run inside of the block by an error once it has encoded so many texts."""
+
+    def stop(stage: str) -> None:
+        if isinstance(stage, CorpusProgress) and stage.num_texts >= num_texts:
+            raise by
+
+    with listening(stop):
+        yield
 
 
 def make_texts(count: int, seed: int = 0) -> list[str]:

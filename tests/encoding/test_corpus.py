@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.encoding import CorpusOptions, encode_corpus, windows
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
@@ -26,6 +26,7 @@ from tests.encoding.corpora import (
     lines_of,
     make_texts,
     sparse_model,
+    told,
     write_corpus,
 )
 from tests.infer.tiny_models import (
@@ -276,17 +277,17 @@ def test_half_a_manifest_goes_also_where_the_folder_is_of_another_command(tmp_pa
 @pytest.mark.usefixtures("small_windows")
 def test_progress_is_told_after_each_batch(tmp_path: Path, corpus: Path) -> None:
     """Texts and share grow to the end, and the time left is known from the second one on."""
-    told: list[CorpusProgress] = []
     options = CorpusOptions(provider="cpu", shard_size=40, batch_tokens=64)
-    encode_corpus(dense_model(tmp_path), corpus, tmp_path / "vectors", options, on_progress=told.append)
-    texts, shares = ([getattr(progress, name) for progress in told] for name in ("num_texts", "share"))
-    assert len(told) > 8
+    with told() as heard:
+        encode_corpus(dense_model(tmp_path), corpus, tmp_path / "vectors", options)
+    texts, shares = ([getattr(progress, name) for progress in heard] for name in ("num_texts", "share"))
+    assert len(heard) > 8
     assert texts == sorted(set(texts))
     assert shares == sorted(set(shares))
     assert (texts[-1], shares[-1]) == (100, pytest.approx(1.0))
     # Each window of sixteen texts is about as many bytes.
     assert abs(shares[texts.index(32)] - 0.32) < 0.1
-    assert [progress.seconds_left is None for progress in told] == [True] + [False] * (len(told) - 1)
+    assert [progress.seconds_left is None for progress in heard] == [True] + [False] * (len(heard) - 1)
 
 
 def test_truncated_texts_are_counted(tmp_path: Path) -> None:

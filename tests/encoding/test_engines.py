@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 from onnxtool.cli.entry import main
-from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_plan, merge_parts
+from onnxtool.encoding import PartOptions, RunOptions, encode_part, encode_plan, merge_parts
 from onnxtool.encoding.pieces import cut_pieces
 from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.processes import Died, WorkerProcess
@@ -36,6 +36,7 @@ from tests.encoding.corpora import (
     make_texts,
     outcome,
     planned,
+    told,
     whole,
     write_corpus,
 )
@@ -49,8 +50,8 @@ def test_workers_are_one_run(tmp_path: Path, kind: str, workers: int) -> None:
     """However many there are; the second run finds all done."""
     model, corpus = dense_model(tmp_path), collection(tmp_path, kind)
     plan = planned(tmp_path, model, corpus)
-    seen: list[CorpusProgress] = []
-    report = encode_plan(plan, RunOptions(workers=workers, threads=1), on_progress=seen.append)
+    with told() as seen:
+        report = encode_plan(plan, RunOptions(workers=workers, threads=1))
     assert (report.workers, report.num_encoded_shards, report.num_deaths) == (workers, report.num_shards, 0)
     assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
     assert (seen[-1].num_texts, seen[-1].share) == (report.num_encoded, 1.0)

@@ -18,7 +18,6 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.truncation import ReadOptions
 from onnxtool.encoding import (
     CorpusOptions,
-    CorpusProgress,
     PartOptions,
     VectorOptions,
     encode_corpus,
@@ -34,7 +33,7 @@ from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
 from onnxtool.infer import load
-from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, stopped_after, told, write_corpus
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import VOCABULARY, model_for, table, write_checkpoint, write_model
 
@@ -186,11 +185,11 @@ def test_a_run_with_other_passages_is_another_one(tmp_path: Path, model: Path, c
 
 def test_progress_counts_texts(model: Path, corpus: Path) -> None:
     """Not their passages."""
-    told: list[CorpusProgress] = []
     options = CorpusOptions(provider="cpu", workers=1, **WINDOWS)
-    encode_corpus(model, corpus, corpus.parent / "vectors", options, on_progress=told.append)
-    assert told[-1].num_texts == len(TEXTS)
-    assert told[-1].share == pytest.approx(1)
+    with told() as heard:
+        encode_corpus(model, corpus, corpus.parent / "vectors", options)
+    assert heard[-1].num_texts == len(TEXTS)
+    assert heard[-1].share == pytest.approx(1)
 
 
 @pytest.mark.parametrize("task", ["document", "query"])
@@ -228,12 +227,8 @@ def test_a_stopped_run_over_passages_goes_on(
     monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
     options = CorpusOptions(provider="cpu", shard_size=7, **WINDOWS)
 
-    def stop(progress: CorpusProgress) -> None:
-        if progress.num_texts > 15:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=stop)
+    with pytest.raises(KeyboardInterrupt), stopped_after(16):
+        encode_corpus(model, corpus, tmp_path / "vectors", options)
     report = encode_corpus(model, corpus, tmp_path / "vectors", options)
     whole = encode_corpus(model, corpus, tmp_path / "whole", options)
     assert report.resumed

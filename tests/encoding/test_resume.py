@@ -8,18 +8,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import CorpusOptions, CorpusProgress, encode_corpus, windows
+from onnxtool.encoding import CorpusOptions, encode_corpus, windows
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
-from tests.encoding.corpora import contents_of, dense_model, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import contents_of, dense_model, make_texts, sparse_model, stopped_after, write_corpus
 
 OPTIONS = CorpusOptions(provider="cpu", shard_size=40)
 RUN = """
@@ -33,14 +32,6 @@ encode_corpus(model, corpus, output, CorpusOptions(provider="cpu", shard_size=40
 
 class _Stop(Exception):  # noqa: N818
     """What a test stops a run by."""
-
-
-def _stop_after(num_texts: int) -> Callable[[CorpusProgress], None]:
-    def show(progress: CorpusProgress) -> None:
-        if progress.num_texts >= num_texts:
-            raise _Stop
-
-    return show
 
 
 def _killed(model: Path, corpus: Path, output: Path, shards: int, kind: str) -> bool:
@@ -79,8 +70,8 @@ def test_an_error_leaves_whole_shards_and_no_half_one(
     """What an exception stops, also in the middle of a shard, goes on after that shard's last file."""
     monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
-    with pytest.raises(_Stop):
-        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS, on_progress=_stop_after(num_texts))
+    with pytest.raises(_Stop), stopped_after(num_texts, _Stop):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     left = contents_of(tmp_path / "vectors")
     assert not [name for name in left if "partial" in name]
     assert sum(name.endswith(".npy") for name in left) == (num_texts - 1) // 40
@@ -123,9 +114,8 @@ def test_an_input_that_changed_within_its_size_is_an_error(tmp_path: Path) -> No
 def test_vectors_of_an_older_kind_of_digest_are_refused_by_name(tmp_path: Path, is_whole: bool) -> None:
     """It is not the input that has changed, and nothing is removed without being asked."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
-    with suppress(_Stop):
-        on_progress = (lambda _progress: None) if is_whole else _stop_after(90)
-        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS, on_progress=on_progress)
+    with suppress(_Stop), stopped_after(1000 if is_whole else 90, _Stop):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     path = tmp_path / ("vectors.manifest.json" if is_whole else "vectors.parts/run.json")
     content = json.loads(path.read_text())
     assert content["identity"]["versions"].pop("shard_digest")

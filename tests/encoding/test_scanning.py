@@ -21,14 +21,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onnxtool.encoding import CorpusProgress, pieces, repeated_ids, scanning, sources
+from onnxtool.encoding import pieces, repeated_ids, scanning, sources
 from onnxtool.encoding.pieces import cut_pieces
 from onnxtool.encoding.planned_shards import PlannedShard
 from onnxtool.encoding.scanning import scan_corpus
 from onnxtool.encoding.sources import Document, Position, SourceReader, find_sources
 from onnxtool.encoding.windows import REPEATED_ID
 from onnxtool.errors import InputError, OutputWriteError
-from tests.encoding.corpora import dense_model
+from tests.encoding.corpora import dense_model, told
 
 _IDS = st.sampled_from(["a", "b", "c", "d1", "d2", "d3", "1", "2", "x:3", "é"])
 _WORDS = st.sampled_from(["one", "two words", "  ", "ü", "three\u2028lines", "long " * 30])
@@ -125,7 +125,7 @@ def _write(folder: Path, files: list[tuple[str, bytes]]) -> Path:
 
 
 def _scan(folder: Path, shard_size: int, workers: int = 1) -> tuple[list[PlannedShard], dict[str, int]]:
-    shards, reasons = scan_corpus(find_sources(folder)[0], shard_size, workers, lambda _progress: None)
+    shards, reasons = scan_corpus(find_sources(folder)[0], shard_size, workers)
     return list(shards), dict(reasons)
 
 
@@ -375,16 +375,16 @@ def test_progress_is_told_of_large_files_as_well(tmp_path: Path) -> None:
     """Of few lines, and so that an interruption is not waited for while thousands of them are read."""
     lines = [json.dumps({"id": str(place), "contents": "x" * (3 << 20)}) for place in range(12)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
-    told: list[CorpusProgress] = []
-    scan_corpus(find_sources(tmp_path)[0], 10, 1, told.append)
-    assert len({one.num_texts for one in told}) > 4
+    with told() as heard:
+        scan_corpus(find_sources(tmp_path)[0], 10, 1)
+    assert len({one.num_texts for one in heard}) > 4
 
 
 def test_progress_ends_with_all_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all processes together."""
     monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
     (tmp_path / "a.jsonl").write_bytes(_numbered(20_000))
-    told: list[CorpusProgress] = []
-    scan_corpus(find_sources(tmp_path)[0], 10, 2, told.append)
-    assert (told[-1].num_texts, told[-1].share, told[-1].seconds_left) == (20_000, 1.0, 0.0)
-    assert sorted(one.share for one in told) == [one.share for one in told]
+    with told() as heard:
+        scan_corpus(find_sources(tmp_path)[0], 10, 2)
+    assert (heard[-1].num_texts, heard[-1].share, heard[-1].seconds_left) == (20_000, 1.0, 0.0)
+    assert sorted(one.share for one in heard) == [one.share for one in heard]

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges, restore_vectors
-from onnxtool.encoding import CorpusOptions, CorpusProgress, by_document, encode_corpus, read_shards, windows
+from onnxtool.encoding import CorpusOptions, by_document, encode_corpus, read_shards, windows
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.infer import SparseVectors, TokenVectors, encode, load
-from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import V, contents_of, lines_of, make_texts, sparse_model, stopped_after, write_corpus
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, model_for, rows_of, table, write_model
 
@@ -144,8 +144,8 @@ def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: P
     """The ranges are measured again, and are the same; with other ones it is another command."""
     monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
     options = CorpusOptions(provider="cpu", vectors_as="int8", calibration=corpus, shard_size=20)
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(model, corpus, tmp_path / "vectors", options, on_progress=_stop)
+    with pytest.raises(KeyboardInterrupt), stopped_after(51):
+        encode_corpus(model, corpus, tmp_path / "vectors", options)
     report = encode_corpus(model, corpus, tmp_path / "vectors", options)
     assert report.resumed
     assert 0 < report.num_encoded < 100
@@ -163,8 +163,8 @@ def test_vectors_of_tokens_share_their_ranges(tmp_path: Path, corpus: Path, outp
     options = CorpusOptions(
         provider="cpu", vectors_as="uint8", calibration=corpus, shard_size=30, output_format=output_format
     )
-    with pytest.raises(KeyboardInterrupt):
-        encode_corpus(path, corpus, tmp_path / "vectors", options, on_progress=_stop)
+    with pytest.raises(KeyboardInterrupt), stopped_after(51):
+        encode_corpus(path, corpus, tmp_path / "vectors", options)
     report = encode_corpus(path, corpus, tmp_path / "vectors", options)
     assert report.resumed
     encode_corpus(path, corpus, tmp_path / "whole", options)
@@ -192,11 +192,6 @@ def test_vectors_of_tokens_share_their_ranges(tmp_path: Path, corpus: Path, outp
         else [line["vector"] for line in lines_of(folder)]
     )
     assert rows == [wanted[start:end].tolist() for start, end in itertools.pairwise(floats.indptr)]
-
-
-def _stop(progress: CorpusProgress) -> None:
-    if progress.num_texts > 50:
-        raise KeyboardInterrupt
 
 
 def test_ranges_of_few_texts_are_said(tmp_path: Path, model: Path, corpus: Path) -> None:

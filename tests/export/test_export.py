@@ -34,6 +34,7 @@ from onnxtool.export.tracing import EXPORTERS
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.licenses import License
+from onnxtool.progress import listening
 from onnxtool.runtime.opsets import highest_opset
 from onnxtool.summary import summarize_model
 from tests.workshop import Workshop
@@ -352,8 +353,8 @@ def test_an_exporter_that_took_too_long_is_not_asked_again_until_axes_are_fixed(
 
     monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
     said: list[str] = []
-    with pytest.raises(ExportError, match="not done after 180 s"):
-        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), tmp_path / "m.onnx"), on_progress=said.append)
+    with pytest.raises(ExportError, match="not done after 180 s"), listening(said.append):
+        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), tmp_path / "m.onnx"))
     tried = [line.removeprefix("tracing BertForMaskedLM by ") for line in said if line.startswith("tracing")]
     assert tried[:3] == [
         "torchscript with eager attention",

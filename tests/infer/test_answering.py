@@ -15,6 +15,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, ModelFileError, ProviderError
 from onnxtool.infer import TextInput, answering, batches
+from onnxtool.progress import listening
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import (
@@ -57,7 +58,8 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
     texts = [" ".join(generator.choice(VOCABULARY[5:], generator.integers(1, 12))) for _ in range(20)]
     stages: list[str] = []
     path = write_model(tmp_path, model_for("sparse-encoding", values, "logits"))
-    report = infer(path, texts, top_k=V, on_progress=stages.append)
+    with listening(stages.append):
+        report = infer(path, texts, top_k=V)
     assert [answer.text for answer in report.answers] == texts
     for text, scores in zip(texts, scores_of(report), strict=True):
         assert scores == pytest.approx(splade_terms(values, text), rel=1e-6)

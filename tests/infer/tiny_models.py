@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -189,10 +189,9 @@ def infer(
     *,
     top_k: int | None = None,
     provider: str = "cpu",
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> InferReport:
     """Load the model at `path` and answer for `texts`."""
-    return load(path, provider=provider, on_progress=on_progress).answer(texts, top_k=top_k, on_progress=on_progress)
+    return load(path, provider=provider).answer(texts, top_k=top_k)
 
 
 def rows_of(vectors: DenseVectors | SparseVectors | TokenVectors) -> DenseVectors:

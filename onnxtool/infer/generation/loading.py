@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from onnxtool.checkpoint.text_files import TextInput
@@ -34,7 +34,6 @@ def load_writer(
     model_name: CheckpointName = None,
     provider: Provider = "auto",
     threads: Threads = 0,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> Writer:
     """Load a decoder with its cache, or the decoder of an encoder-decoder, whose encoder is found beside it.
 
@@ -47,7 +46,6 @@ def load_writer(
         provider=provider,
         threads=threads,
         encoder_path=options.encoder_path,
-        on_progress=on_progress,
     )
     return Writer(model, options)
 

@@ -25,6 +25,7 @@ from onnxtool.infer.options import LongText
 from onnxtool.infer.text_model import TextModel
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
 from onnxtool.options import checked
+from onnxtool.progress import tell
 from onnxtool.runtime.session import open_session
 
 OnText = Callable[[int, str], None]
@@ -113,7 +114,6 @@ class Writer:
         prompt: str | None = None,
         long: LongTexts | LongText = CUT,
         on_text: OnText | None = None,
-        on_progress: Callable[[str], None] = lambda _stage: None,
         first: int = 0,
     ) -> GenerationReport:
         """Write after each of N texts, in their order.
@@ -123,7 +123,6 @@ class Writer:
             prompt: as in TextModel.tokenize.
             long: what becomes of a text that is longer than the model takes: `truncate` or `fail`.
             on_text: is told what is written while it is; texts then run one after the other.
-            on_progress: is told what is being done.
             first: the number of the first text, counted from 0, where these are a part of all texts.
 
         Raises:
@@ -148,7 +147,7 @@ class Writer:
         rows: dict[int, _Row] = {}
         seconds = first_seconds = 0.0
         for batch in self._batches(read, one_by_one=on_text is not None):
-            on_progress(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
+            tell(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
             together = [self._row(first + number, read[number], on_text) for number in batch]
             took, to_first = self._write_batch(together, [read[number] for number in batch])
             rows |= {row.number: row for row in together}

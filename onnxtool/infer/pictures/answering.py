@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,9 +14,10 @@ from onnxtool.infer.pictures.model import PictureModel, load_pictures
 from onnxtool.infer.pictures.queries import encode_query
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.vectors import DenseVectors, TokenVectors, cosine_similarities
+from onnxtool.progress import tell
 
 
-def answer_pictures(options: InferOptions, on_progress: Callable[[str], None] = lambda _stage: None) -> InferReport:
+def answer_pictures(options: InferOptions) -> InferReport:
     """Run the pictures of `options` through a model, and rank them by cosine where there is a query.
 
     Raises:
@@ -29,15 +30,14 @@ def answer_pictures(options: InferOptions, on_progress: Callable[[str], None] = 
         model_name=options.model_name,
         provider=options.provider,
         threads=options.threads,
-        on_progress=on_progress,
     )
     pictures = [PictureInput(path) for path in options.images]
     if options.input_path is not None:
         pictures += find_pictures(options.input_path)
     if not pictures:
         raise InputError("no pictures to run", "pass at least one --image, or --input with a folder or list of them")
-    query = None if options.query is None else encode_query(model, options.query, options, on_progress)
-    on_progress(f"running {len(pictures)} pictures")
+    query = None if options.query is None else encode_query(model, options.query, options)
+    tell(f"running {len(pictures)} pictures")
     vectors = model.encode([picture.path for picture in pictures])
     return _report(model, options.query, pictures, vectors, query)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from os import PathLike
@@ -33,6 +33,7 @@ from onnxtool.infer.vectors import DenseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
@@ -245,7 +246,6 @@ def load_pictures(
     model_name: CheckpointName = None,
     provider: Provider = "auto",
     threads: Threads = 0,
-    on_progress: Callable[[str], None] = lambda _stage: None,
 ) -> PictureModel:
     """Load the model of pictures at `model_path` with its image processor.
 
@@ -254,7 +254,6 @@ def load_pictures(
         model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one a core.
-        on_progress: is told what is being done.
 
     Raises:
         InputError: the graph takes no pictures alone, gives no vector of one, or its image processor is not computed.
@@ -294,7 +293,7 @@ def load_pictures(
         else PictureProcessor.of(folder)
     )
     parts = _parts(model) if is_cut else None
-    on_progress(f"loading {model.path}")
+    tell(f"loading {model.path}")
     session = open_session(model.path, provider=provider, threads=threads)
     task = stated_task(model) or TASK_OF_PICTURES
     return PictureModel(session, folder, processor, inputs, parts, vector, _VECTORS[vector] == 3, task)

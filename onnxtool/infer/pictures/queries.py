@@ -5,7 +5,6 @@ Letters of shapes: D width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +20,14 @@ from onnxtool.infer.pictures.model import PictureModel
 from onnxtool.infer.vectors import DenseVectors, TokenVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import WEIGHTS_KEY
+from onnxtool.progress import tell
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import text_feeds
 from onnxtool.runtime.tokens import open_tokenizer
 
-_OnProgress = Callable[[str], None]
 
-
-def encode_query(
-    model: PictureModel, query: str, options: InferOptions, on_progress: _OnProgress
-) -> DenseVectors | TokenVectors:
+def encode_query(model: PictureModel, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
     """Return the vector of `query`, float32 [1, D], or those of its tokens.
 
     Raises:
@@ -53,7 +49,7 @@ def encode_query(
             "export both sides from one checkpoint",
         )
     encode = _encode_tokens if model.by_token else _encode_text
-    vectors = encode(path, query, options, on_progress)
+    vectors = encode(path, query, options)
     width = next(info.shape[-1] for info in model.session.model.structure.outputs if info.name == model.vector)
     found = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
     if found.dtype != np.float32 or found.shape[1:] != (width,):
@@ -64,16 +60,12 @@ def encode_query(
     return vectors
 
 
-def _encode_text(
-    path: Path, query: str, options: InferOptions, on_progress: _OnProgress
-) -> DenseVectors | TokenVectors:
-    texts = load(path, provider=options.provider, threads=options.threads, on_progress=on_progress)
+def _encode_text(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+    texts = load(path, provider=options.provider, threads=options.threads)
     return np.asarray(texts.encode([query], prompt=options.prompt, task="query"))
 
 
-def _encode_tokens(
-    path: Path, query: str, options: InferOptions, on_progress: _OnProgress
-) -> DenseVectors | TokenVectors:
+def _encode_tokens(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
     """Encode a query for pages: written as the processor of the checkpoint does, with a vector for each token."""
     texts = ModelFile.open(path)
     if options.prompt is not None:
@@ -89,7 +81,7 @@ def _encode_tokens(
             f"the tokenizer gives token {largest}, and {path} knows {known} tokens",
             "the tokenizer belongs to another model; export the model again",
         )
-    on_progress(f"loading {path}")
+    tell(f"loading {path}")
     session = open_session(path, provider=options.provider, threads=options.threads)
     values = session.run(text_feeds(texts, arrays))[TOKENS][0].astype(np.float32)
     require_finite(values, "vector of a token")

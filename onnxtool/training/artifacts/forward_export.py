@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from onnxtool.export.signature import detect_signature, to_tensors
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.model_file import Staging, save_model
+from onnxtool.progress import tell
 from onnxtool.training.artifacts.reference import TorchModel
 from onnxtool.training.options import ForwardOptions
 
@@ -60,9 +61,7 @@ def source_of(options: ForwardOptions) -> Source:
     )
 
 
-def export_forward(
-    options: ForwardOptions, folder: Path, on_progress: Callable[[str], None] = lambda _stage: None
-) -> Forward:
+def export_forward(options: ForwardOptions, folder: Path) -> Forward:
     """Trace the model in training mode into a file in `folder`.
 
     Raises:
@@ -71,7 +70,7 @@ def export_forward(
     """
     source = source_of(options)
     checkpoint = Checkpoint.open(source, task=options.task)
-    on_progress(f"loading {options.model_name}")
+    tell(f"loading {options.model_name}")
     # Only eager attention consists of operators with gradients, its dropout included.
     model = checkpoint.load_model(
         dtype="float32",
@@ -88,7 +87,7 @@ def export_forward(
     modality = find_modality(model, checkpoint, text=None)
     signature = detect_signature(model, modality)
     sample = to_tensors(model, modality.sample(signature.sizes))
-    on_progress(f"tracing {type(model).__name__}")
+    tell(f"tracing {type(model).__name__}")
 
     def trace() -> ir.Model:
         with operators_apart():

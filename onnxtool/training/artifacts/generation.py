@@ -24,6 +24,7 @@ from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside,
 from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
+from onnxtool.progress import tell
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
@@ -163,9 +164,7 @@ def generate_artifacts(
     )
 
 
-def make_artifacts(
-    options: ArtifactOptions, on_progress: Callable[[str], None] = lambda _stage: None
-) -> ArtifactReport:
+def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     """Write the artifacts of `options`; the folder has the old files or the new ones, never some of both.
 
     Raises:
@@ -174,14 +173,14 @@ def make_artifacts(
     """
     stopwatch = Stopwatch()
     _check_output(options)
-    on_progress("reading the model")
+    tell("reading the model")
     model, path = _load(options.model)
     check_model(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     model, lora = _with_adapters(model, options)
     selection = _selection(model, options, lora)
     stopwatch.lap("read")
-    on_progress("differentiating")
+    tell("differentiating")
     block = _Training(loss, options)
     with onnxblock.base(model, path):
         block.select(selection)
@@ -194,7 +193,7 @@ def make_artifacts(
         with onnxblock.empty_base():
             optimizer((trained, frozen))
         models[_MODELS[2]] = optimizer.to_model_proto()
-    on_progress("writing")
+    tell("writing")
     folder = None if path is None else path.parent
     checkpoint = checkpoint_of(trained, frozen, folder=folder)
     checkpoint.aliases = dict(options.aliases)
@@ -207,7 +206,7 @@ def make_artifacts(
         write_checkpoint(checkpoint, written[-1])
         if options.verify is not None:
             stopwatch.lap("write")
-            on_progress("verifying")
+            tell("verifying")
             verification = options.verify(staging.folder)
             stopwatch.lap("verify")
         if options.nominal_checkpoint:

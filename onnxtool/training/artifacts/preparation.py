@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,9 +28,7 @@ from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
 from onnxtool.training.options import NONE, LossType, PreparationOptions, TrainingTarget
 
 
-def prepare_training(
-    options: PreparationOptions, on_progress: Callable[[str], None] = lambda _stage: None
-) -> ArtifactReport:
+def prepare_training(options: PreparationOptions) -> ArtifactReport:
     """Make the artifacts of a model file, or of a checkpoint.
 
     Raises:
@@ -40,10 +38,10 @@ def prepare_training(
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
     check_prefix(options.prefix)
     if options.forward is None:
-        return _of_file(options, on_progress)
+        return _of_file(options)
     with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
-        forward = export_forward(options.forward, folder, on_progress)
-        return make_checkpoint_artifacts(options, forward, on_progress)
+        forward = export_forward(options.forward, folder)
+        return make_checkpoint_artifacts(options, forward)
 
 
 def plan_training(options: PreparationOptions) -> WritePlan:
@@ -62,15 +60,13 @@ def plan_training(options: PreparationOptions) -> WritePlan:
     return plan_artifacts(_artifact_options(options, setting, options.model_path or Path(), options.loss_inputs))
 
 
-def _of_file(options: PreparationOptions, on_progress: Callable[[str], None]) -> ArtifactReport:
+def _of_file(options: PreparationOptions) -> ArtifactReport:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
     made = _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
-    return make_artifacts(made, on_progress)
+    return make_artifacts(made)
 
 
-def make_checkpoint_artifacts(
-    options: PreparationOptions, forward: Forward, on_progress: Callable[[str], None] = lambda _stage: None
-) -> ArtifactReport:
+def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> ArtifactReport:
     """Make the artifacts of an exported checkpoint, and verify them.
 
     Raises:
@@ -92,7 +88,7 @@ def make_checkpoint_artifacts(
         parameters=forward.parameters,
         verify=verify if options.verify and is_verifiable else None,
     )
-    report = make_artifacts(made, on_progress)
+    report = make_artifacts(made)
     return replace(report, notes=(*report.notes, *_notes(report, setting)))
 
 
