@@ -6,7 +6,7 @@ VENV := .venv
 SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
 READY := $(VENV)/.ready
-WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml examples/review/review.yml
+WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test web test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
@@ -66,7 +66,7 @@ review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in m
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format markdown --output models/review.md --force
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format html --output models/review.html --force
 
-coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, optimize it, and write docs/coverage.md; takes hours.
+coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, optimize it, and write build/coverage.md; takes hours.
 	$(BIN)/python scripts/coverage.py --peers --resume
 	$(BIN)/python scripts/coverage.py --optimize fp32 int8
 

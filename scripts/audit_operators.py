@@ -2,7 +2,7 @@
 
 `python scripts/audit_operators.py` takes two samples of each operator of PyTorch's OpInfo database in float32, and
 compares results, and gradients where they are defined, with eager PyTorch at two threads. It returns 1 where a result
-is wrong or a sample crashes. What was found is kept in docs/operators.json, and --resume goes on from there and
+is wrong or a sample crashes. What was found is kept in build/operators.json, and --resume goes on from there and
 tries again what was wrong.
 """
 
@@ -75,6 +75,7 @@ def main() -> int:
         if arguments.operators and operator.name not in arguments.operators:
             continue
         results[name] = [_audit(sample) for sample in itertools.islice(_samples(operator), arguments.samples)]
+        arguments.results.parent.mkdir(exist_ok=True)
         arguments.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
         for found in results[name]:
             if found["verdict"] in BAD:
@@ -93,7 +94,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--results", type=Path, default=ROOT / "docs" / "operators.json")
+    parser.add_argument("--results", type=Path, default=ROOT / "build" / "operators.json")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "operators.md")
     return parser.parse_args()
 

@@ -1,7 +1,7 @@
 """Try every model type of transformers: make a tiny checkpoint, export it, and judge the file independently.
 
-`python scripts/coverage.py` tries all tasks and types and writes docs/coverage.md. Each step of each type runs in a
-process of its own with limits; what was found is kept in docs/coverage.json, and --resume goes on from there.
+`python scripts/coverage.py` tries all tasks and types and writes build/coverage.md. Each step of each type runs in a
+process of its own with limits; what was found is kept in build/coverage.json, and --resume goes on from there.
 `--optimize fp32 int8` optimizes every file that was right instead, and judges what comes out; `--redo` does that once
 more, after a change of `optimize`, and `--keep` leaves the exported files in --work_dir for it.
 `--peers` tries transformers' own exporter on the same checkpoints, and `--optimum DIR` optimum-onnx, which needs a
@@ -111,9 +111,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1, metavar="N", help="optimize every N-th of them only")
     parser.add_argument("--redo", action="store_true", help="optimize again what has a verdict already")
     parser.add_argument("--keep", action="store_true", help="keep the exported files for another --optimize")
-    parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.md")
+    parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "build" / "coverage.md")
     parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "coverage")
-    parser.add_argument("--results", type=Path, default=_SCRIPTS.parent / "docs" / "coverage.json")
+    parser.add_argument("--results", type=Path, default=_SCRIPTS.parent / "build" / "coverage.json")
     parser.add_argument("--resume", action="store_true", help="keep what the results have already")
     parser.add_argument("--time_limit", type=float, default=300, help="seconds that one step may take")
     parser.add_argument("--memory_limit", type=float, default=8, help="GB that one step may take")

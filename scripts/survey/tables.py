@@ -15,8 +15,6 @@ _NOT_RUN = "not run"
 _UNSEEN = "no Softmax of the graph weights values"
 _INTRODUCTION = """# Coverage
 
-Made by `make coverage` (scripts/coverage.py); not edited by hand.
-
 Every model type that transformers {version} lists for a task, as a tiny model with random weights, exported by the
 command line with its own verification on, and judged by a program that shares nothing with it: PyTorch and onnxruntime
 on the same inputs, several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.

@@ -1,29 +1,41 @@
-"""The page of mistakes has what the commands say; those that need a checkpoint are run where the page is made."""
+"""The page of common mistakes shows what the commands say to each."""
 
 from __future__ import annotations
 
-import sys
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from mistakes import MISTAKES, render
+from tests.cli.entry_point import run_onnxtool
+from tests.docs.documents import ROOT
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "guide" / "mistakes.md").read_text("utf-8")
-
-
-def test_the_page_has_every_mistake() -> None:
-    """Forty and more, each with an exit code that is not 0 and with one error."""
-    assert len(MISTAKES) >= 40
-    for mistake in MISTAKES:
-        assert f"$ onnxtool {mistake.command}\nerror: " in PAGE, mistake.what
-    assert "(exit code 0)" not in PAGE
+PAGE = (ROOT / "docs" / "guide" / "mistakes.md").read_text("utf-8")
+MISTAKES = re.findall(r"\(exit code (\d)\)\n\n```text\n\$ onnxtool (.*)\n((?:.*\n)*?)```", PAGE)
+UNKNOWN_KEY = "fail_iff"
 
 
-def test_the_quick_ones_are_up_to_date(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where this fails, `python scripts/mistakes.py --output docs/guide/mistakes.md` makes the page anew."""
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    quick = [block for block in render(quick=True).split("```") if block.startswith("text\n$")]
-    assert len(quick) == sum(mistake.is_quick for mistake in MISTAKES)
-    assert [block for block in quick if block not in PAGE] == []
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder without a checkpoint, another one, and a pointer of Git LFS."""
+    for name in ("empty", "encoder"):
+        (tmp_path / name).mkdir()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 438000000\n"
+    (tmp_path / "pointer.onnx").write_text(pointer)
+    return tmp_path
+
+
+def test_the_page_has_mistakes() -> None:
+    """Each one that it names is run below."""
+    assert len(MISTAKES) == PAGE.count("(exit code ") > 15
+
+
+@pytest.mark.parametrize(("code", "command", "said"), MISTAKES, ids=[command for _, command, _ in MISTAKES])
+def test_a_mistake_gets_the_answer_of_the_page(code: str, command: str, said: str, folder: Path) -> None:
+    """The exit code, the error and its hint, to the letter."""
+    if UNKNOWN_KEY in said:
+        (folder / ".onnxtool.toml").write_text(f'[stats]\n{UNKNOWN_KEY} = ["nodes>+10%"]\n')
+    done = run_onnxtool(folder, *shlex.split(command))
+    assert done.returncode == int(code)
+    assert done.stderr[done.stderr.index("error:") :].strip() == said.strip()

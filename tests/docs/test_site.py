@@ -1,10 +1,8 @@
-"""README and docs/ are complete and consistent: links, length, public names, drawings."""
+"""README and docs/ are complete and consistent: links, length, public names."""
 
 from __future__ import annotations
 
-import html
 import re
-import runpy
 from pathlib import Path
 
 import pytest
@@ -68,13 +66,6 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - listed == {"index"}
 
 
-@pytest.mark.parametrize("name", ["pipeline.svg", "packages.svg"])
-def test_drawings_are_those_of_the_script(name: str) -> None:
-    """They are made by `python scripts/diagrams.py`, the packages from the layers that a test asserts."""
-    script = runpy.run_path(str(ROOT / "scripts" / "diagrams.py"))
-    assert (ROOT / "docs" / "diagrams" / name).read_text(encoding="utf-8") == script["DRAWINGS"][name]()
-
-
 def test_hooks_have_the_versions_of_the_constraints() -> None:
     """A hook of another version would change what `make lint` refuses."""
     pins = set((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
@@ -94,16 +85,3 @@ def test_workflows_call_targets_of_the_makefile() -> None:
         targets = [word for line in lines for word in line.split()[1:] if "=" not in word]
         assert name != "test.yml" or {"test", "lint", "docs", "test_lowest"} <= set(targets)
         assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), targets
-
-
-@pytest.mark.parametrize("name", ["export", "optimize", "corpus"])
-def test_a_capture_shows_the_time_that_is_left(name: str) -> None:
-    """It is a drawing of a real run by `python scripts/captures.py`, and refers to nothing of the network."""
-    drawing = (ROOT / "docs" / "captures" / f"{name}.svg").read_text(encoding="utf-8")
-    text = html.unescape(re.sub(r"<[^>]*>", "", drawing)).replace("\xa0", " ")
-    assert "━" in text
-    assert re.search(r"\d:\d\d:\d\d left", text)
-    assert set(re.findall(r"https?://[^\s\"<]+", drawing)) <= {
-        "http://www.w3.org/2000/svg",
-        "https://www.textualize.io",
-    }

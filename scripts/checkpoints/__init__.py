@@ -1,1 +1,0 @@
-"""Checkpoints that are damaged in every way that was thought of, for `scripts/check_checkpoints.py`."""
