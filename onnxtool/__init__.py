@@ -8,10 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
-from onnxtool.renamed import install
 from onnxtool.version import __version__ as __version__
-
-install()
 
 if TYPE_CHECKING:
     from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions

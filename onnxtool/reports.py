@@ -10,8 +10,6 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, TypeVar
 
-from onnxtool.renamed import moved_name
-
 T = TypeVar("T")
 
 Dimension = int | str | None
@@ -138,7 +136,3 @@ def code_span(text: str) -> str:
 def html_entity(character: str) -> str:
     """Write a character for Markdown and HTML, where only letters and digits mean nothing else."""
     return character if character.isalnum() else f"&#{ord(character)};"
-
-
-def __getattr__(name: str) -> object:
-    return moved_name(__name__, name)

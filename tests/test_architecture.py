@@ -34,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors",),
     ("verification",),
     ("interruption", "lazy", "progress", "reports"),
-    ("renamed", "version"),
+    ("version",),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
@@ -95,7 +95,6 @@ STANDARD_LIBRARY_ONLY = (
         "model_file",
         "options",
         "progress",
-        "renamed",
         "reports",
         "stats",
         "summary",
