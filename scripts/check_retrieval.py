@@ -43,8 +43,7 @@ import onnxtool
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.errors import OnnxtoolError
 from onnxtool.infer import InferOptions
-from onnxtool.infer.pictures.model import load_pictures
-from onnxtool.infer.pictures.queries import encode_query
+from onnxtool.infer.pictures import encode_query, load_pictures
 from onnxtool.infer.vectors import SparseVectors
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4

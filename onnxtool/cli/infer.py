@@ -150,7 +150,7 @@ def command(
         return 0
     # Imported here so that --help needs neither numpy nor tokenizers.
     from onnxtool.infer.generation.loading import writes_text
-    from onnxtool.infer.pictures.model import takes_pictures
+    from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts, run_texts, stream_texts
 
     if benchmark:
@@ -278,7 +278,7 @@ def _run_benchmark(
 
 def _plan(options: InferOptions, outputs: Sequence[Path], *, force: bool, format_name: str) -> None:
     """Say what would be written, where the model and the texts can be read."""
-    from onnxtool.infer.pictures.model import takes_pictures
+    from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts
 
     model = ModelFile.open(options.model_path)

@@ -15,7 +15,7 @@ from onnxtool.encoding.options import VectorOptions
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.loading import LoadedModel
-from onnxtool.infer.pictures.model import PictureModel
+from onnxtool.infer.pictures import PictureModel
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.reports import Json

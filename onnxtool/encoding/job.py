@@ -23,7 +23,7 @@ from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import CUT, LongTexts
-from onnxtool.infer.pictures.model import PictureModel, load_pictures, takes_pictures
+from onnxtool.infer.pictures import PictureModel, load_pictures, takes_pictures
 from onnxtool.infer.routes import find_file
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import resolve_provider

@@ -23,7 +23,7 @@ from onnxtool.errors import InputError
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.long_texts import CUT, LongTexts
-from onnxtool.infer.pictures.model import PictureModel, PreparedPicture
+from onnxtool.infer.pictures import PictureModel, PreparedPicture
 from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 

@@ -21,7 +21,7 @@ from onnxtool.encoding.records import PartRecord, Records, begin_run, remove_rec
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.sources import Reject, SourceReader, find_picture_sources, find_sources, left_out_notes, no_texts
 from onnxtool.encoding.windows import Window, accepted
-from onnxtool.infer.pictures.model import takes_pictures
+from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked

@@ -8,7 +8,7 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import Pooling
-from onnxtool.checkpoint.tasks import TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
@@ -323,7 +323,7 @@ def _choose(
         pads = isinstance(modality, PaddedTexts)
         choice = choose_side_head(options.head, side, source, signature, scales=scales, pads=pads)
     elif is_of_pages(checkpoint):
-        choice = choose_no_head(options.head, source, of_pictures=checkpoint.task == TASK_OF_PICTURES)
+        choice = choose_no_head(options.head, source)
     else:
         choice = choose_head(options.head, checkpoint, signature, task=options.task)
     head = choice.head

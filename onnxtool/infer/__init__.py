@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
     from onnxtool.infer.options import FileDescription as FileDescription
     from onnxtool.infer.options import InferOptions as InferOptions
-    from onnxtool.infer.pictures.model import PictureModel as PictureModel
-    from onnxtool.infer.pictures.model import load_pictures as load_pictures
+    from onnxtool.infer.pictures import PictureModel as PictureModel
+    from onnxtool.infer.pictures import load_pictures as load_pictures
     from onnxtool.infer.run import run_texts as run_texts
     from onnxtool.infer.vectors import DenseVectors as DenseVectors
     from onnxtool.infer.vectors import SparseVectors as SparseVectors
@@ -41,8 +41,8 @@ _MODULES = {
     "LONG_TEXTS": "onnxtool.infer.options",
     "FileDescription": "onnxtool.infer.options",
     "InferOptions": "onnxtool.infer.options",
-    "PictureModel": "onnxtool.infer.pictures.model",
-    "load_pictures": "onnxtool.infer.pictures.model",
+    "PictureModel": "onnxtool.infer.pictures",
+    "load_pictures": "onnxtool.infer.pictures",
     "run_texts": "onnxtool.infer.run",
     "DenseVectors": "onnxtool.infer.vectors",
     "SparseVectors": "onnxtool.infer.vectors",

@@ -16,8 +16,7 @@ from onnxtool.infer.generation.writing import OnText, Writer
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import InferOptions
-from onnxtool.infer.pictures.answering import answer_pictures
-from onnxtool.infer.pictures.model import takes_pictures
+from onnxtool.infer.pictures import answer_pictures, takes_pictures
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries

@@ -128,7 +128,7 @@ def read_by_transformers(folder: Path, *, lower_cases: bool = False) -> ReadToke
         lower_cases: whether it lower-cases as sentence-transformers does.
     """
     checkpoint = CheckpointFolder(folder)
-    tokenizer = _load(folder)
+    tokenizer = load_by_transformers(folder)
     if lower_cases and checkpoint.sentence_modules.lower_cases:
         lower_case(tokenizer.backend_tokenizer)
 
@@ -205,10 +205,15 @@ def _ask_transformers(folder: CheckpointFolder, path: Path) -> Any:
     """Return the tokenizer as transformers loads it; None where no file says how it would."""
     if "model_type" not in folder.read("config.json") and folder.locate("tokenizer_config.json") is None:
         return None
-    return _load(path.parent)
+    return load_by_transformers(path.parent)
 
 
-def _load(folder: Path) -> Any:
+def load_by_transformers(folder: Path) -> Any:
+    """Load the tokenizer in `folder` as transformers does.
+
+    Raises:
+        InputError: it cannot, or is not installed.
+    """
     try:
         from transformers import AutoTokenizer
     except ImportError as error:

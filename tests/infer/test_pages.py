@@ -21,11 +21,11 @@ from PIL import Image
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.encoding import CorpusOptions, encode_corpus
-from onnxtool.errors import CheckpointError, ExportError, InputError
+from onnxtool.errors import ExportError, InputError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.modalities.pages import restrict_to_pages
 from onnxtool.infer import InferOptions, run_texts
-from onnxtool.infer.pictures.model import load_pictures
+from onnxtool.infer.pictures import load_pictures
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.runtime.session import open_session
 
@@ -141,7 +141,7 @@ def test_a_corpus_of_pages_counts_damaged_files(retriever: Retriever, tmp_path: 
             {"processor_class": "ColPaliProcessor", "image_seq_len": None},
             "has another processor than",
         ),
-        ("ColModernVBert", {"visual_prompt_prefix": "no picture"}, "visual_prompt_prefix has not one"),
+        ("ColModernVBert", {"visual_prompt_prefix": "no picture"}, "the processor "),
         ("ColQwen2", {"image_processor.merge_size": 1}, "the processor writes"),
         ("ColQwen2", {"image_processor.patch_size": 2}, "the image processor makes pixel_values of"),
     ],
@@ -222,20 +222,3 @@ def test_a_forward_that_differs_from_the_models_own_is_refused(
     monkeypatch.setattr(model, "forward", other)
     with pytest.raises(ExportError, match="computes other vectors of pages"):
         export_model(ExportOptions(str(retriever.folder), output=tmp_path / "m.onnx", task=TASK_OF_PICTURES))
-
-
-def test_a_page_that_infer_would_not_prepare_is_not_exported(retriever: Retriever, tmp_path: Path) -> None:
-    """Unless the user prepares pages himself."""
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(retriever.folder, folder)
-    file = folder / "processor_config.json"
-    settings = json.loads(file.read_text())
-    file.write_text(
-        json.dumps(
-            settings
-            | {"image_processor": settings["image_processor"] | {"data_format": None, "device": "cpu", "do_flip": True}}
-        )
-    )
-    with pytest.raises(CheckpointError, match="does not follow: do_flip True") as raised:
-        export_model(ExportOptions(str(folder), output=tmp_path / "m.onnx", task=TASK_OF_PICTURES))
-    assert "--head none" in raised.value.hint

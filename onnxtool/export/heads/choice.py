@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.checkpoint.files import M3_FILES
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.page_processors import require_known_page_modules, require_known_pages, require_known_queries
-from onnxtool.checkpoint.picture_processing import PictureProcessor
+from onnxtool.checkpoint.page_modules import require_known_page_modules, require_known_pages
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
@@ -44,6 +43,7 @@ from onnxtool.export.heads.splade import splade_evidence
 from onnxtool.export.modalities.sides import SIDES, Side
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
+from onnxtool.runtime.pictures import PictureProcessor
 
 if TYPE_CHECKING:
     from onnxtool.export.checkpoint import Checkpoint
@@ -392,13 +392,12 @@ def _require_known(read: Callable[[Source], object], source: Source, anyway: str
         raise CheckpointError(error.message, hint) from None
 
 
-def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
+def choose_no_head(name: str, source: Source) -> Choice:
     """Decide on the head of a retriever of pages, which gives vectors itself.
 
     Args:
         name: one of HEAD_NAMES.
         source: the checkpoint.
-        of_pictures: whether its side for pages is exported, and not the one for queries.
 
     Raises:
         CheckpointError: sentence-transformers computes more with it.
@@ -410,7 +409,7 @@ def choose_no_head(name: str, source: Source, *, of_pictures: bool) -> Choice:
         )
     require_known_page_modules(source)
     if name == "auto":
-        _require_known(require_known_pages if of_pictures else require_known_queries, source, "--head none")
+        _require_known(require_known_pages, source, "--head none")
     return Choice("none", None)
 
 

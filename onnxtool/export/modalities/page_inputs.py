@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.page_pictures import GRID
 from onnxtool.checkpoint.picture_files import picture_of
-from onnxtool.checkpoint.picture_processing import PIXELS
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.image import draw_picture
 from onnxtool.export.modalities.processing import disagreement, prepare, scaled
@@ -23,6 +21,7 @@ from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import GIVEN, MASK, NORMAL, InputKind
+from onnxtool.runtime.pictures import GRID, PIXELS
 
 _IDS, _MASK = "input_ids", "attention_mask"
 # Of several proportions: retrievers cut each otherwise. A tile of a real model is work for a second, so that there are

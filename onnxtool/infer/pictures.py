@@ -1,4 +1,4 @@
-"""A model of pictures with all that it takes to run files through it: session, image processor and output.
+"""Run picture files through a model: vectors of pictures, and pictures ranked for a text.
 
 Letters of shapes: N pictures, B batch, H height, W width, P tokens of a page, D width of a vector.
 """
@@ -18,27 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.checkpoint.page_processors import PAGE_INPUTS, PageProcessor
-from onnxtool.checkpoint.picture_files import blank_picture, read_picture
-from onnxtool.checkpoint.picture_processing import PIXELS, PROCESSOR_NAMES, Feeds, PictureProcessor
+from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
+from onnxtool.checkpoint.picture_files import PictureInput, blank_picture, find_pictures, read_picture
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
+from onnxtool.infer.answering import MAX_SIMILARITIES, numbers_of
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import require_finite
+from onnxtool.infer.loading import load
+from onnxtool.infer.options import InferOptions
+from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.tasks import stated_task
-from onnxtool.infer.vectors import DenseVectors, TokenVectors
+from onnxtool.infer.vectors import DenseVectors, TokenVectors, cosine_similarities
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
+from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY, WEIGHTS_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
 from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.feeds import index_bounds
+from onnxtool.runtime.pictures import PAGE_INPUTS, PIXELS, Feeds, PageProcessor, PictureProcessor
 from onnxtool.runtime.providers import Provider
 from onnxtool.runtime.session import Session, open_session
-from onnxtool.runtime.tokens import open_tokenizer
+from onnxtool.runtime.text_feeds import text_feeds
 
 # What there is of a picture, with its axes: the vector of a dual encoder, or a vector for each token of a page.
 _VECTORS = {"image_embeds": 2, "image_features": 2, TOKENS: 3}
@@ -287,11 +292,8 @@ def load_pictures(
             f"{model.path} gives {stored.name} vectors, and pictures are encoded as float32", "export it without that"
         )
     folder = find_checkpoint_folder(model, model_name, needs=PROCESSOR_NAMES)
-    processor = (
-        PageProcessor.of(folder, model.metadata[PROCESSOR_KEY], open_tokenizer(folder))
-        if is_cut
-        else PictureProcessor.of(folder)
-    )
+    tell("loading transformers, which prepares the pictures")
+    processor = PageProcessor.of(folder, model.metadata[PROCESSOR_KEY]) if is_cut else PictureProcessor.of(folder)
     parts = _parts(model) if is_cut else None
     tell(f"loading {model.path}")
     session = open_session(model.path, provider=provider, threads=threads)
@@ -313,3 +315,163 @@ def _parts(model: ModelFile) -> tuple[int, Fraction]:
             "export the model again",
         )
     return int(token), Fraction(count)
+
+
+def answer_pictures(options: InferOptions) -> InferReport:
+    """Run the pictures of `options` through a model, and rank them by cosine where there is a query.
+
+    Raises:
+        InputError: an option is not for pictures, there are none, or one cannot be read.
+        OnnxtoolError: of `load_pictures`, or of `load` for the model of the query.
+    """
+    _refuse_unused(options)
+    model = load_pictures(
+        options.model_path,
+        model_name=options.model_name,
+        provider=options.provider,
+        threads=options.threads,
+    )
+    pictures = [PictureInput(path) for path in options.images]
+    if options.input_path is not None:
+        pictures += find_pictures(options.input_path)
+    if not pictures:
+        raise InputError("no pictures to run", "pass at least one --image, or --input with a folder or list of them")
+    query = None if options.query is None else encode_query(model, options.query, options)
+    tell(f"running {len(pictures)} pictures")
+    vectors = model.encode([picture.path for picture in pictures])
+    return _report(model, options.query, pictures, vectors, query)
+
+
+def _report(
+    model: PictureModel,
+    query: str | None,
+    pictures: Sequence[PictureInput],
+    vectors: DenseVectors | TokenVectors,
+    query_vectors: DenseVectors | TokenVectors | None,
+) -> InferReport:
+    similarities: tuple[tuple[float, ...], ...] = ()
+    scores: list[float] = []
+    notes: tuple[str, ...] = ()
+    if query_vectors is not None:
+        scores = _scores(query_vectors, vectors)
+    elif isinstance(vectors, np.ndarray) and 1 < len(pictures) <= MAX_SIMILARITIES:
+        similarities = tuple(tuple(float(value) for value in row) for row in cosine_similarities(vectors))
+    elif isinstance(vectors, np.ndarray) and len(pictures) > MAX_SIMILARITIES:
+        notes = (f"no similarities: {len(pictures)} pictures, and pairs are compared up to {MAX_SIMILARITIES}",)
+    label = "maxsim" if model.by_token else "similarity"
+    answers = tuple(
+        TextAnswer(
+            text=str(picture.path),
+            num_tokens=0,
+            truncated=False,
+            candidates=(Scored(label, scores[place]),) if scores else (),
+            outputs={model.vector: own.shape},
+            id=picture.id,
+            query=query,
+            vector=() if model.by_token else numbers_of(own),
+            token_vectors=tuple(map(numbers_of, own)) if model.by_token and not scores else (),
+        )
+        for place, picture in enumerate(pictures)
+        for own in [vectors.row(place) if isinstance(vectors, TokenVectors) else vectors[place]]
+    )
+    order = tuple(sorted(range(len(scores)), key=lambda place: -scores[place]))
+    return InferReport(
+        model=str(model.session.model.path),
+        provider=model.session.provider,
+        task=model.task,
+        kind="scores" if scores else "token_vectors" if model.by_token else "similarities",
+        answers=answers,
+        similarities=similarities,
+        rankings=(Ranking(query, order),) if scores else (),
+        notes=notes,
+    )
+
+
+def _scores(query: DenseVectors | TokenVectors, pictures: DenseVectors | TokenVectors) -> list[float]:
+    """Return the cosine of each picture with the query, or its MaxSim where tokens have vectors."""
+    if isinstance(query, TokenVectors) and isinstance(pictures, TokenVectors):
+        return [float(score) for score in query.max_similarities(pictures)[0]]
+    return [float(score) for score in cosine_similarities(np.concatenate([query, pictures]))[0, 1:]]
+
+
+def _refuse_unused(options: InferOptions) -> None:
+    """Refuse what is for texts alone.
+
+    Raises:
+        InputError: it was passed.
+    """
+    alone = {
+        "--text": options.texts,
+        "--task": options.text_task,
+        **options.description.given,
+        "--long": options.long,
+        "--overlap": options.overlap,
+        "--top_k": options.top_k,
+    }
+    given = [name for name, value in alone.items() if value not in ((), None)]
+    if options.query is None:
+        given += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]
+    if given:
+        raise InputError(
+            f"{options.model_path} takes pictures, and {' and '.join(given)} was passed, which is for texts",
+            "pass --image, and --query with --text_model to rank pictures for a text",
+        )
+
+
+def encode_query(model: PictureModel, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+    """Return the vector of `query`, float32 [1, D], or those of its tokens.
+
+    Raises:
+        InputError: the model of texts is not named, gives other vectors, or comes from another checkpoint.
+        OnnxtoolError: it cannot be loaded or run.
+    """
+    path = options.text_model
+    if path is None:
+        raise InputError(
+            "--query ranks pictures for a text, and the model of texts is not named",
+            "export it from the same checkpoint (--task late-interaction of a retriever of pages, else --task "
+            "sentence-similarity), and pass it with --text_model",
+        )
+    texts = ModelFile.open(path)
+    if texts.metadata.get(WEIGHTS_KEY) != model.session.model.metadata.get(WEIGHTS_KEY):
+        raise InputError(
+            f"{path} and {model.session.model.path} come from different weights, and their vectors are of no common "
+            "space",
+            "export both sides from one checkpoint",
+        )
+    encode = _encode_tokens if model.by_token else _encode_text
+    vectors = encode(path, query, options)
+    width = next(info.shape[-1] for info in model.session.model.structure.outputs if info.name == model.vector)
+    found = vectors.vectors if isinstance(vectors, TokenVectors) else vectors
+    if found.dtype != np.float32 or found.shape[1:] != (width,):
+        raise InputError(
+            f"{path} gives other vectors than {model.session.model.path}, of {width} numbers of float32",
+            "take both sides from one checkpoint",
+        )
+    return vectors
+
+
+def _encode_text(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+    texts = load(path, provider=options.provider, threads=options.threads)
+    return np.asarray(texts.encode([query], prompt=options.prompt, task="query"))
+
+
+def _encode_tokens(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
+    """Encode a query for pages: written as the processor of the checkpoint does, with a vector for each token."""
+    texts = ModelFile.open(path)
+    if options.prompt is not None:
+        raise InputError("queries for pages are written as the checkpoint's processor does", "leave --prompt out")
+    if [len(info.shape) for info in texts.structure.outputs if info.name == TOKENS] != [3]:
+        raise InputError(f"{path} gives no {TOKENS}", "export it with --task late-interaction from the same checkpoint")
+    arrays = PageProcessor.of(find_checkpoint_folder(texts)).read_query(query)
+    known, largest = index_bounds(texts).get("input_ids"), arrays["input_ids"].max()
+    if known is not None and largest >= known:
+        raise InputError(
+            f"the tokenizer gives token {largest}, and {path} knows {known} tokens",
+            "the tokenizer belongs to another model; export the model again",
+        )
+    tell(f"loading {path}")
+    session = open_session(path, provider=options.provider, threads=options.threads)
+    values = session.run(text_feeds(texts, arrays))[TOKENS][0].astype(np.float32)
+    require_finite(values, "vector of a token")
+    return TokenVectors.stack([values])
