@@ -53,7 +53,7 @@ ONLY_IN = {
         "training",
     },
     "sentence_transformers": {"sentence_transformers", "evaluation/pytorch.py"},
-    "transformers": {"export", "benchmarking/eager.py", "runtime/tokens.py", "training/trainer"},
+    "transformers": {"export", "benchmarking/eager.py", "runtime/pictures.py", "runtime/tokens.py", "training/trainer"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "PIL": {"checkpoint"},
