@@ -25,8 +25,6 @@ from documentation_texts import documentation_texts, write_corpus
 from harness.machine import describe_machine
 
 from onnxtool.encoding import VectorOptions, make_plan
-from onnxtool.encoding.object_store import PIECES_AT_ONCE
-from onnxtool.encoding.output import SHARDS_OF_A_LISTING
 from onnxtool.encoding.parts import RECORDS_AT_ONCE
 from onnxtool.encoding.plan import read_plan
 from onnxtool.encoding.workers import RunOptions, Worker, runs_of
@@ -135,7 +133,7 @@ def simulate(costs: Costs, cluster: Cluster, num_texts: int, seed: int) -> dict[
         heapq.heappush(free, (now, worker))
     # Records and files, two to a shard, are listed in pieces at once, each to the page after its last; records are read
     # as shards are done, but for the last of each worker; the manifest is written, and the records are removed.
-    pieces = math.ceil(math.ceil(count / SHARDS_OF_A_LISTING) / PIECES_AT_ONCE)
+    pieces = math.ceil(count / 1000)
     deletes = math.ceil(math.ceil(count / _NAMES_OF_A_REQUEST) / _DELETES_AT_ONCE)
     requests = (2 + 3) * pieces + math.ceil(cluster.workers / RECORDS_AT_ONCE) + 1 + deletes
     computed = 3 * count * _LIST_A_NAME_S + cluster.workers * _READ_A_RECORD_S + count * _CHECK_A_RECORD_S

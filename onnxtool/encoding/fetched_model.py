@@ -8,9 +8,9 @@ from contextlib import ExitStack, suppress
 from functools import lru_cache
 from pathlib import Path
 
+from onnxtool.encoding import filesystems
+from onnxtool.encoding.files import scratch_folder
 from onnxtool.encoding.locations import Location, Uri
-from onnxtool.encoding.remote import remote
-from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
@@ -43,22 +43,22 @@ def _fetch(model: Uri, task: str | None) -> Path:
     path = place / model.key.removeprefix(f"{base.key}/")
     path.parent.mkdir(exist_ok=True)
     try:
-        remote(model).download(model, path)
+        filesystems.download(model, path)
     except FileNotFoundError:
         raise InputError(f"no such model: {model}", "check --model_path") from None
     structures = [read_structure(path)]
     partner = ModelFile(path, structures[0]).plain_name(PARTNER_KEY)
     if partner is not None and task not in (None, *structures[0].metadata.get(READS_KEY, "").split(", ")):
         with suppress(FileNotFoundError):  # missed by who looks for it
-            remote(model).download(model.parent / partner, path.with_name(partner))
+            filesystems.download(model.parent / partner, path.with_name(partner))
             structures.append(read_structure(path.with_name(partner)))
     external = {(path.parent / data.location).resolve() for one in structures for data in one.external}
-    for name, size in remote(base).below(base):
+    for name, size in filesystems.below(base):
         target = (place / name).resolve()
         is_wanted = target in external or (_BESIDE.fullmatch(name) is not None and size <= _MOST_BYTES)
         if is_wanted and place.resolve() in target.parents:
             target.parent.mkdir(parents=True, exist_ok=True)
-            remote(base).download(base / name, target)
+            filesystems.download(base / name, target)
     ModelFile.open(path)
     return path
 

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.encoding import remote as remotes
+from onnxtool.encoding import filesystems
 from onnxtool.encoding.locations import Location, Uri
-from onnxtool.encoding.remote import RangeReader, remote
-from onnxtool.encoding.scratch import scratch_folder
-from onnxtool.model_file.commits import force_to_disk
+from onnxtool.errors import OutputExistsError
+from onnxtool.model_file.commits import folder_lock, force_to_disk
 
 _READ_BYTES = 1 << 20
+_YOUNG_S = 60.0  # a temporary folder that has just been made may not have its lock yet
 
 
 class Entry(NamedTuple):
@@ -33,15 +37,10 @@ class Entry(NamedTuple):
     modified: float
 
 
-def entries(folder: Location, marks: Sequence[str] = ()) -> dict[str, Entry]:
-    """List the files of a folder, by their names; none where there is no such folder.
-
-    Args:
-        folder: what is listed.
-        marks: names, ascending, at which the listing of a store may be split to take less time.
-    """
+def entries(folder: Location) -> dict[str, Entry]:
+    """List the files of a folder, by their names; none where there is no such folder."""
     if isinstance(folder, Uri):
-        return {name: Entry(size, modified) for name, size, modified in remote(folder).listed(folder, marks)}
+        return {name: Entry(size, modified) for name, size, modified in filesystems.listed(folder)}
     found = {}
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:
@@ -55,7 +54,7 @@ def entries(folder: Location, marks: Sequence[str] = ()) -> dict[str, Entry]:
 def entry(location: Location) -> Entry | None:
     """Return what is known of a file without reading it; None where there is none."""
     if isinstance(location, Uri):
-        found = remote(location).head(location)
+        found = filesystems.head(location)
         return None if found is None else Entry(*found[:2])
     with suppress(FileNotFoundError):
         status = location.stat()
@@ -72,7 +71,7 @@ def open_file(location: Location) -> io.BufferedReader:
     """
     if isinstance(location, Path):
         return io.BufferedReader(io.FileIO(location, "rb"), _READ_BYTES)
-    return io.BufferedReader(RangeReader(location), remotes.RANGE_BYTES)
+    return io.BufferedReader(filesystems.RangeReader(location), filesystems.RANGE_BYTES)
 
 
 def read_bytes(location: Location) -> bytes:
@@ -83,7 +82,7 @@ def read_bytes(location: Location) -> bytes:
         StoreError: the store does not answer.
     """
     if isinstance(location, Uri):
-        return remote(location).get(location)
+        return filesystems.get(location)
     if location.exists() and not location.is_file():
         raise IsADirectoryError(0, "it is no regular file")
     return location.read_bytes()
@@ -92,7 +91,7 @@ def read_bytes(location: Location) -> bytes:
 def write(location: Location, content: bytes, token: str = "") -> None:
     """Write a file as a whole, in place of one that is there; `token` is of one of several writers at once."""
     if isinstance(location, Uri):
-        remote(location).put(location, content)
+        filesystems.put(location, content)
         return
     try:
         staged(location, token).write_bytes(content)
@@ -108,7 +107,7 @@ def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
     One that is named by its contents stays as it is where it is there: no writer takes it from another, not even for
     the moment in which a filesystem replaces it.
     """
-    remote(uri).put(uri, path, named_by_contents=named_by_contents)
+    filesystems.put(uri, path, named_by_contents=named_by_contents)
 
 
 def create(location: Location, content: bytes) -> bool:
@@ -118,7 +117,7 @@ def create(location: Location, content: bytes) -> bool:
     writes holds the folder's lock.
     """
     if isinstance(location, Uri):
-        return remote(location).put(location, content, only_once=True) or read_bytes(location) == content
+        return filesystems.put(location, content, only_once=True) or read_bytes(location) == content
     write(location, content)
     return True
 
@@ -132,13 +131,13 @@ def remove(locations: Iterable[Location]) -> None:
         else:
             location.unlink(missing_ok=True)
     if uris:
-        remote(uris[0]).delete(uris)
+        filesystems.delete(uris)
 
 
 def remove_folder(location: Location) -> None:
     """Remove a folder where it is there and empty."""
     if isinstance(location, Uri):
-        remote(location).remove_folder(location)
+        filesystems.remove_folder(location)
         return
     with suppress(OSError):
         location.rmdir()
@@ -152,7 +151,7 @@ def on_this_machine(location: Location) -> Iterator[Path]:
         return
     with scratch_folder("copy") as folder:
         path = folder / location.name
-        remote(location).download(location, path)
+        filesystems.download(location, path)
         yield path
 
 
@@ -166,3 +165,23 @@ def publish(path: Path, token: str = "") -> None:
     force_to_disk(staged(path, token))
     staged(path, token).replace(path)
     force_to_disk(path.parent)
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """Give a folder for temporary files; those that killed processes have left of this `kind` are removed first."""
+    prefix = f"onnxtool-{kind}-"
+    for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with suppress(OSError, OutputExistsError):
+            _remove_abandoned(path)
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name, folder_lock(Path(name)):
+        yield Path(name)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove a folder that nobody has locked: locks end with their process, also in another container."""
+    status = path.lstat()
+    is_ours = sys.platform != "win32" and status.st_uid == os.geteuid() and not path.is_symlink()
+    if is_ours and time.time() - status.st_mtime > _YOUNG_S:
+        with folder_lock(path):
+            shutil.rmtree(path)

@@ -1,12 +1,14 @@
-"""Files of filesystems that fsspec reaches and that are no object stores: HDFS, SFTP, and what packages add to fsspec.
+"""Files of other machines, all by fsspec: object stores (obstore's filesystem), HDFS, SFTP, and what packages add.
 
-A file is written under a hidden name and renamed, by what renames in one step and leaves a file that is there alone.
-Where it is not known how a filesystem does that, it is only read. Tested with fsspec 2026.9 and paramiko 5.1.
+A file is there whole or not at all. A store writes it by one request; in another filesystem it is written under a
+hidden name and renamed, by what renames in one step and leaves a file that is there alone. A filesystem for which it is
+not known how it does that is only read. Tested with fsspec 2026.9, obstore 0.12 and paramiko 5.1.
 """
 
 from __future__ import annotations
 
 import errno
+import io
 import os
 import posixpath
 import re
@@ -14,30 +16,36 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from onnxtool.encoding.locations import Uri
+from onnxtool.encoding.locations import SERVERS, STORES, Uri
 from onnxtool.errors import InputError, OutputWriteError, StoreError
 from onnxtool.interruption import check_interrupted
 
 Answer = TypeVar("Answer")
 Info = dict[str, Any]
 
+RANGE_BYTES = 8 << 20  # of a request that reads a part of a file
+_MOST_BYTES = 5 << 30  # of one request, as stores take it
+_RETRIES, _GIVE_UP, _CONNECT = 20, timedelta(minutes=5), timedelta(seconds=10)  # of a store's client
 _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
 _LONGEST_REASON = 300
-# A query of an address that an error shows may hold a token.
+# A query of an address that an error shows may hold a token or a signature.
 _QUERY = re.compile(r"\?\S*")
 _PUBLIC = ("host", "port", "protocol")  # of what a filesystem is opened with; of the rest nothing is shown
 _SHORTEST_SECRET = 3
 # What waiting does not change.
 _FINAL = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
+_BROKEN_OFF = re.compile(r"\bbody\b")  # the one failure that a store's client does not repeat by itself
 _TIMES = {"mtime": 1.0, "modified": 1.0, "last_modified": 1.0, "modification_time": 1e-3, "modificationTime": 1e-3}
 _REPLACEMENTS = 8  # of a file that others write as well
+_REQUESTS_AT_ONCE = 32
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,13 @@ class _Writing:
     """How a filesystem gives a file its name.
 
     Attributes:
-        rename: gives a file a new name in one step; where there is one of that name it fails, and both stay.
+        rename: gives a file a new name in one step; where there is one of that name it fails, and both stay. None for
+            stores, which write a file by one request.
         prepare: changes a filesystem that was opened.
         takes_threads: whether several threads may call it at once; of one of paramiko, they take each other's answers.
     """
 
-    rename: Callable[[Any, str, str], None]
+    rename: Callable[[Any, str, str], None] | None
     prepare: Callable[[Any], None] = lambda _filesystem: None
     takes_threads: bool = False
 
@@ -90,6 +99,7 @@ def _refuse_failed_answers(filesystem: Any) -> None:
 
 
 _WRITTEN = {
+    **dict.fromkeys(STORES, _Writing(None, takes_threads=True)),
     "hdfs": _Writing(_move),
     "viewfs": _Writing(_move),
     "webhdfs": _Writing(_rename_by_webhdfs, _refuse_failed_answers, takes_threads=True),
@@ -121,14 +131,72 @@ class _Client(NamedTuple):
 @lru_cache(maxsize=16)
 def _client(root: str, _process: int) -> _Client:
     """Open a filesystem; connections are of one process."""
+    scheme, _, bucket = root.partition("://")
+    if scheme in (*STORES, *SERVERS):
+        return _Client(_open_store(scheme, bucket), bucket if scheme in STORES else root, nullcontext())
     from fsspec.core import url_to_fs
 
     filesystem, path = url_to_fs(f"{root}/", skip_instance_cache=True)
-    writing = _WRITTEN.get(root.partition("://")[0])
-    if writing is not None:
-        writing.prepare(filesystem)
-    takes_threads = writing is not None and writing.takes_threads
-    return _Client(filesystem, str(path).rstrip("/"), nullcontext() if takes_threads else threading.Lock())
+    writing = _WRITTEN.get(scheme, _Writing(None))
+    writing.prepare(filesystem)
+    return _Client(filesystem, str(path).rstrip("/"), nullcontext() if writing.takes_threads else threading.Lock())
+
+
+def _open_store(scheme: str, bucket: str) -> Any:
+    """Open obstore's filesystem, with what it leaves out.
+
+    It writes by several requests and replaces what is there, reads a file into the memory, lists files without their
+    times, and lists a folder where a file is missing.
+    """
+    try:
+        from obstore.fsspec import FsspecStore
+    except ImportError as error:
+        raise InputError(
+            f"{scheme}://{bucket} needs obstore and fsspec, and they cannot be imported: {error}",
+            "pip install 'onnxtool[stores]'",
+        ) from error
+
+    class Store(FsspecStore):
+        async def _pipe_file(self, path: str, value: Any, mode: str = "overwrite", **_: Any) -> None:
+            bucket, key = self._split_path(path)
+            asked: Any = mode
+            await self._construct_store(bucket).put_async(key, value, mode=asked, use_multipart=False)
+
+        async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
+            bucket, key = self._split_path(rpath)
+            answer = await self._construct_store(bucket).get_async(key)
+            with Path(lpath).open("wb") as file:  # not by way of the memory, as models are large
+                async for chunk in answer.stream(RANGE_BYTES):
+                    file.write(chunk)
+
+        async def _info(self, path: str, **_: Any) -> Any:
+            bucket, key = self._split_path(path)
+            found = await self._construct_store(bucket).head_async(key)
+            return {**found, "name": found["path"], "type": "file"}
+
+        async def _ls(self, path: str, detail: bool = False, **_: Any) -> Any:
+            bucket, prefix = self._split_path(path)
+            found = await self._construct_store(bucket).list_with_delimiter_async(prefix or None)
+            files: list[Info] = [
+                {"name": each["path"], "size": each["size"], "type": "file", "last_modified": each["last_modified"]}
+                for each in found["objects"]
+            ]
+            files += [{"name": each, "size": 0, "type": "directory"} for each in found["common_prefixes"]]
+            return files if detail else [each["name"] for each in files]
+
+    options: Any = {
+        "retry_config": {"max_retries": _RETRIES, "retry_timeout": _GIVE_UP},
+        "client_options": {"timeout": _GIVE_UP, "connect_timeout": _CONNECT, "allow_http": _allows_http()},
+    }
+    open_store: Any = Store  # whose signatures are those of some schemes alone
+    store = open_store(scheme, skip_instance_cache=True, **options)
+    store._construct_store(bucket)  # noqa: SLF001  what is wrong with the address shows here, and not in every request
+    return store
+
+
+def _allows_http() -> bool:
+    """Whether the environment lets a store be asked without TLS, as obstore itself would read it."""
+    return any(os.environ.get(f"{name}_ALLOW_HTTP", "").lower() in ("1", "true") for name in ("AWS", "GOOGLE", "AZURE"))
 
 
 def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
@@ -157,22 +225,28 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
         except (InputError, OutputWriteError, StoreError):
             raise
         except Exception as error:  # noqa: BLE001  each library has errors of its own
-            is_passing = is_open or isinstance(error, OSError)  # a password that is refused is not tried again
-            if wait is None or not is_passing or isinstance(error, _FINAL) or _is_refused(error):
+            if wait is None or not _is_passing(uri, error, is_open=is_open):
                 raise StoreError(f"{uri}: {_reason(error)}", _hint(uri)) from None
-        _client.cache_clear()
+        if uri.scheme not in (*STORES, *SERVERS):
+            _client.cache_clear()
         check_interrupted()
         time.sleep(wait)
     raise AssertionError("the last wait is None")
 
 
-def _is_refused(error: Exception) -> bool:
+def _is_passing(uri: Uri, error: Exception, *, is_open: bool) -> bool:
+    """Whether a failure may be over in a moment; a password that is refused is not tried again."""
+    if uri.scheme in (*STORES, *SERVERS):
+        return _BROKEN_OFF.search(_reason(error)) is not None
     status = getattr(getattr(error, "response", None), "status_code", 0)
     # A hidden file is gone where another run of the same command has published all of it meanwhile.
-    return 400 <= status < 500 and status not in (404, 429)
+    is_refused = 400 <= status < 500 and status not in (404, 429)
+    return (is_open or isinstance(error, OSError)) and not isinstance(error, _FINAL) and not is_refused
 
 
 def _hint(uri: Uri) -> str:
+    if uri.scheme in (*STORES, *SERVERS):
+        return "check the address, the network, and the credentials of the environment, such as AWS_ACCESS_KEY_ID"
     return (
         "check the address, the network, and what fsspec is configured with, such as the variable "
         f"FSSPEC_{uri.scheme.upper()}_USERNAME"
@@ -183,7 +257,8 @@ def _reason(error: Exception) -> str:
     """Say what a library says, without what it was given to sign in with."""
     from fsspec.config import conf
 
-    message = _QUERY.sub("", " ".join(str(error).split())) or type(error).__name__
+    said = str(error).partition("\n\nDebug source")[0]
+    message = _QUERY.sub("", " ".join(said.split())) or type(error).__name__
     # A filesystem with two names is opened with what is configured for either of them.
     for secret in sorted(_texts(conf), key=len, reverse=True):
         message = message.replace(secret, "…")
@@ -233,9 +308,9 @@ def _inside(filesystem: Any, path: str) -> list[Info]:
     return found
 
 
-def listed(folder: Uri, marks: Sequence[str] = ()) -> Iterator[tuple[str, int, float]]:
-    """Yield name, size and time of the files of a folder, by one listing."""
-    del marks  # of stores
+def listed(folder: Uri) -> Iterator[tuple[str, int, float]]:
+    """Yield name, size and time of the files of a folder, by one listing; none where there is no such folder."""
+    _require_lists(folder)
 
     def request(filesystem: Any, path: str) -> list[Info]:
         filesystem.invalidate_cache()
@@ -249,6 +324,7 @@ def listed(folder: Uri, marks: Sequence[str] = ()) -> Iterator[tuple[str, int, f
 
 def below(folder: Uri) -> Iterator[tuple[str, int]]:
     """Yield name and size of the files of a folder and of those in it; `find` of fsspec leaves out what fails."""
+    _require_lists(folder)
 
     def request(filesystem: Any, path: str) -> list[tuple[str, int]]:
         filesystem.invalidate_cache()
@@ -266,14 +342,20 @@ def below(folder: Uri) -> Iterator[tuple[str, int]]:
     yield from _ask(folder, request)
 
 
-def head(uri: Uri) -> tuple[int, float, str | None] | None:
+def _require_lists(folder: Uri) -> None:
+    if folder.scheme in SERVERS:
+        raise InputError(f"{folder} is of a server, which lists no folders", "pass the address of one file, or a store")
+
+
+def head(uri: Uri) -> tuple[int, float, str] | None:
     """Return size, time and tag of a file; None where there is none."""
     found = _ask(uri, _info)
     return None if found is None else (found["size"], _modified(found), _tag(found))
 
 
 def _tag(info: Info) -> str:
-    return f"{info['size']} bytes of {_modified(info)}"
+    """Tell a file from another one of the same name."""
+    return info.get("e_tag") or f"{info['size']} bytes of {_modified(info)}"
 
 
 def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
@@ -315,27 +397,32 @@ def _require_size(found: int, expected: int) -> None:
 
 
 def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
-    """Write a file under a hidden name and rename it; return whether it was written, or is there already.
+    """Write a file; return whether it was written, or is there already.
 
-    With `only_once`, one that is there is left as it is; so is one of the same size that is `named_by_contents`.
+    With `only_once`, one that is there is left as it is; so is one of the same size that is `named_by_contents`, but in
+    a store, where it is never gone for a moment.
 
-    One that is replaced is gone for a moment, as renaming replaces none. What a writer that is killed has left is
-    called `.NAME.TOKEN.partial`.
+    Outside of stores, one that is replaced is gone for a moment, as renaming replaces none, and what a writer that is
+    killed has left is called `.NAME.TOKEN.partial`.
     """
-    writing = _WRITTEN.get(uri.scheme)
-    if writing is None:
-        raise OutputWriteError(
-            f"{uri} is only read from: how {uri.scheme}:// renames a file is not known",
-            f"write into a folder, a store, or {', '.join(f'{name}://' for name in _WRITTEN)}",
-        )
+    writing = _require_writable(uri)
+    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    if writing.rename is None:
+        if size > _MOST_BYTES:
+            raise OutputWriteError(
+                f"cannot write {uri} by one request: it has {size} bytes, and stores take {_MOST_BYTES}",
+                "make smaller shards: --shard_size",
+            )
+        return _ask(uri, lambda filesystem, path: _put_by_one_request(filesystem, path, content, only_once=only_once))
+    rename = writing.rename
 
     def request(filesystem: Any, path: str) -> bool:
         folder, _, name = path.rpartition("/")
         hidden = f"{folder}/.{name}.{secrets.token_hex(4)}.partial"
         try:
-            size = _write(filesystem, hidden, content)
+            _write(filesystem, hidden, content, size)
             for _ in range(_REPLACEMENTS):
-                if _is_renamed(writing, filesystem, hidden, path):
+                if _is_renamed(rename, filesystem, hidden, path):
                     return True
                 found = _info(filesystem, path)
                 if only_once:
@@ -351,9 +438,29 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_co
     return _ask(uri, request)
 
 
-def _write(filesystem: Any, path: str, content: bytes | Path) -> int:
-    """Write a file, and its folder where there is none; return its size, which was compared."""
-    size = len(content) if isinstance(content, bytes) else content.stat().st_size
+def _require_writable(uri: Uri) -> _Writing:
+    writing = _WRITTEN.get(uri.scheme)
+    if writing is None:
+        what = "of a server that is only read from" if uri.scheme in SERVERS else "only read from"
+        raise OutputWriteError(
+            f"{uri} is {what}: how {uri.scheme}:// renames a file is not known",
+            f"write into a folder, a store, or {', '.join(f'{name}://' for name in _WRITTEN if name not in STORES)}",
+        )
+    return writing
+
+
+def _put_by_one_request(filesystem: Any, path: str, content: bytes | Path, *, only_once: bool) -> bool:
+    from obstore.exceptions import AlreadyExistsError
+
+    try:
+        filesystem.pipe_file(path, content, mode="create" if only_once else "overwrite")
+    except AlreadyExistsError:
+        return False
+    return True
+
+
+def _write(filesystem: Any, path: str, content: bytes | Path, size: int) -> None:
+    """Write a file, and its folder where there is none, and compare its size."""
     for is_second in (False, True):
         try:
             if isinstance(content, bytes):
@@ -366,10 +473,9 @@ def _write(filesystem: Any, path: str, content: bytes | Path) -> int:
                 raise
             filesystem.makedirs(posixpath.dirname(path), exist_ok=True)
     _require_size((_info(filesystem, path) or {"size": 0})["size"], size)
-    return size
 
 
-def _is_renamed(writing: _Writing, filesystem: Any, old: str, new: str) -> bool:
+def _is_renamed(rename: Callable[[Any, str, str], None], filesystem: Any, old: str, new: str) -> bool:
     """Rename a file; return whether it was done, which it is not where the name is taken.
 
     Raises:
@@ -377,7 +483,7 @@ def _is_renamed(writing: _Writing, filesystem: Any, old: str, new: str) -> bool:
         EOFError: whether it was done is not known.
     """
     try:
-        writing.rename(filesystem, old, new)
+        rename(filesystem, old, new)
     except Exception as error:
         if _info(filesystem, old) is None:
             raise EOFError("the answer was lost") from error
@@ -393,13 +499,25 @@ def _remove(filesystem: Any, path: str) -> None:
 
 
 def delete(uris: Sequence[Uri]) -> None:
-    """Remove files; those that are gone are no failure."""
-    for uri in uris:
-        _ask(uri, _remove)
+    """Remove files of one filesystem; those that are gone are no failure."""
+    writing = _require_writable(uris[0])
+
+    def remove(uri: Uri) -> None:
+        with suppress(FileNotFoundError):
+            _ask(uri, _remove)
+
+    if not writing.takes_threads:
+        for uri in uris:
+            remove(uri)
+        return
+    with ThreadPoolExecutor(min(len(uris), _REQUESTS_AT_ONCE), "removing") as workers:
+        list(workers.map(remove, uris))
 
 
 def remove_folder(uri: Uri) -> None:
-    """Remove a folder where it is empty."""
+    """Remove a folder where it is empty; a store has none, but names."""
+    if uri.scheme in STORES:
+        return
 
     def request(filesystem: Any, path: str) -> None:
         filesystem.invalidate_cache()
@@ -409,3 +527,48 @@ def remove_folder(uri: Uri) -> None:
 
     with suppress(FileNotFoundError):
         _ask(uri, request)
+
+
+class RangeReader(io.RawIOBase):
+    """A file of another machine as a file: each read is a request of its own, so that one that is lost is repeated.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+    """
+
+    def __init__(self, uri: Uri) -> None:
+        found = head(uri)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri))
+        self._uri = uri
+        self._size, _, self._tag = found
+        self._place = 0
+
+    def readable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return true."""
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go to a byte, without a request."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self._size}[whence]
+        self._place = max(0, base + offset)
+        return self._place
+
+    def tell(self) -> int:
+        """Return the next byte."""
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer by one request, which fails where the file is another one by now."""
+        view = memoryview(buffer).cast("B")
+        end = min(self._size, self._place + len(view))
+        if end <= self._place:
+            return 0
+        content = get(self._uri, self._place, end, self._tag)
+        view[: len(content)] = content
+        self._place += len(content)
+        return len(content)

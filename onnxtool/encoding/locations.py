@@ -1,4 +1,4 @@
-"""Where a corpus, its plan and its vectors lie: on this machine, in an object store, or in another filesystem."""
+"""Where a corpus and its vectors lie: on this machine, in an object store, or in another filesystem."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from onnxtool.encoding.schemes import require_known
 from onnxtool.errors import InputError
 from onnxtool.options import Address, StrPath
 
+STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
+SERVERS = ("http", "https")
+# What fsspec itself reaches of other machines; the rest of its own are archives, caches, and this machine's files.
+FILESYSTEMS = ("hdfs", "viewfs", "webhdfs", "sftp", "ssh", "ftp", "smb", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
 # Containers of Azure are written before an @.
 _WITH_CONTAINERS = ("abfs", "abfss")
@@ -112,12 +115,37 @@ def parse_location(value: AnyLocation) -> Location:
             "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID or "
             "FSSPEC_SFTP_USERNAME",
         )
-    require_known(scheme, address)
+    _require_known(scheme, address)
     key = parts.path.removeprefix("/").removesuffix("/")
     has_store = bool(parts.netloc) or scheme in _WITHOUT_HOST
     if not has_store or any(part in ("", ".", "..") for part in key.split("/") if key):
         raise InputError(f"{address} is no address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
     return Uri(f"{scheme}://{parts.netloc}", key)
+
+
+def _require_known(scheme: str, address: str) -> None:
+    """Refuse an address that neither obstore nor fsspec reads; packages may add kinds to fsspec.
+
+    Raises:
+        InputError: there is no such kind, or fsspec is not there.
+    """
+    if scheme in (*STORES, *SERVERS):
+        return
+    try:
+        from fsspec.registry import known_implementations
+    except ImportError as error:
+        if scheme in FILESYSTEMS:
+            raise InputError(
+                f"{address} needs fsspec, and it cannot be imported: {error}", "pip install 'onnxtool[fsspec]'"
+            ) from error
+        known_implementations = {}
+    found = known_implementations.get(scheme, {"class": "fsspec."})["class"]
+    if scheme not in FILESYSTEMS and found.startswith("fsspec."):
+        known = ", ".join(f"{name}://" for name in (*STORES, *SERVERS, *FILESYSTEMS))
+        raise InputError(
+            f"{address} cannot be read: there is no store of the kind {scheme}://",
+            f"use {known}, a path that is mounted, or install the package that adds {scheme}:// to fsspec",
+        )
 
 
 def relative(target: Location, folder: Location) -> str:

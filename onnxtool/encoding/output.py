@@ -13,12 +13,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import Entry, create, entries, publish, remove, staged, upload
-from onnxtool.encoding.locations import AnyLocation, Location, Uri, parse_location
+from onnxtool.encoding.files import Entry, create, entries, publish, remove, scratch_folder, staged, upload
+from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
-from onnxtool.encoding.schemes import STORES
-from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
@@ -27,16 +25,10 @@ from onnxtool.reports import Json
 
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _DIGITS = 16  # of a digest in a name
-SHARDS_OF_A_LISTING = 1000
 _OWN_FILE = re.compile(
     rf"\.?part-[0-9]{{5,}}(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
     r"((\.[0-9a-f]{8})?\.partial)?"
 )
-
-
-def shard_marks(num_shards: int) -> list[str]:
-    """Return names of shards, ascending, between which as many of their files lie as a listing has at once, or two."""
-    return sorted(f"part-{number:05d}" for number in range(SHARDS_OF_A_LISTING, num_shards, SHARDS_OF_A_LISTING))
 
 
 def is_name_of(name: str, shard: int) -> bool:
@@ -112,13 +104,13 @@ class OutputFolder:
             raise OutputWriteError(f"{self.path} is no folder", "pass another --output")
         return is_known
 
-    def require_names(self, *, is_known: bool = True, num_shards: int = 0) -> dict[str, Entry]:
-        """Return the files of the folder, of about so many shards.
+    def require_names(self, *, is_known: bool = True) -> dict[str, Entry]:
+        """Return the files of the folder.
 
         Raises:
             OutputExistsError: some are not called as shards are, or nothing tells of them.
         """
-        found = entries(self.path, shard_marks(num_shards))
+        found = entries(self.path)
         # On a disk also folders in it. Others may write shards meanwhile: each listing is judged by itself.
         names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else found
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]

@@ -98,7 +98,7 @@ def missing_shards(plan: CorpusPlan, wanted: Sequence[int]) -> list[int]:
     Raises:
         OutputExistsError: the folder has files of others, or belongs to something else.
     """
-    files = plan.folder.require_names(num_shards=len(plan.shards))
+    files = plan.folder.require_names()
     if _is_merged(plan):
         return []
     found = _read_records(plan, Records(plan.folder, plan.sha256), wanted, files)
@@ -280,14 +280,14 @@ def merge_parts(
     plan = read_plan(plan_path)
     folder, records = plan.folder, Records(plan.folder, plan.sha256)
     with folder.locked():
-        files = folder.require_names(num_shards=len(plan.shards))
+        files = folder.require_names()
         if _is_merged(plan):
             remove_records(folder)
             manifest = read_manifest(folder.manifest_path)
             assert manifest is not None  # noqa: S101  it is merged
             return _merged(plan, manifest, folder.remove_others(manifest, files))
         verify = read_back or not isinstance(folder.path, Uri)
-        listed = records.listed(len(plan.shards))
+        listed = records.listed()
         numbers = range(len(plan.shards))
         found = _read_records(plan, records, numbers, files, verify=verify, known=known, listed=listed)
         problems = {number: record for number, record in found.items() if isinstance(record, str)}

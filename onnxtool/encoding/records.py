@@ -27,7 +27,7 @@ from onnxtool.encoding.manifest import (
     parse_rejects,
     parse_shard,
 )
-from onnxtool.encoding.output import OutputFolder, is_name_of, shard_marks
+from onnxtool.encoding.output import OutputFolder, is_name_of
 from onnxtool.encoding.sources import Reject
 from onnxtool.errors import OutputExistsError
 
@@ -60,13 +60,13 @@ class Records:
         """Return where the record of a shard lies."""
         return self.path / f"part-{number:05d}.{self._run[:_DIGITS]}.json"
 
-    def listed(self, count: int) -> dict[str, Entry]:
-        """List the records, of about `count` shards."""
-        return entries(self.path, shard_marks(count))
+    def listed(self) -> dict[str, Entry]:
+        """List the records."""
+        return entries(self.path)
 
     def done(self, count: int, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
         """Return which of `count` shards have a record, and when it was written; by one listing, else by `found`."""
-        found = self.listed(count) if found is None else found
+        found = self.listed() if found is None else found
         names = {number: self.file(number).name for number in range(count)}
         return {number: found[name] for number, name in names.items() if name in found}
 

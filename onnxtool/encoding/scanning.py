@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from onnxtool.encoding.files import scratch_folder
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.encoding.pieces import (
     BLOCK_TEXTS,
@@ -32,7 +33,6 @@ from onnxtool.encoding.pieces import (
 from onnxtool.encoding.planned_shards import MOST_SHARDS, PlannedShard, ShardCutter
 from onnxtool.encoding.processes import Died, WorkerProcess, share_out
 from onnxtool.encoding.repeated_ids import RepeatedIds, Run, read_ends
-from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import Source, no_texts
 from onnxtool.encoding.windows import REPEATED_ID
 from onnxtool.errors import InputError, OnnxtoolError

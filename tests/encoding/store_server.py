@@ -185,7 +185,7 @@ class XmlApi(Forward):
         return Answer(found.status, tags, b"")
 
     def _list(self, bucket: str, query: Mapping[str, str]) -> Answer:
-        asked = {"prefix": query.get("prefix", ""), "startOffset": query.get("start-after", ""), "maxResults": "1000"}
+        asked = {name: query.get(name, "") for name in ("prefix", "delimiter")} | {"maxResults": "1000"}
         asked |= {"pageToken": query["continuation-token"]} if "continuation-token" in query else {}
         found = super().answer("GET", f"/storage/v1/b/{bucket}/o?{urlencode(asked)}", {}, b"")
         if found.status != http.HTTPStatus.OK:
@@ -195,11 +195,13 @@ class XmlApi(Forward):
             f"<Contents><Key>{escape(item['name'])}</Key><LastModified>{item['updated']}</LastModified>"
             f"<ETag>{escape(item['etag'])}</ETag><Size>{item['size']}</Size></Contents>"
             for item in page.get("items", ())
-            if item["name"] != query.get("start-after")  # the one API begins at a name, the other after it
+        )
+        folders = "".join(
+            f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in page.get("prefixes", ())
         )
         token = page.get("nextPageToken", "")
         more = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if token else ""
-        return Answer(found.status, [], f"<ListBucketResult>{items}{more}</ListBucketResult>".encode())
+        return Answer(found.status, [], f"<ListBucketResult>{items}{folders}{more}</ListBucketResult>".encode())
 
 
 @contextmanager

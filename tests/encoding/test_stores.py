@@ -35,14 +35,10 @@ from onnxtool.encoding import (
     filesystems,
     make_plan,
     merge_parts,
-    object_store,
-    remote,
 )
-from onnxtool.encoding.files import create, entries, read_bytes, upload, write
+from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, upload, write
 from onnxtool.encoding.locations import Uri, joined, parse_location, relative
-from onnxtool.encoding.output import shard_marks
 from onnxtool.encoding.reading import read_shards
-from onnxtool.encoding.scratch import scratch_folder
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding.corpora import (
@@ -346,7 +342,7 @@ def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
 def test_a_file_is_read_by_requests_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which begin where a shard begins; one that has changed meanwhile is an error."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
-    monkeypatch.setattr(remote, "RANGE_BYTES", 1 << 14)
+    monkeypatch.setattr(filesystems, "RANGE_BYTES", 1 << 14)
     uri = store.put("corpus.jsonl", corpus)
     here, there = (SourceReader(find_sources(parse_location(place))[0]) for place in (corpus, uri))
     assert list(here) == list(there)
@@ -395,13 +391,13 @@ def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> No
     encode_part(plan)
     merge_parts(plan)
     store.faults.error = 1.0
-    object_store._client.cache_clear()
+    filesystems._client.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(object_store, "_RETRIES", 1)
+        patch.setattr(filesystems, "_RETRIES", 1)
         patch.setattr(filesystems, "_WAITS", ())
         with pytest.raises(StoreError) as failed:
             corpus_status(plan)
-    object_store._client.cache_clear()
+    filesystems._client.cache_clear()
     store.faults.error = 0.0
     said = str(failed.value).encode()
     assert not [key for key, content in {**store.objects(), "said": said}.items() if SECRET.encode() in content]
@@ -483,11 +479,11 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
         encode_corpus(model, corpus, f"{store.address}/vectors", options)
     with pytest.raises(InputError, match="cannot read the plan"):
         encode_part(f"{store.uri}/none.plan.json")
-    monkeypatch.setitem(sys.modules, "obstore.store", None)
-    object_store._client.cache_clear()
+    monkeypatch.setitem(sys.modules, "obstore.fsspec", None)
+    filesystems._client.cache_clear()
     with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool\[stores\]"):
         encode_part(f"{store.uri}/x.plan.json")
-    object_store._client.cache_clear()
+    filesystems._client.cache_clear()
 
 
 def test_a_plan_on_a_disk_may_name_a_collection_of_a_store(store: Store, tmp_path: Path) -> None:
@@ -516,18 +512,6 @@ def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store,
     assert len(store.faults.seen) < 15
 
 
-@each_kind
-def test_pieces_of_a_listing_are_the_whole_of_it(store: Store) -> None:
-    """Whatever the names are at which it is split, also where there are none between two."""
-    names = {f"part-{number:05d}.{end}" for number in (0, 7, 999, 1000, 1001, 2500, 99_999, 100_000) for end in "ab"}
-    for name in names | {"run.json"}:
-        store.write(f"v.parts/{name}", b"{}")
-    folder = parse_location(f"{store.uri}/v.parts")
-    for marks in ([], ["part-01000"], shard_marks(3000), shard_marks(101_000), ["a", "zz"]):
-        assert set(entries(folder, marks)) == names | {"run.json"}
-    assert set(entries(folder)) == set(entries(folder, ["part-00007.a"])), "a mark may be a name"
-
-
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder that is old and has no lock; one that is in use stays, and so does that of somebody else."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -549,7 +533,7 @@ def test_a_range_is_what_a_file_has(store: Store) -> None:
     """Of a file object as other libraries use it."""
     content = bytes(range(256)) * 20
     store.write("x", content)
-    file = io.BufferedReader(remote.RangeReader(Uri(store.uri, "x")), 100)
+    file = io.BufferedReader(filesystems.RangeReader(Uri(store.uri, "x")), 100)
     assert (file.read(10), file.seek(-5, os.SEEK_END), file.read()) == (content[:10], len(content) - 5, content[-5:])
     assert (file.seek(99), file.read(250), file.tell()) == (99, content[99:349], 349)
     assert (file.seek(len(content) + 7), file.read(3)) == (len(content) + 7, b"")
@@ -679,10 +663,10 @@ def test_a_file_that_another_run_removed_as_it_was_written_is_written_again(monk
     failures: list[Exception] = [NotFoundError()]
     write_there = filesystems._write
 
-    def written(filesystem: Any, path: str, content: bytes | Path) -> int:
+    def written(filesystem: Any, path: str, content: bytes | Path, size: int) -> None:
         if failures:
             raise failures.pop()
-        return write_there(filesystem, path, content)
+        write_there(filesystem, path, content, size)
 
     monkeypatch.setattr(filesystems, "_write", written)
     write(parse_location("memory://again/x"), b"content")
