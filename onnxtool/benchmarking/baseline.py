@@ -6,15 +6,16 @@ each is an error, not a warning. Other versions of packages are what a gate may 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-from onnxtool.benchmarking.description import sha256_of
+import numpy as np
+
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult
-from onnxtool.benchmarking.samples import Block, TimedShape, latencies
+from onnxtool.benchmarking.samples import TimedShape
 from onnxtool.checkpoint.sentence_modules import is_number
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
@@ -124,7 +125,7 @@ class Baseline:
     def notes(self, now: BenchmarkReport, results: Sequence[BenchmarkResult]) -> Iterator[str]:
         """Say how the medians as they were measured compare, and what changed since that a gate may be about."""
         for result in results:
-            p50, base = result.latency_ms.p50, median(latencies(self.shape(result.name).blocks))
+            p50, base = result.latency_ms.p50, float(np.median(np.concatenate(self.shape(result.name).blocks)))
             change = f"{p50 / base - 1.0:+.1%}"
             yield f"{result.name}: p50 is {p50:.2f} ms, and was {base:.2f} ms in the baseline ({change}, as measured)"
         for name, version in now.environment.versions.items():
@@ -144,25 +145,24 @@ def _hash_of(path: Path) -> str:
         return ""
 
 
+def sha256_of(model: ModelFile) -> str:
+    """Hash the graph file and its external data, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in (model.path, *(model.path.parent / location for location in model.external_locations)):
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
 def _shape(value: Json) -> tuple[str, TimedShape]:
     if not isinstance(value, dict):
         raise TypeError("a result is no object")
-    latencies = _numbers(value, "latencies_ms")
-    core = _numbers(value, "core_ms")
-    preemptions = [int(number) for number in _numbers(value, "preemptions")]
-    sizes = [int(number) for number in _numbers(value, "block_sizes")]
-    kernels = _numbers(value, "kernel_ms")
-    is_whole = len(latencies) == len(core) == len(preemptions) == sum(sizes) and len(sizes) == len(kernels)
-    if not is_whole or not latencies or min(sizes) < 1 or min(latencies) <= 0 or min(kernels) <= 0:
+    latencies, sizes = _numbers(value, "latencies_ms"), [int(size) for size in _numbers(value, "block_sizes")]
+    if not latencies or len(latencies) != sum(sizes) or min(sizes) < 1 or min(latencies) <= 0:
         raise ValueError("its raw latencies are not whole")
-    blocks, start = [], 0
-    for size, kernel in zip(sizes, kernels, strict=True):
-        part = slice(start, start + size)
-        blocks.append(Block(tuple(latencies[part]), tuple(core[part]), tuple(preemptions[part]), None, kernel))
-        start += size
-    waited = value.get("waited_share")
+    blocks = tuple(np.split(np.asarray(latencies), np.cumsum(sizes)[:-1]))
     name = f"{value['batch_size']}x{'texts' if value.get('tokens') else value['sequence_length']}"
-    return name, TimedShape(value, tuple(blocks), waited if isinstance(waited, float) else None)
+    return name, TimedShape(value, blocks)
 
 
 def _list(value: Json, key: str) -> list[Json]:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from onnxtool.benchmarking.eager import EagerModel, load_eager
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import ComparedShape
-from onnxtool.benchmarking.runners import SessionRunner, require_same_inputs
-from onnxtool.benchmarking.samples import Block, latencies, own_latencies
+from onnxtool.benchmarking.rounds import SessionRunner
+from onnxtool.benchmarking.samples import Floats
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, read_pooling_modules, truncated
@@ -68,7 +68,7 @@ def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
             f"{session.model.path} on {name}", "provider", name, SessionRunner(other, options.io_binding)
         )
     if path.suffix == ".onnx" or path.is_file():
-        require_same_inputs(session.model, ModelFile.open(path))
+        _require_same_inputs(session.model, ModelFile.open(path))
         other = _open(path, options, session.provider)
         return ComparedModel(name, "onnx", other.provider, SessionRunner(other, options.io_binding))
     eager = load_eager(name, provider=session.provider, threads=session.threads)
@@ -88,6 +88,21 @@ def open_again(path: Path, options: BenchmarkOptions, session: Session) -> Compa
     runner = SessionRunner(_open(path, options, session.provider), options.io_binding)
     note = "the model of the baseline is still there: it is timed again, in turns, and gates refer to that"
     return ComparedModel(str(path), "baseline", session.provider, runner, (note,))
+
+
+def _require_same_inputs(model: ModelFile, other: ModelFile) -> None:
+    """Refuse to compare with a model that takes what this one does not.
+
+    Raises:
+        InputError: `other` has an input that `model` has not.
+    """
+    names = {info.name for info in model.structure.inputs}
+    unknown = [info.name for info in other.structure.inputs if info.name not in names]
+    if unknown:
+        raise InputError(
+            f"{other.path} takes {', '.join(unknown)}, which {model.path} does not; no inputs suit both",
+            "compare models with the same inputs",
+        )
 
 
 def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
@@ -143,7 +158,7 @@ def _with_heads(
 
 
 def compared_shape(
-    workload: Workload, pairs: Sequence[tuple[Block, Block]], outputs: OutputDifference, *, threads: int
+    workload: Workload, pairs: Sequence[tuple[Floats, Floats]], outputs: OutputDifference
 ) -> ComparedShape:
     """Sum up blocks of both that were taken in turns.
 
@@ -151,25 +166,18 @@ def compared_shape(
         workload: what they ran on.
         pairs: a block of the model and one of the other, of each round.
         outputs: how far their outputs are apart.
-        threads: that computed on the host; on one, the ratios leave out what other processes took.
     """
-    other = [theirs for _, theirs in pairs]
-    ratios = [_median(theirs, threads) / _median(ours, threads) for ours, theirs in pairs]
+    ratios = [float(np.median(theirs) / np.median(ours)) for ours, theirs in pairs]
     return ComparedShape(
         batch_size=workload.batch_size,
         sequence_length=workload.sequence_length,
-        latency_ms=summarize_latencies(latencies(other)),
+        latency_ms=summarize_latencies(np.concatenate([theirs for _, theirs in pairs]).tolist()),
         pairs=len(ratios),
         ratio=float(np.median(ratios)),
         ratio_interval=interval_of_median(ratios),
         max_abs_error=outputs.max_abs_error,
         cosine_min=outputs.cosine_min,
     )
-
-
-def _median(block: Block, threads: int) -> float:
-    (samples,) = own_latencies([block]) if threads == 1 else (np.asarray(block.latencies_ms),)
-    return float(np.median(samples))
 
 
 def few_pairs(shape: ComparedShape) -> str:

@@ -1,20 +1,12 @@
 """Gates on a benchmark: `p50>20` on the figure as printed, `p95>+10%` against a baseline or another model.
 
-A relative gate on latencies compares two samples, and the machine differs from one to the other. Three things keep
-the result about the model.
+A relative gate on latencies compares two samples. Its change has an interval of 95 %, from resampled blocks of runs.
+While that contains the threshold, more runs are taken, for at most half a minute per shape; then the best estimate
+decides, and the outcome says so.
 
-1. The time that other processes took is left out. On one thread, a run that was preempted counts with the time that
-   its thread spent on a core. Caches are cold when it returns, which shows in the tail: where threads waited for more
-   than 3 % of the time, gates on a percentile above the median, the mean or throughput are checked by the median. On
-   several threads only the runs that nothing interrupted count; where too few are left, nothing is decided, and the
-   gate is not met.
-2. The change has an interval of 95 %, from resampled blocks of runs. While that contains the threshold, more runs are
-   taken, for at most half a minute per shape; then the best estimate decides, and the outcome says so.
-3. Where the baseline's own model is still there, it is timed again, in turns with the model (`Gates.model_again`); so
-   nothing that happened to the machine since is in the change. Else the kernel of fixed arithmetic that both reports
-   timed tells how much slower the machine is. How far a model follows it depends on the model: MiniLM did by a half in
-   the logarithm, with a correlation of 0.9, while neighbours came and went. So the best estimate scales the base by
-   half of it, and the gate is decided only where it is with nothing of it, and with all.
+Where the baseline's own model is still there, it is timed again, in turns with the model (`Gates.model_again`), so that
+nothing that happened to the machine since is in the change. Else the two sessions are compared as they were measured,
+and the outcome has a note that says so.
 
 A gate whose figure is no latency (`load_ms`, `peak_rss_bytes`) is a plain comparison.
 """
@@ -24,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,24 +24,19 @@ from onnxtool.benchmarking.baseline import Baseline
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, GateOutcome
 from onnxtool.benchmarking.samples import (
-    MAX_WAITED,
-    Block,
     Floats,
     Statistic,
     TimedShape,
     interval,
-    own_latencies,
     replicates,
 )
 from onnxtool.errors import GateError
 from onnxtool.reports import Json, to_json
 from onnxtool.summary.gates import OPERATORS, Gate, GateResult, check_gates, parse_gate
 
-_FEWEST_UNDISTURBED = 20
 _SHARE_DECIDED = 0.975
-_DISTURBED = "other processes took the cores: nothing is decided; use --threads 1, or a quiet machine"
-_BY_MEDIAN = "checked by the median, as other processes caused the tail"
-_RAW = ("latencies_ms", "core_ms", "preemptions", "block_sizes", "kernel_ms")
+_AS_MEASURED = "the baseline is of another session, and is compared as measured: a change of the machine is in it"
+_RAW = ("latencies_ms", "block_sizes")
 
 
 def _percentile(percent: float) -> Statistic:
@@ -64,7 +50,6 @@ STATISTICS: dict[str, Statistic] = {
     "mean": lambda samples: samples.mean(axis=-1),
     "stdev": lambda samples: samples.std(axis=-1),
 }
-_Values = TypeVar("_Values", float, Floats)
 _TOKENS_PER_S = "throughput_tokens_per_s"
 THROUGHPUTS = ("throughput_samples_per_s", _TOKENS_PER_S)
 # Figures of the whole run; all others are figures of a shape.
@@ -140,16 +125,13 @@ class Gates:
             return None
         return self.baseline.model_again(now)
 
-    def outcomes(
-        self, shape: str, timed: TimedShape, other: TimedShape | None = None, *, threads: int
-    ) -> list[GateOutcome]:
+    def outcomes(self, shape: str, timed: TimedShape, other: TimedShape | None = None) -> list[GateOutcome]:
         """Check every gate on a shape.
 
         Args:
             shape: its name, e.g. `8x128`.
             timed: the model's runs.
             other: those of the model that is timed in turns.
-            threads: that computed on the host; 0 for a device.
         """
         base = other
         if not self.in_turns:
@@ -158,7 +140,7 @@ class Gates:
         for gate in self.gates:
             name, inner = split_gate(gate, [shape])
             if not _is_of_run(inner) and name in ("", shape):
-                outcome = check_shape(inner, timed, base, threads=threads, in_turns=self.in_turns)
+                outcome = check_shape(inner, timed, base, in_turns=self.in_turns)
                 outcomes.append(replace(outcome, shape=shape))
         return outcomes
 
@@ -223,22 +205,21 @@ def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:
     return "", gate
 
 
-def check_shape(gate: Gate, timed: TimedShape, base: TimedShape | None, *, threads: int, in_turns: bool) -> GateOutcome:
+def check_shape(gate: Gate, timed: TimedShape, base: TimedShape | None, *, in_turns: bool) -> GateOutcome:
     """Check a gate on one shape.
 
     Args:
         gate: with the name of the shape taken off its figure.
         timed: the model's runs.
         base: what a relative gate refers to.
-        threads: that computed on the host; 0 for a device.
-        in_turns: whether both were timed in turns, so that blocks are drawn in pairs and no kernel is needed.
+        in_turns: whether both were timed in turns, so that blocks are drawn in pairs.
 
     Raises:
         GateError: it names no figure.
     """
     figure = gate.figure.removeprefix("latency_ms.")
     if gate.sign and base is not None and (figure in STATISTICS or figure in THROUGHPUTS):
-        return _check_samples(gate._replace(figure=figure), timed, base, threads=threads, in_turns=in_turns)
+        return _check_samples(gate._replace(figure=figure), timed, base, in_turns=in_turns)
     (result,) = check_gates([gate], _view(timed.figures), None if base is None else _view(base.figures))
     return _plain_outcome(result)
 
@@ -266,36 +247,26 @@ def _plain_outcome(result: GateResult) -> GateOutcome:
     )
 
 
-def _check_samples(gate: Gate, timed: TimedShape, base: TimedShape, *, threads: int, in_turns: bool) -> GateOutcome:
-    figure = gate.figure
-    ours, is_ours_clean = undisturbed(timed, threads, in_turns=in_turns)
-    theirs, is_theirs_clean = undisturbed(base, threads, in_turns=in_turns)
-    is_crowded = any((one.waited_share or 0.0) > MAX_WAITED for one in (timed, base))
-    by_median = is_crowded and threads == 1 and figure not in ("min", "p50")
-    statistic = _statistic(figure, timed.figures, by_median=by_median)
-    scale = 1.0 if in_turns else kernel_change(timed.blocks, base.blocks)
-    values = statistic(np.concatenate(ours)[np.newaxis])
-    base_values = _scaled(statistic(np.concatenate(theirs)[np.newaxis]), scale**0.5, figure)
+def _check_samples(gate: Gate, timed: TimedShape, base: TimedShape, *, in_turns: bool) -> GateOutcome:
+    statistic = _statistic(gate.figure, timed.figures)
+    value, base_value = (float(statistic(np.concatenate(one.blocks)[np.newaxis])[0]) for one in (timed, base))
     # Blocks that were taken in turns are drawn in pairs.
-    drawn = replicates(ours, statistic, seed=0)
-    drawn_base = replicates(theirs, statistic, seed=0 if in_turns else 1)
-    shares = [float(np.mean(_holds(gate, drawn, _scaled(drawn_base, part, figure)))) for part in (1.0, scale)]
-    is_clean = is_ours_clean and is_theirs_clean
-    is_decided = min(shares) >= _SHARE_DECIDED or max(shares) <= 1.0 - _SHARE_DECIDED
-    value, base_value = float(values[0]), float(base_values[0])
+    drawn = replicates(timed.blocks, statistic, seed=0)
+    drawn_base = replicates(base.blocks, statistic, seed=0 if in_turns else 1)
+    share = float(np.mean(_holds(gate, drawn, drawn_base)))
+    values, base_values = np.array([value]), np.array([base_value])
     return GateOutcome(
         gate.expression,
         "",
-        figure,
-        met=bool(_holds(gate, values, base_values)[0]) and is_clean,
+        gate.figure,
+        met=bool(_holds(gate, values, base_values)[0]),
         value=value,
         threshold=float(_threshold(gate, base_values)[0]),
         base_value=base_value,
         change=value / base_value - 1.0,
-        change_interval=interval(drawn / _scaled(drawn_base, scale**0.5, figure) - 1.0),
-        decided=is_clean and is_decided,
-        undecidable=not is_clean,
-        note=(_BY_MEDIAN if by_median else "") if is_clean else _DISTURBED,
+        change_interval=interval(drawn / drawn_base - 1.0),
+        decided=share >= _SHARE_DECIDED or share <= 1.0 - _SHARE_DECIDED,
+        note="" if in_turns else _AS_MEASURED,
     )
 
 
@@ -309,40 +280,11 @@ def _threshold(gate: Gate, base_values: Floats) -> Floats:
     return base_values + gate.sign * growth
 
 
-def _statistic(figure: str, figures: Json, *, by_median: bool) -> Statistic:
+def _statistic(figure: str, figures: Json) -> Statistic:
     if figure in STATISTICS:
-        return STATISTICS["p50" if by_median else figure]
+        return STATISTICS[figure]
     rate, summary = (figures[name] if isinstance(figures, dict) else None for name in (figure, "latency_ms"))
     mean = summary["mean"] if isinstance(summary, dict) else None
     # Throughput follows from the mean latency: samples or tokens per run.
     per_run = rate * mean if isinstance(rate, int | float) and isinstance(mean, int | float) else float("nan")
-    middle = STATISTICS["p50" if by_median else "mean"]
-    return lambda samples: per_run / middle(samples)
-
-
-def undisturbed(timed: TimedShape, threads: int, *, in_turns: bool) -> tuple[list[Floats], bool]:
-    """Return the latencies of each block without the time of other processes, and whether that is known.
-
-    Of two that were taken in turns, other processes took about as much from the one as from the other.
-    """
-    blocks = [block for block in timed.blocks if block.latencies_ms]
-    walls = [np.asarray(block.latencies_ms) for block in blocks]
-    leaves = [np.asarray(block.preemptions) for block in blocks]
-    if threads == 1:
-        return own_latencies(blocks), True
-    if in_turns or timed.waited_share is None or timed.waited_share <= MAX_WAITED:
-        return walls, True
-    alone = [wall[left == 0] for wall, left in zip(walls, leaves, strict=True)]
-    if sum(len(samples) for samples in alone) >= _FEWEST_UNDISTURBED:
-        return [samples for samples in alone if len(samples)], True
-    return walls, False
-
-
-def kernel_change(blocks: Sequence[Block], base: Sequence[Block]) -> float:
-    """Return how many times as long the reference kernel takes as it took in the base."""
-    return float(np.median([block.kernel_ms for block in blocks]) / np.median([block.kernel_ms for block in base]))
-
-
-def _scaled(values: _Values, times_as_long: float, figure: str) -> _Values:
-    """Return what figures of the base would be on a machine that is slower by this factor."""
-    return values / times_as_long if figure in THROUGHPUTS else values * times_as_long
+    return lambda samples: per_run / samples.mean(axis=-1)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
+from onnxtool.benchmarking.baseline import sha256_of
 from onnxtool.benchmarking.comparison import (
     ComparedModel,
     OutputDifference,
@@ -16,22 +21,20 @@ from onnxtool.benchmarking.comparison import (
     open_again,
     open_compared,
 )
-from onnxtool.benchmarking.description import describe_environment, identify_model
 from onnxtool.benchmarking.gates import Gates, shape_names
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.benchmarking.reliability import MachineWatch, shape_warnings
 from onnxtool.benchmarking.report import (
+    BenchmarkEnvironment,
     BenchmarkReport,
     BenchmarkResult,
     ComparedShape,
     Comparison,
     GateOutcome,
+    ModelIdentity,
     StageTimes,
 )
-from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
-from onnxtool.benchmarking.runners import SessionRunner
-from onnxtool.benchmarking.samples import Block, TimedShape, drift, latencies, median_interval, robust_spread
-from onnxtool.benchmarking.samples import waited_share as waited_share_of
+from onnxtool.benchmarking.rounds import InterleavedRuns, Limits, SessionRunner
+from onnxtool.benchmarking.samples import Floats, TimedShape, drift, median_interval, robust_spread, shape_warnings
 from onnxtool.benchmarking.workload import (
     TextReader,
     Workload,
@@ -43,15 +46,18 @@ from onnxtool.benchmarking.workload import (
 )
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
-from onnxtool.reports import to_json
+from onnxtool.reports import TensorInfo, to_json
 from onnxtool.runtime.device_memory import DeviceMemory, device_memory
-from onnxtool.runtime.disturbance import load_average
-from onnxtool.runtime.kernel import ReferenceKernel
-from onnxtool.runtime.session import Session, available_cores, open_session
+from onnxtool.runtime.machine import installed_versions, processor_name
+from onnxtool.runtime.session import Session, available_cores, disabled_optimizers, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
 
+# Stamped by export, under the names that onnxruntime's tutorials use.
+_SIZES = ("model_type", "num_layers", "hidden_size", "num_heads")
+_SOURCE_KEY = "onnxtool.source"
 _MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape on which a gate is not decided
 _MORE_RUNS = Limits(float("inf"), 3.0)
 
@@ -85,7 +91,7 @@ def benchmark(
         options = fit_sizes(ModelFile.open(model_path), options)
         check_lengths(ModelFile.open(model_path), options)
         shapes = shape_names(options)
-    watch, memory = MachineWatch(), None if options.provider == "cpu" else device_memory()
+    load_before, memory = _load_average(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options)
     memory = memory if session.provider == "cuda" else None
     peak_rss_load = peak_rss_bytes()
@@ -99,8 +105,8 @@ def benchmark(
         peak_rss_bytes=peak_rss_load,
         warmup=options.warmup,
         results=(),
-        environment=describe_environment(session, options, watch.load_before, memory),
-        identity=identify_model(session.model, reader.sha256 if reader else sha256_of_feeds(samples)),
+        environment=_describe_environment(session, options, load_before, memory),
+        identity=_identify_model(session.model, reader.sha256 if reader else sha256_of_feeds(samples)),
         inputs="texts" if reader else "samples" if samples else "random",
         peak_rss_load_bytes=peak_rss_load,
         baseline="" if gates.baseline is None else str(gates.baseline.path),
@@ -115,7 +121,7 @@ def benchmark(
     for number, workload in enumerate(workloads):
         tell(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
-    report = _complete(report, timer, tuple(watch.warnings(session.threads, available_cores())))
+    report = _complete(report, timer, tuple(_machine_warnings(session.threads, available_cores())))
     report = replace(report, peak_vram_bytes=_taken(memory))
     return replace(report, gates=(*timer.gate_outcomes, *gates.run_outcomes(report)))
 
@@ -171,7 +177,6 @@ class _ShapeTimer:
     options: BenchmarkOptions
     gates: Gates
     reader: TextReader | None
-    kernel: ReferenceKernel = field(default_factory=ReferenceKernel)
     first_run_ms: float | None = None
     results: list[BenchmarkResult] = field(default_factory=list)
     compared: list[ComparedShape] = field(default_factory=list)
@@ -187,7 +192,7 @@ class _ShapeTimer:
         if self.other is not None:
             self.differences.append(compare_outputs(self.runner, self.other, workload))
         runners = [self.runner] if self.other is None else [self.runner, self.other.runner]
-        runs = InterleavedRuns([[one.prepare(feeds) for feeds in workload.batches] for one in runners], self.kernel)
+        runs = InterleavedRuns([[one.prepare(feeds) for feeds in workload.batches] for one in runners])
         runs.warm_up(self.options.warmup)
         has_own_peak = self.other is None and reset_peak_rss()
         runs.take(Limits(*self.options.stop_after))
@@ -199,7 +204,7 @@ class _ShapeTimer:
         self.results.append(replace(result, peak_rss_bytes=peak_bytes, stages_ms=stages, transfer_ms=transfers))
         if self.other is not None:
             pairs = list(zip(*runs.blocks, strict=True))
-            self.compared.append(compared_shape(workload, pairs, self.differences[-1], threads=self._host_threads))
+            self.compared.append(compared_shape(workload, pairs, self.differences[-1]))
 
     def _decide(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
         """Check the gates, and take more runs for a while where one of them is not decided."""
@@ -218,24 +223,16 @@ class _ShapeTimer:
         results = [self._result(workload, blocks) for blocks in runs.blocks]
         results[0] = replace(results[0], stages_ms=stages)
         shapes = [
-            TimedShape(to_json(result), tuple(blocks), result.waited_share)
-            for result, blocks in zip(results, runs.blocks, strict=True)
+            TimedShape(to_json(result), tuple(blocks)) for result, blocks in zip(results, runs.blocks, strict=True)
         ]
-        return self.gates.outcomes(results[0].name, *shapes, threads=self._host_threads)
+        return self.gates.outcomes(results[0].name, *shapes)
 
-    @property
-    def _host_threads(self) -> int:
-        """Threads that compute on the host; 0 where one of the two is on a device."""
-        session = self.runner.session
-        on_host = session.provider == "cpu" and (self.other is None or self.other.provider == "cpu")
-        return session.threads if on_host else 0
-
-    def _result(self, workload: Workload, blocks: Sequence[Block]) -> BenchmarkResult:
-        samples = latencies(blocks)
-        summary = summarize_latencies(samples)
+    def _result(self, workload: Workload, blocks: Sequence[Floats]) -> BenchmarkResult:
+        samples = np.concatenate(blocks)
+        summary = summarize_latencies(samples.tolist())
         runs_per_s, tokens = 1e3 / summary.mean, workload.tokens_per_batch
-        middle, threads = median_interval(blocks), self._host_threads
-        warnings = tuple(shape_warnings(blocks, threads, middle, is_repeated=len(workload.batches) == 1))
+        middle = median_interval(blocks)
+        warnings = tuple(shape_warnings(samples, middle, is_repeated=len(workload.batches) == 1))
         return BenchmarkResult(
             batch_size=workload.batch_size,
             sequence_length=workload.sequence_length,
@@ -243,15 +240,11 @@ class _ShapeTimer:
             latency_ms=summary,
             throughput_samples_per_s=workload.batch_size * runs_per_s,
             throughput_tokens_per_s=None if tokens is None else tokens * runs_per_s,
-            latencies_ms=tuple(samples),
-            core_ms=tuple(core for block in blocks for core in block.core_ms),
-            preemptions=tuple(count for block in blocks for count in block.preemptions),
-            block_sizes=tuple(len(block.latencies_ms) for block in blocks),
-            kernel_ms=tuple(block.kernel_ms for block in blocks),
+            latencies_ms=tuple(samples.tolist()),
+            block_sizes=tuple(map(len, blocks)),
             p50_interval_ms=middle,
             spread=robust_spread(samples),
             drift=drift(samples),
-            waited_share=waited_share_of(blocks, threads),
             tokens=workload.tokens,
             trusted=not warnings,
             warnings=warnings,
@@ -267,7 +260,7 @@ def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, 
         first_run_ms=timer.first_run_ms or 0.0,
         peak_rss_bytes=max(report.peak_rss_bytes, *peaks, 0),
         results=results,
-        environment=replace(report.environment, load_average_after=load_average()),
+        environment=replace(report.environment, load_average_after=_load_average()),
         trusted=not warnings and all(result.trusted for result in results),
         warnings=warnings,
         notes=(*_text_notes(timer), *(baseline.notes(report, results) if baseline else ())),
@@ -310,3 +303,53 @@ def _taken(before: DeviceMemory | None) -> int | None:
     """Return the device memory that was taken since."""
     after = None if before is None else device_memory()
     return None if before is None or after is None else max(0, after.used_bytes - before.used_bytes)
+
+
+def _load_average() -> float | None:
+    """Return the runnable threads of the machine, averaged over the last minute; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _machine_warnings(threads: int, cores: int) -> Iterator[str]:
+    if threads > cores:
+        yield f"{threads} threads on {cores} cores wait for each other"
+
+
+def _describe_environment(
+    session: Session, options: BenchmarkOptions, load_average: float | None, memory: DeviceMemory | None
+) -> BenchmarkEnvironment:
+    """Describe the machine, and the session as it was opened."""
+    return BenchmarkEnvironment(
+        cpu=processor_name(),
+        num_cores=available_cores(),
+        gpu=memory.name if memory else "",
+        platform=platform.platform(),
+        python=platform.python_version(),
+        versions=installed_versions(),
+        load_average_before=load_average,
+        load_average_after=None,
+        intra_threads=session.intra_threads,
+        inter_threads=session.inter_threads,
+        io_binding=options.io_binding,
+        disabled_optimizers=tuple(disabled_optimizers(session.model)),
+    )
+
+
+def _identify_model(model: ModelFile, inputs_sha256: str) -> ModelIdentity:
+    """Say what tells this model, and what it runs on, from others."""
+    return ModelIdentity(
+        size_bytes=model.size_bytes,
+        sha256=sha256_of(model),
+        inputs={info.name: _type_of(info) for info in model.structure.inputs},
+        outputs={info.name: _type_of(info) for info in model.structure.outputs},
+        sizes={name: model.metadata[name] for name in _SIZES if name in model.metadata},
+        task=model.metadata.get(TASK_KEY, ""),
+        source=model.metadata.get(_SOURCE_KEY, ""),
+        inputs_sha256=inputs_sha256,
+    )
+
+
+def _type_of(info: TensorInfo) -> str:
+    """Write dtype and shape, e.g. `float32 [?, ?, 384]`; what an exporter calls a dynamic axis does not matter."""
+    sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in info.shape)
+    return f"{info.dtype} [{sizes}]"

@@ -76,16 +76,10 @@ class BenchmarkResult:
         runs: how many are counted.
         throughput_tokens_per_s: tokens with their padding, but for texts real tokens alone; None where none are fed.
         latencies_ms: of each run, in their order.
-        core_ms: the part of each latency that the calling thread spent on a core. On one thread the rest of a latency
-            is what other processes took.
-        preemptions: how often a thread of this process had to leave its core to another process, in each run.
-        block_sizes: runs between two runs of the reference kernel; they add up to `runs`.
-        kernel_ms: how long the reference kernel took before each block, see `runtime/kernel.py`.
+        block_sizes: runs that followed each other at once; they add up to `runs`.
         p50_interval_ms: 95 % confidence interval of the median.
         spread: 1.4826 * median absolute deviation / median, a standard deviation that outliers do not move.
         drift: the median of the last third of the runs over that of the first third, less 1.
-        waited_share: the part of the time in which threads of this process were ready and had no core, on average over
-            the session's threads; None where the system does not say.
         peak_rss_bytes: the largest resident set during these runs; None where the system does not say, or two models
             were in memory.
         tokens: None for generated inputs.
@@ -102,14 +96,10 @@ class BenchmarkResult:
     throughput_samples_per_s: float
     throughput_tokens_per_s: float | None
     latencies_ms: tuple[float, ...] = ()
-    core_ms: tuple[float, ...] = ()
-    preemptions: tuple[int, ...] = ()
     block_sizes: tuple[int, ...] = ()
-    kernel_ms: tuple[float, ...] = ()
     p50_interval_ms: tuple[float, float] = (0.0, 0.0)
     spread: float = 0.0
     drift: float = 0.0
-    waited_share: float | None = None
     peak_rss_bytes: int | None = None
     tokens: TokenLengths | None = None
     stages_ms: StageTimes | None = None
@@ -231,12 +221,12 @@ class GateOutcome:
 
     Attributes:
         shape: e.g. `8x128`; empty for a figure of the whole run.
-        value: the figure. Where the gate is relative, and of latencies, without the time spent waiting for a core.
-        base_value: the figure of the base, as it would be at the machine's present speed; None for an absolute gate.
+        value: the figure.
+        base_value: the figure of the base; None for an absolute gate.
         change: value over base_value, less 1; None for an absolute gate.
         change_interval: of that, 95 %; None for a figure without samples.
         decided: whether the interval excludes the threshold; where it does not, the best estimate decides.
-        note: why nothing could be decided at all; such a gate is not met.
+        note: what to know before reading the change; empty for nothing.
     """
 
     expression: str
@@ -249,7 +239,6 @@ class GateOutcome:
     change: float | None = None
     change_interval: tuple[float, float] | None = None
     decided: bool = True
-    undecidable: bool = False
     note: str = ""
 
     def __str__(self) -> str:
@@ -263,7 +252,7 @@ class GateOutcome:
             text += f" (95 %: {low:+.1%} to {high:+.1%})"
         if self.note:
             text += f"; {self.note}"
-        if self.decided or self.undecidable:
+        if self.decided:
             return text
         return f"{text}; the interval does not exclude the threshold, so the best estimate decides"
 

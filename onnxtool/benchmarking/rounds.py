@@ -1,26 +1,79 @@
 """The loop that times: blocks of runs, of one model or of several in turns.
 
 A block is a few runs one right after the other, so that caches, and threads that spin between two operators, are as in
-an application that serves one request after another. Between blocks the reference kernel is timed; the run after it, or
-after another model's block, does not count.
+an application that serves one request after another. The run after another model's block does not count.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
-from onnxtool.benchmarking.samples import Block
-from onnxtool.runtime.disturbance import count_preemptions, waiting_clock
-from onnxtool.runtime.kernel import ReferenceKernel
+import numpy as np
+from numpy.typing import NDArray
 
+from onnxtool.benchmarking.report import TransferTimes
+from onnxtool.benchmarking.samples import Floats
+from onnxtool.runtime.nesting import is_part
+from onnxtool.runtime.session import Session
+from onnxtool.runtime.timing import summarize_latencies
+
+Feeds = Mapping[str, NDArray[Any]]
 Call = Callable[[], object]
 BlockEnd = Callable[[int, float], bool]  # of the runs of a block so far and the seconds they took
 
+_TRANSFERS = 50
 _BLOCKS = 20  # as many as a shape is divided into
 _RUNS_OF_BLOCK = 5  # at least, so that the run that does not count is no more than a sixth
+
+
+@dataclass(frozen=True)
+class SessionRunner:
+    """A session of onnxruntime.
+
+    Attributes:
+        io_binding: whether inputs and outputs lie in buffers that are bound once.
+    """
+
+    session: Session
+    io_binding: bool = False
+
+    @property
+    def load_ms(self) -> float:
+        """From the file to the session."""
+        return self.session.load_ms
+
+    def prepare(self, feeds: Feeds) -> Callable[[], object]:
+        """Return a run on the inputs that the graph has, in its dtypes."""
+        own = self._own(feeds)
+        return (
+            self.session.bind(own) if self.io_binding else partial(self.session.run_unchecked, self.session.nested(own))
+        )
+
+    def outputs(self, feeds: Feeds) -> Mapping[str, NDArray[Any]]:
+        """Run once."""
+        return self.session.run(self._own(feeds))
+
+    def _own(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        inputs = self.session.model.structure.inputs
+        found = {name: array for name, array in feeds.items() for info in inputs if is_part(name, info)}
+        return found | {
+            info.name: feeds[info.name] if info.dtype == "string" else feeds[info.name].astype(info.dtype, copy=False)
+            for info in inputs
+            if info.name in feeds and info.name not in found
+        }
+
+    def time_transfers(self, feeds: Feeds) -> TransferTimes | None:
+        """Time the copies to the device and back apart from the computation; None where there is no device."""
+        if self.session.provider == "cpu":
+            return None
+        bound = self.session.bind(self._own(feeds))
+        times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]
+        return TransferTimes(*(summarize_latencies(part) for part in zip(*times, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -64,12 +117,11 @@ class InterleavedRuns:
     """Blocks of runs, of one model or of several in turns; each model is a cycle of calls, one per batch of inputs.
 
     Attributes:
-        blocks: those that were taken, for each model.
+        blocks: the latencies in milliseconds of each block, for each model.
     """
 
     models: Sequence[Sequence[Call]]
-    kernel: ReferenceKernel
-    blocks: list[list[Block]] = field(default_factory=list)
+    blocks: list[list[Floats]] = field(default_factory=list)
     _places: list[int] = field(default_factory=list)
     _num_rounds: int = 0
 
@@ -90,56 +142,39 @@ class InterleavedRuns:
         """
         end = time.perf_counter() + limits.duration_s * len(self.models)
         num_runs = 0
-        with waiting_clock() as waited_ns:
-            while True:
-                order = range(len(self.models))
-                count: int | None = None
-                for which in order if self._num_rounds % 2 == 0 else reversed(order):
-                    left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
-                    count = self._take_block(which, _block_end(limits, left, count), waited_ns)
-                self._num_rounds += 1
-                num_runs += count or 0
-                if num_runs >= limits.runs or time.perf_counter() >= end:
-                    return
+        while True:
+            order = range(len(self.models))
+            count: int | None = None
+            for which in order if self._num_rounds % 2 == 0 else reversed(order):
+                left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
+                count = self._take_block(which, _block_end(limits, left, count))
+            self._num_rounds += 1
+            num_runs += count or 0
+            if num_runs >= limits.runs or time.perf_counter() >= end:
+                return
 
-    def _take_block(self, which: int, is_done: BlockEnd, waited_ns: Callable[[], int] | None) -> int:
+    def _take_block(self, which: int, is_done: BlockEnd) -> int:
         """Take a block of one model, and return how many runs it has."""
-        kernel_ms = self.kernel.time_ms()
-        if self.blocks[which] or len(self.models) > 1:
+        if len(self.models) > 1:
             self._settle(which)
-        begin, waited = time.perf_counter(), waited_ns() if waited_ns else 0
-        latencies_ns, core_ns, preemptions = self._runs(which, is_done)
-        self.blocks[which].append(
-            Block(
-                tuple(latency / 1e6 for latency in latencies_ns),
-                tuple(core / 1e6 for core in core_ns),
-                tuple(preemptions),
-                (waited_ns() - waited) / 1e6 if waited_ns else None,
-                kernel_ms,
-                (time.perf_counter() - begin) * 1e3,
-            )
-        )
+        latencies_ns = self._runs(which, is_done)
+        self.blocks[which].append(np.asarray(latencies_ns) / 1e6)
         return len(latencies_ns)
 
-    def _runs(self, which: int, is_done: BlockEnd) -> tuple[list[int], list[int], list[int]]:
-        clock, core_clock = time.perf_counter_ns, time.thread_time_ns
+    def _runs(self, which: int, is_done: BlockEnd) -> list[int]:
+        clock = time.perf_counter_ns
         latencies_ns: list[int] = []
-        core_ns: list[int] = []
-        preemptions: list[int] = []
         begin = clock()
         while True:
             call = self._next(which)
-            leaves, core = count_preemptions(), core_clock()
             start = clock()
             outputs = call()
             end = clock()
-            core_ns.append(core_clock() - core)
-            preemptions.append(count_preemptions() - leaves)
             latencies_ns.append(end - start)
             # Freed here, not when the next run assigns them: that would be inside its time.
             del outputs
             if is_done(len(latencies_ns), (end - begin) / 1e9):
-                return latencies_ns, core_ns, preemptions
+                return latencies_ns
 
     def _settle(self, which: int) -> None:
         """Run what comes next without counting it, and without leaving it out."""

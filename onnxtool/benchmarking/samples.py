@@ -1,4 +1,4 @@
-"""Latencies in blocks, and statistics of them with their uncertainty.
+"""Latencies in blocks: statistics of them with their uncertainty, and what makes them unreliable.
 
 Successive latencies are correlated: disturbances last for a while. An interval that takes them for
 independent is too narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
@@ -6,7 +6,7 @@ independent is too narrow, so whole blocks are resampled (moving-block bootstrap
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,34 +17,15 @@ from onnxtool.reports import Json
 Floats = NDArray[np.float64]
 Statistic = Callable[[Floats], Floats]  # of the last axis: float64 [..., N] to float64 [...]
 
-# From this part of the time on, in which threads have no core, latencies are the scheduler's.
-MAX_WAITED = 0.03
 _REPLICATES = 1000
 _MAX_DRAWN = 1 << 20  # values at once: 8 MB
 _FEWEST_BLOCKS = 6  # with fewer, runs are drawn in their place
 _SEED = 0
+_FEWEST_RUNS = ((95, 20), (99, 100))  # below these the percentile is the largest value, or nearly so
+_MAX_SPREAD = 0.10
+_MAX_DRIFT = 0.05
+_MAX_HALF_INTERVAL = 0.05
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-
-
-@dataclass(frozen=True)
-class Block:
-    """Runs one right after the other.
-
-    Attributes:
-        latencies_ms: wall time of each.
-        core_ms: what the calling thread spent of it on a core.
-        preemptions: how often a thread of this process had to leave its core, in each run.
-        waited_ms: how long all threads were ready and had no core, in sum; None where the system does not say.
-        kernel_ms: what the reference kernel took before.
-        wall_ms: from the first run to the last, with what is between them; 0 where only latencies are known.
-    """
-
-    latencies_ms: tuple[float, ...]
-    core_ms: tuple[float, ...]
-    preemptions: tuple[int, ...]
-    waited_ms: float | None
-    kernel_ms: float
-    wall_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,37 +34,11 @@ class TimedShape:
 
     Attributes:
         figures: the result in JSON.
+        blocks: latencies in milliseconds of runs one right after the other.
     """
 
     figures: Json
-    blocks: tuple[Block, ...]
-    waited_share: float | None
-
-
-def latencies(blocks: Sequence[Block]) -> list[float]:
-    """Return the latencies of all blocks in their order, in milliseconds."""
-    return [latency for block in blocks for latency in block.latencies_ms]
-
-
-def waited_share(blocks: Sequence[Block], threads: int) -> float | None:
-    """Return the part of the time that a thread was ready and had no core, on average over `threads` of them."""
-    waited = [block.waited_ms for block in blocks if block.waited_ms is not None]
-    if len(waited) < len(blocks):
-        return None
-    wall_ms = sum(max(block.wall_ms, sum(block.latencies_ms)) for block in blocks)
-    return min(1.0, sum(waited) / (max(1, threads) * wall_ms))
-
-
-def own_latencies(blocks: Sequence[Block]) -> list[Floats]:
-    """Return what runs on one thread took without what others did: the time on a core, of runs that had to leave it.
-
-    A run computes and does not wait, so that is what it takes on a free core. A run without preemption keeps its
-    latency.
-    """
-    return [
-        np.where(np.asarray(block.preemptions) > 0, np.asarray(block.core_ms), np.asarray(block.latencies_ms))
-        for block in blocks
-    ]
+    blocks: tuple[Floats, ...]
 
 
 def robust_spread(values: Sequence[float] | Floats) -> float:
@@ -93,7 +48,7 @@ def robust_spread(values: Sequence[float] | Floats) -> float:
     return _NORMAL * float(np.median(np.abs(samples - middle))) / middle if middle else 0.0
 
 
-def drift(values: Sequence[float]) -> float:
+def drift(values: Sequence[float] | Floats) -> float:
     """Return the median of the last third over that of the first third, less 1."""
     third = len(values) // 3
     if not third:
@@ -126,8 +81,30 @@ def interval(values: Floats) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def median_interval(blocks: Sequence[Block]) -> tuple[float, float]:
+def median_interval(blocks: Sequence[Floats]) -> tuple[float, float]:
     """Return the 95 % confidence interval of the median latency."""
-    return interval(
-        replicates([np.asarray(block.latencies_ms) for block in blocks], lambda samples: np.median(samples, axis=-1))
-    )
+    return interval(replicates(blocks, lambda samples: np.median(samples, axis=-1)))
+
+
+def shape_warnings(samples: Floats, p50_interval_ms: tuple[float, float], *, is_repeated: bool) -> Iterator[str]:
+    """Yield what makes the figures of a shape unreliable, each with its figure.
+
+    Args:
+        samples: the latencies of all runs in their order.
+        p50_interval_ms: the 95 % confidence interval of their median.
+        is_repeated: whether all runs are on the same inputs, so that they should take the same time.
+    """
+    short = [f"a p{percent} needs {needed}" for percent, needed in _FEWEST_RUNS if len(samples) < needed]
+    if short:
+        yield f"{len(samples)} runs are few: {' and '.join(short)}"
+    spread, moved = robust_spread(samples), drift(samples)
+    if is_repeated and spread > _MAX_SPREAD:
+        yield f"the runs spread by {spread:.0%} around their median (1.4826 MAD; quiet machines stay below 5 %)"
+    # The median of a third of the runs has an error of its own.
+    error = 1.25 * spread / max(1, len(samples) // 3) ** 0.5
+    if is_repeated and abs(moved) > _MAX_DRIFT + 2 * error:
+        yield f"the last third of the runs took {moved:+.0%} of the time of the first third"
+    low, high = p50_interval_ms
+    middle = (low + high) / 2
+    if middle and (high - low) / 2 > _MAX_HALF_INTERVAL * middle:
+        yield f"the median is known to ±{(high - low) / 2 / middle:.0%} only (95 %: {low:.2f} to {high:.2f} ms)"

@@ -12,7 +12,7 @@ from onnxtool.cli.streams import printable
 
 # Columns of the CSV beside those of the run.
 _LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
-_RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "waited_share", "peak_rss_bytes")
+_RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "peak_rss_bytes")
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
@@ -165,8 +165,8 @@ def _gates(gates: Sequence[GateOutcome]) -> Iterator[Block]:
         for gate in gates
     ]
     yield table_of(rows, names={"gate", "shape", "verdict"})
-    if any(gate.change_interval for gate in gates):
-        yield Note("values against a base leave out what other processes took, so they may be below those above")
+    for note in dict.fromkeys(gate.note for gate in gates if gate.note):
+        yield Note(note)
 
 
 def _machine(report: BenchmarkReport) -> Iterator[Block]:

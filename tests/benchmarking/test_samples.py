@@ -7,22 +7,17 @@ import math
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from onnxtool.benchmarking.samples import (
-    Block,
     drift,
     interval,
     median_interval,
-    own_latencies,
     replicates,
     robust_spread,
-    waited_share,
+    shape_warnings,
 )
 from onnxtool.runtime.timing import interval_of_median
-
-
-def _block(*latencies_ms: float, waited_ms: float | None = 0.0) -> Block:
-    return Block(latencies_ms, latencies_ms, (0,) * len(latencies_ms), waited_ms, 1.0)
 
 
 def test_the_spread_of_normal_samples_is_their_coefficient_of_variation() -> None:
@@ -73,10 +68,7 @@ def test_an_interval_covers_the_true_median_in_spite_of_bursts() -> None:
     covered = 0
     for seed in range(60):
         generator = np.random.default_rng(seed)
-        blocks = [
-            _block(*(10.0 * generator.lognormal(0, 0.10) * generator.lognormal(0, 0.02, 10)).tolist())
-            for _ in range(20)
-        ]
+        blocks = [10.0 * generator.lognormal(0, 0.10) * generator.lognormal(0, 0.02, 10) for _ in range(20)]
         low, high = median_interval(blocks)
         covered += low <= 10.0 <= high
     assert covered >= 50  # 57 of 60 at 95 %; a percentile bootstrap of 20 blocks covers a little less
@@ -90,17 +82,27 @@ def test_the_same_seed_draws_the_same() -> None:
     assert interval(ratios) == pytest.approx((2.0, 2.0))
 
 
-def test_on_one_thread_what_others_took_is_left_out() -> None:
-    """A run that had to leave its core counts with its time on it; one that slept by itself counts whole."""
-    block = Block((30.0, 10.0, 25.0), (9.0, 9.5, 5.0), (2, 0, 0), 20.0, 1.0)
-    (own,) = own_latencies([block])
-    assert own.tolist() == [9.0, 10.0, 25.0]
+QUIET = 10.0 * np.random.default_rng(0).lognormal(0, 0.02, 200)
 
 
-def test_the_share_of_waiting_is_an_average_over_threads() -> None:
-    """Two threads that wait half of the time together wait a quarter each; where it is not known, it is not made up."""
-    blocks = [_block(10.0, 10.0, waited_ms=10.0), _block(20.0, waited_ms=10.0)]
-    assert waited_share(blocks, threads=2) == pytest.approx(0.25)
-    assert waited_share([*blocks, _block(1.0, waited_ms=None)], threads=2) is None
-    # A thread also waits between two runs, so the time from the first to the last is what its waiting is a part of.
-    assert waited_share([Block((5.0, 5.0), (1.0, 1.0), (0, 0), 30.0, 1.0, wall_ms=40.0)], threads=1) == 0.75
+@pytest.mark.parametrize(
+    ("samples", "half", "is_repeated", "messages"),
+    [
+        (QUIET, 0.01, True, []),
+        (QUIET[:10], 0.01, True, ["10 runs are few: a p95 needs 20 and a p99 needs 100"]),
+        (QUIET[:50], 0.01, True, ["50 runs are few: a p99 needs 100"]),
+        (QUIET**8, 0.01, True, ["the runs spread by 16% around their median"]),
+        (QUIET * np.repeat([1.0, 1.2], 100), 0.01, True, ["took +20% of the time of the first third"]),
+        (QUIET, 0.08, True, ["the median is known to ±8% only (95 %: 9."]),
+        # batches of texts that differ take different times on the quietest machine
+        (np.tile([1.0, 5.0, 20.0, 90.0], 50), 0.01, False, []),
+    ],
+)
+def test_what_speaks_against_a_measurement_is_said(
+    samples: NDArray[np.float64], half: float, is_repeated: bool, messages: list[str]
+) -> None:
+    """With the figure."""
+    middle = float(np.median(samples))
+    warnings = list(shape_warnings(samples, (middle * (1 - half), middle * (1 + half)), is_repeated=is_repeated))
+    assert all(any(message in warning for warning in warnings) for message in messages), warnings
+    assert bool(warnings) == bool(messages)

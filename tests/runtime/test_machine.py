@@ -1,0 +1,26 @@
+"""The machine has a name and versions, and nothing is made up of a device that is not there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from onnxtool.runtime.device_memory import device_memory
+from onnxtool.runtime.machine import installed_versions, processor_name
+
+
+def test_the_machine_has_a_name_and_versions() -> None:
+    """They stand in every report, so that two can be told to be of one machine."""
+    assert processor_name()
+    assert installed_versions()["numpy"] == np.__version__
+    assert "onnxtool" in installed_versions()
+
+
+def test_without_nvml_there_is_no_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is invented where no device is."""
+
+    def missing(_name: str) -> None:
+        raise OSError("no such library")
+
+    monkeypatch.setattr("ctypes.CDLL", missing)
+    assert device_memory() is None
