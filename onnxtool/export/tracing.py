@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtool.errors import ExportError
 from onnxtool.export.signature import Signature
 from onnxtool.export.torchscript import trace_torchscript
-from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 

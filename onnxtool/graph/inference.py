@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 from onnx.shape_inference import infer_node_outputs
 
-from onnxtool.graph.bodies import collected, common, slices, times_of
 from onnxtool.graph.elements import Scope, attributes_of, compute, is_small, move, reads_of
-from onnxtool.graph.operator_rules import Call, Value
+from onnxtool.graph.operator_rules import Call, Shape, Size, Value
 from onnxtool.graph.operators import OPERATORS, WRONG, Operator
 from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.wire import ELEMENT_BITS
@@ -280,18 +279,18 @@ class Inference:
             followed.append((cost, [inner.values.get(output.name) for output in body.output]))
         if not followed:
             raise LookupError("a body")
-        times = times_of(node, scope, attributes)
+        times = _times_of(node, scope, attributes)
         if not self._estimates:
-            results = [common(values) for values in zip(*(outputs for _, outputs in followed), strict=True)]
-            outputs = collected(node, results, attributes, times)
+            results = [_agreed(values) for values in zip(*(outputs for _, outputs in followed), strict=True)]
+            outputs = _collected(node, results, attributes, times)
             if node.op_type == "Loop":  # it may end before it starts
                 states = [scope.values.get(name) for name in node.input[2:]]
-                outputs[: len(states)] = [common(pair) for pair in zip(states, outputs, strict=False)]
+                outputs[: len(states)] = [_agreed(pair) for pair in zip(states, outputs, strict=False)]
             return outputs, 0
         cost, results = max(followed, key=lambda item: (sum(item[0].macs.values()), item[0].num_bytes))
         known = times if isinstance(times, int) else 1
         totals.add(cost, known)
-        return collected(node, results, attributes, known), cost.peak_bytes
+        return _collected(node, results, attributes, known), cost.peak_bytes
 
     def _bind(self, node: onnx.NodeProto, body: onnx.GraphProto, inner: Scope, attributes: Mapping[str, Any]) -> None:
         """Give the inputs of a body what the node gives them: a Loop its state, a Scan a slice as well."""
@@ -302,7 +301,7 @@ class Inference:
         elif node.op_type == "Scan":
             if self._version < _FIRST_OPSET_OF_SCANS:
                 raise LookupError("the axis of the batch")
-            given = slices(given, attributes)
+            given = _slices(given, attributes)
         for formal, value in zip(body.input, given, strict=False):
             inner.take(formal.name, Scope(), "")
             if value is not None:
@@ -440,3 +439,74 @@ def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) ->
             copy.attribute.append(given[attribute.ref_attr_name])
             copy.attribute[-1].name = attribute.name
     return copy
+
+
+_MOST_TIMES = 1 << 31
+
+
+def _slices(given: Sequence[Value | None], attributes: Mapping[str, Any]) -> list[Value | None]:
+    """Return what the body of a Scan reads: the states as they are, and a slice of each of the others."""
+    states = len(given) - int(attributes["num_scan_inputs"])
+    return [
+        value
+        if index < states or value is None or value.shape is None
+        else Value(_without(value.shape, _axis(attributes, "scan_input_axes", index - states)), value.dtype)
+        for index, value in enumerate(given)
+    ]
+
+
+def _times_of(node: onnx.NodeProto, scope: Scope, attributes: Mapping[str, Any]) -> Size:
+    """Return how often a body runs: once for that of an If, None where only running the model would tell."""
+    if node.op_type == "Scan":
+        scanned, number = scope.values.get(node.input[-1]), int(attributes["num_scan_inputs"])
+        return None if scanned is None else scanned.dims[_axis(attributes, "scan_input_axes", number - 1)]
+    if node.op_type == "Loop":
+        if node.input[0] not in scope.numbers:
+            return None
+        return max(0, min(int(scope.numbers[node.input[0]].flat[0]), _MOST_TIMES))
+    return 1
+
+
+def _collected(
+    node: onnx.NodeProto, outputs: Sequence[Value | None], attributes: Mapping[str, Any], times: Size
+) -> list[Value | None]:
+    """Return the outputs of the node from those of its body: what is scanned has an axis for the runs in front."""
+    if node.op_type == "If":
+        return list(outputs)
+    states = len(node.input) - (2 if node.op_type == "Loop" else int(attributes["num_scan_inputs"]))
+    outputs = outputs[1:] if node.op_type == "Loop" else outputs
+    return [
+        value
+        if value is None or value.shape is None or index < states
+        else Value(_with(value.shape, _axis(attributes, "scan_output_axes", index - states), times), value.dtype)
+        for index, value in enumerate(outputs)
+    ]
+
+
+def _agreed(values: Sequence[Value | None]) -> Value | None:
+    """Return what holds for a value that is one of several; None where that is nothing."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values) or len({value.dtype for value in known}) > 1:
+        return None
+    shapes = [value.shape for value in known if value.shape is not None]
+    if len(shapes) < len(known) or len({len(shape) for shape in shapes}) > 1:
+        return Value(None, known[0].dtype)
+    sizes = [set(sizes) for sizes in zip(*shapes, strict=True)]
+    return Value(tuple(one.pop() if len(one) == 1 else None for one in sizes), known[0].dtype)
+
+
+def _axis(attributes: Mapping[str, Any], name: str, index: int) -> int:
+    """Return the axis along which a Scan takes or gives its slices; a Loop gives them along the first."""
+    axes = attributes.get(name)
+    return int(axes[index]) if axes else 0
+
+
+def _without(shape: Shape, axis: int) -> Shape:
+    sizes = list(shape)
+    del sizes[axis]
+    return tuple(sizes)
+
+
+def _with(shape: Shape, axis: int, size: Size) -> Shape:
+    place = axis + len(shape) + 1 if axis < 0 else axis
+    return (*shape[:place], size, *shape[place:])

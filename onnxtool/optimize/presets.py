@@ -5,29 +5,24 @@ from __future__ import annotations
 from onnxtool.errors import PassError
 from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
 from onnxtool.optimize.passes.attention import attention
-from onnxtool.optimize.passes.bias_gelu import bias_gelu
-from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
-from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
 from onnxtool.optimize.passes.convert_opset import convert_opset
-from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
-from onnxtool.optimize.passes.einsum_products import einsum_products
-from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
+from onnxtool.optimize.passes.duplicates import common_subexpressions, deduplicate_initializers, tied_transposes
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.gelu import gelu
+from onnxtool.optimize.passes.gelu import bias_gelu, gelu
 from onnxtool.optimize.passes.input_sizes import input_sizes
-from onnxtool.optimize.passes.layer_normalization import layer_normalization
-from onnxtool.optimize.passes.matmul_add import matmul_add
+from onnxtool.optimize.passes.maxima import blocked_maximum, softmax_maximum, token_maximum
 from onnxtool.optimize.passes.neutral_operators import neutral_operators
+from onnxtool.optimize.passes.normalizations import (
+    embed_layer_normalization,
+    layer_normalization,
+    rms_normalization,
+    skip_layer_normalization,
+    sums,
+)
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
+from onnxtool.optimize.passes.products import einsum_products, matmul_add, transposed_weights
 from onnxtool.optimize.passes.repeated_heads import repeated_heads
-from onnxtool.optimize.passes.rms_normalization import rms_normalization
 from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
-from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
-from onnxtool.optimize.passes.softmax_maximum import softmax_maximum
-from onnxtool.optimize.passes.sums import sums
-from onnxtool.optimize.passes.tied_transposes import tied_transposes
-from onnxtool.optimize.passes.token_maximum import token_maximum
-from onnxtool.optimize.passes.transposed_weights import transposed_weights
 from onnxtool.optimize.pipeline import Pass
 
 # Patterns contain constants, sizes and shared masks, so these are simplified first.

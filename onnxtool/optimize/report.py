@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -202,13 +201,3 @@ class OptimizeReport:
             f"on {self.speed.shape}, in plain sessions of onnxruntime{hint and f'; {hint}'}; compare your own shapes "
             "with onnxtool infer --benchmark --compare before you use it"
         )
-
-
-def __getattr__(name: str) -> object:
-    """Serve the old name of `FallbackLayer` for one release."""
-    if name != "KeptLayer":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(
-        "KeptLayer is now FallbackLayer; the old name goes with the next release", DeprecationWarning, stacklevel=2
-    )
-    return FallbackLayer

@@ -18,7 +18,7 @@ from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature, to_tensors
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS, guarded, operators_apart, trace
-from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.runtime.quiet import quiet
 from tests.workshop import Workshop
 

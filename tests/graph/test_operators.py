@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -24,7 +22,6 @@ from onnxtool.graph.operators import MICROSOFT, OPERATORS, named_inputs
 from onnxtool.graph.shapes import fill_types, find_shapes
 from tests.optimize.passes.builders import build, normal, run
 
-PACKAGE = Path(__file__).resolve().parents[2] / "onnxtool"
 # Only builds of onnxruntime for training have these.
 TRAINING_ONLY = {"FakeQuant", "ScaledSum"}
 CONTRIBUTED = sorted(op_type for domain, op_type in OPERATORS if domain == MICROSOFT)
@@ -341,62 +338,3 @@ def test_outputs_are_like_inputs_or_of_a_fixed_dtype() -> None:
             or row.name == "Einsum"
         )
         assert row.outputs or row.shapes is None
-
-
-# Who else may have a table with operators of onnxruntime in it, and what it is about: not inputs, shapes or costs.
-TABLES = {
-    "autodiff/rules/attention.py": "gradients",
-    "autodiff/rules/contrib.py": "gradients",
-    "optimize/passes/bias_gelu.py": "what is written in place of what",
-    "optimize/quantization/cpu_arithmetic.py": "which input of a product is a weight of int8",
-    "optimize/quantization/int8_linear_layers.py": "what no element of a result is below",
-    "optimize/quantization/linear_layers.py": "which attribute transposes",
-    "optimize/quantization/written.py": "which input of a product is its weight",
-    "optimize/verification.py": "what draws random numbers, or quantizes by them",
-    "summary/kinds.py": "kinds of fusions",
-    "summary/releases.py": "how many inputs which release takes, below the table and without onnx",
-    "training/graphs/decomposition.py": "what is written in place of what",
-}
-
-
-def named_in_tables(tree: ast.AST, names: set[str]) -> Iterator[str]:
-    """Yield which of `names` are keys of a dict, or elements of a set, tuple or list, other than to compare with."""
-    compared = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Compare)
-        for side in (node.left, *node.comparators)
-        for inner in ast.walk(side)
-    }
-    for node in ast.walk(tree):
-        elements: list[ast.expr] = []
-        if isinstance(node, ast.Dict):
-            elements = [key for key in node.keys if key is not None]
-        elif isinstance(node, ast.Set | ast.Tuple | ast.List):
-            elements = node.elts
-        for element in elements:
-            if isinstance(element, ast.Constant) and id(element) not in compared:
-                name = str(element.value).rpartition("::")[2]
-                if name in names:
-                    yield name
-
-
-def test_no_other_table_knows_an_operator() -> None:
-    """A table elsewhere is about something else, and listed here with what that is."""
-    names = {op_type for op_type in CONTRIBUTED if not onnx.defs.has(op_type)}
-    found = {
-        path.relative_to(PACKAGE).as_posix(): sorted({*named_in_tables(ast.parse(path.read_text("utf-8")), names)})
-        for path in PACKAGE.rglob("*.py")
-    }
-    tables = {path for path, operators in found.items() if operators and not path.startswith("graph/operator")}
-    assert tables == {*TABLES}
-
-
-@pytest.mark.parametrize(
-    "code", ['T = {"BiasGelu": (1, 0)}', 'T = frozenset({"Add", "FastGelu"})', 'OP, SLOT = "FusedMatMul", 3']
-)
-def test_a_table_elsewhere_is_seen(code: str) -> None:
-    """The test above can fail."""
-    names = {"BiasGelu", "FastGelu", "FusedMatMul"}
-    assert [*named_in_tables(ast.parse(code), names)]
-    assert not [*named_in_tables(ast.parse('if node.op_type in ("BiasGelu", "Gelu"): write("FastGelu")'), names)]

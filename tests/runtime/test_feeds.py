@@ -13,8 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.weights import write_inline
-from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
-from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
+from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
 from onnxtool.reports import Dimension, TensorInfo
 from onnxtool.runtime.feeds import (
     FeedShape,

@@ -30,7 +30,7 @@ from onnxtool.export.decoding.token_loop import loop_over_tokens
 from onnxtool.export.graph import name_nodes, rename_axes, strip
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.tracing import guarded, operators_apart
-from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.reports import Dimension
 
 TOTAL = f"{PAST} + {SEQUENCE}"

@@ -1,8 +1,8 @@
 """Find the kind of a mask: padding, causal, both, none, or a bias that has to be added as it is.
 
 One export computes a mask by twenty operators, another one by two. Here the mask is computed for rows of several
-lengths, padded on either side and with holes, and compared with the masks that fused operators know by name. Any other
-mask stays a bias, which is always correct.
+lengths, padded on either side and with holes, by running only the nodes above it, and compared with the masks that
+fused operators know by name. Any other mask stays a bias, which is always correct.
 
 Letters of shapes: B batch, S queries, L keys, H heads.
 """
@@ -18,9 +18,8 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.graph.shapes import Shapes, named_axes, with_sums
-from onnxtool.optimize.attention.evaluation import Slice, evaluate, sizes_of, slice_above, table_lengths
-from onnxtool.optimize.attention.reach import find_reach
 from onnxtool.optimize.attention.scores import Masking
+from onnxtool.optimize.attention.slices import Slice, evaluate, find_reach, sizes_of, slice_above, table_lengths
 
 _LOWEST = -1e4
 DEFAULT_FILL = -1e4

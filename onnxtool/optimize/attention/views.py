@@ -2,8 +2,9 @@
 
 Exporters split heads and transpose matrices in a dozen forms, with shapes computed from other shapes. One method serves
 for all of them: number the elements of the first tensor, let the operators move the numbers, and look where they are.
+The linear layers in front of the heads are matched here as well.
 
-Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
+Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, I inputs, O outputs of a linear layer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.graph.edit import attribute, only_consumer, producer, scalar
+from onnxtool.graph.edit import attribute, is_weight, only_consumer, operands, producer, scalar, tensor_of
 from onnxtool.graph.shapes import Shapes
 
 Indices = NDArray[np.int64]
@@ -243,3 +244,71 @@ def _number(shape: tuple[int, ...]) -> Indices:
 
 def _sizes(shape: tuple[Any, ...]) -> tuple[int, ...]:
     return tuple(int(size) for size in shape)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`x @ weight + bias`.
+
+    Attributes:
+        x: [B, S, I].
+        weight: an initializer [I, O].
+        bias: an initializer [O], or None.
+        part: which third of O, where one layer computes q, k and v; None for all of it.
+    """
+
+    x: ir.Value
+    weight: ir.Value
+    bias: ir.Value | None
+    part: int | None = None
+
+
+def find_linear(value: ir.Value, shapes: Shapes) -> Linear | None:
+    """Match the linear layer that computes `value`, [B, S, O], or the third of one that computes all of q, k and v."""
+    split = producer(value, "Split")
+    if split is not None and split.inputs[0] is not None and len(split.outputs) == 3:
+        sizes = {shapes.fixed(output, -1) for output in split.outputs}
+        whole = _whole(split.inputs[0], shapes)
+        if whole is None or len(sizes) != 1 or None in sizes or attribute(split, "axis", 0) not in (-1, 2):
+            return None
+        return Linear(whole.x, whole.weight, whole.bias, split.outputs.index(value))
+    return _whole(value, shapes)
+
+
+def _whole(value: ir.Value, shapes: Shapes) -> Linear | None:
+    add = producer(value, "Add")
+    if add is not None:
+        sides = operands(add, lambda side: is_weight(side, 1))
+        if sides is None or (matmul := _matmul(sides[1])) is None:
+            return None
+        bias, weight = sides[0], matmul[1]
+        return Linear(*matmul, bias) if tensor_of(bias).shape[0] == tensor_of(weight).shape[1] else None
+    matmul = _matmul(value)
+    return Linear(*matmul, None) if matmul is not None else _flattened(value, shapes)
+
+
+def _matmul(value: ir.Value) -> tuple[ir.Value, ir.Value] | None:
+    """Return x and weight of a MatMul."""
+    node = producer(value, "MatMul")
+    if node is None or node.inputs[0] is None or node.inputs[1] is None or not is_weight(node.inputs[1], 2):
+        return None
+    return node.inputs[0], node.inputs[1]
+
+
+def _flattened(value: ir.Value, shapes: Shapes) -> Linear | None:
+    """Match `Reshape(Gemm(Reshape(x)))`, which flattens a batch of sequences to one matrix in between."""
+    after = producer(value, "Reshape")
+    gemm = None if after is None else producer(after.inputs[0], "Gemm")
+    before = None if gemm is None else producer(gemm.inputs[0], "Reshape")
+    if gemm is None or before is None or (x := before.inputs[0]) is None:
+        return None
+    is_plain = all(attribute(gemm, name, 1.0) == 1.0 for name in ("alpha", "beta"))
+    is_plain = is_plain and not any(attribute(gemm, name, 0) for name in ("transA", "transB"))
+    weight, bias = gemm.inputs[1], gemm.inputs[2] if len(gemm.inputs) > 2 else None
+    if not is_plain or weight is None or not is_weight(weight, 2) or (bias is not None and not is_weight(bias, 1)):
+        return None
+    # Rows stay rows where the axes before the last are the same on both sides.
+    outer, inner = shapes.shape(x), shapes.shape(value)
+    if outer is None or inner is None or outer[:-1] != inner[:-1]:
+        return None
+    return Linear(x, weight, bias)

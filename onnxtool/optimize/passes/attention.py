@@ -18,7 +18,6 @@ from onnxtool.graph.edit import remove_unused, replace, tensor_of
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.attention.linear import Linear, find_linear
 from onnxtool.optimize.attention.masks import DEFAULT_FILL, MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
     SINKS,
@@ -30,7 +29,7 @@ from onnxtool.optimize.attention.scores import (
     find_attention,
     match_roots,
 )
-from onnxtool.optimize.attention.views import Heads, Layout, find_heads, find_joined
+from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 _BLOCK = 8  # GroupQueryAttention takes heads of a multiple of it

@@ -1,20 +1,107 @@
-"""Fuse each form of Gelu into one operator of onnxruntime: exact, by the hyperbolic tangent, or by the sigmoid."""
+"""Fuse each form of Gelu, and the bias in front of it, into one operator of onnxruntime."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, is_closed, is_float, operands, producer, replace_and_erase, value_graph
+from onnxtool.graph.edit import (
+    attribute,
+    constant,
+    is_closed,
+    is_float,
+    is_weight,
+    only_consumer,
+    operands,
+    producer,
+    replace_and_erase,
+    scalar,
+    value_graph,
+)
 from onnxtool.graph.operators import MICROSOFT
-from onnxtool.graph.polynomials import Polynomial, as_polynomial, number_in
-from onnxtool.graph.shapes import fill_types
+from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
+
+_LARGEST_DEPTH = 8
+_ARITHMETIC = ("Add", "Div", "Mul", "Pow")
+_TOLERANCE = 1e-3  # some exporters write constants in float16
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """A polynomial in a value.
+
+    Attributes:
+        coefficients: the coefficient of each power.
+        nodes: the nodes that compute it.
+    """
+
+    coefficients: Mapping[int, float]
+    nodes: tuple[ir.Node, ...] = field(default=())
+
+    def plus(self, other: Polynomial) -> Polynomial:
+        """Return the sum."""
+        powers = {**self.coefficients, **other.coefficients}
+        found = {power: self.coefficients.get(power, 0) + other.coefficients.get(power, 0) for power in powers}
+        return Polynomial(found, (*self.nodes, *other.nodes))
+
+    def times(self, other: Polynomial) -> Polynomial:
+        """Return the product."""
+        found: dict[int, float] = {}
+        for power, coefficient in self.coefficients.items():
+            for another, factor in other.coefficients.items():
+                found[power + another] = found.get(power + another, 0) + coefficient * factor
+        return Polynomial(found, (*self.nodes, *other.nodes))
+
+    def is_close(self, wanted: Mapping[int, float]) -> bool:
+        """Whether it has the coefficients `wanted`, all to a relative 1e-3."""
+        return self.coefficients.keys() == wanted.keys() and all(
+            math.isclose(self.coefficients[power], coefficient, rel_tol=_TOLERANCE)
+            for power, coefficient in wanted.items()
+        )
+
+
+def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) -> Polynomial | None:
+    """Match `value` as a polynomial in `variable`; None where it is not one."""
+    if value is variable:
+        return Polynomial({1: 1.0})
+    if value is None or depth > _LARGEST_DEPTH:
+        return None
+    if (number := number_in(value)) is not None:
+        return Polynomial({0: number})
+    node = value.producer()
+    if node is None or node.domain or node.op_type not in _ARITHMETIC:
+        return None
+    first, second = (as_polynomial(one, variable, depth + 1) for one in node.inputs)
+    found = None if first is None or second is None else _combine(node.op_type, first, second)
+    return None if found is None else Polynomial(found.coefficients, (*found.nodes, node))
+
+
+def number_in(value: ir.Value | None) -> float | None:
+    """Return the number in a constant of rank 0 or 1, which broadcasts to any rank; None for any other value."""
+    held = constant(value)
+    return None if held is None or held.ndim > 1 else scalar(value)
+
+
+def _combine(operator: str, first: Polynomial, second: Polynomial) -> Polynomial | None:
+    if operator == "Add":
+        return first.plus(second)
+    if operator == "Mul":
+        return first.times(second)
+    if set(second.coefficients) != {0}:
+        return None
+    number = second.coefficients[0]
+    if operator == "Div":
+        return None if number == 0 else first.times(Polynomial({0: 1 / number}))
+    if number not in (2, 3):
+        return None
+    return first.times(first) if number == 2 else first.times(first).times(first)
+
 
 _ROOT = math.sqrt(2 / math.pi)
 
@@ -45,7 +132,7 @@ _FORMS: Mapping[str, _Form] = {
 }
 
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
+def _fuse_gelus(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Mul(Mul(x, Add(Erf(Div(x, 1.4142)), 1)), 0.5)` by `Gelu(x)`, and its approximations likewise.
 
     `0.5 * x * (1 + Tanh(Sqrt(2 / pi) * (x + 0.044715 * x ** 3)))` becomes `FastGelu(x)`, and `x * Sigmoid(1.702 * x)`
@@ -150,4 +237,44 @@ def _product_of(factors: list[ir.Value], value: ir.Value) -> Polynomial | None:
     return product
 
 
-gelu = Pass("gelu", _apply)
+gelu = Pass("gelu", _fuse_gelus)
+
+
+_WITH_BIAS = {"Gelu": "BiasGelu", "FastGelu": "FastGelu"}
+
+
+def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Gelu(Add(x, b))` by `BiasGelu(x, b)`, and `FastGelu(Add(x, b))` by `FastGelu(x, b)`."""
+    found = [
+        (node, add)
+        for node in model.graph
+        if node.domain == MICROSOFT
+        and node.op_type in _WITH_BIAS
+        and (len(node.inputs) == 1 or node.inputs[1] is None)
+        and (add := producer(node.inputs[0], "Add")) is not None
+    ]
+    if not found:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    return rewrite_each(model, found, lambda match: _fuse_bias(*match, shapes))
+
+
+def _fuse_bias(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
+    """Write one operator with a bias; return why not where a precondition does not hold."""
+    parts = operands(add, lambda one: is_weight(one, 1))
+    length = None if parts is None else shapes.fixed(parts[0], 0)
+    if parts is None or length is None or length != shapes.fixed(parts[1], -1):
+        return "the bias is no vector as long as the last axis"
+    bias, value = parts
+    if not is_float(bias):
+        return "neither float32 nor float16"
+    if only_consumer(add.outputs[0], node.op_type, domain=MICROSOFT) is not node:
+        return "the sum is read elsewhere"
+    operator = _WITH_BIAS[node.op_type]
+    replace_and_erase(
+        node.outputs[0], Writer(node).node(operator, [value, bias], domain=MICROSOFT, like=node.outputs[0])
+    )
+    return ""
+
+
+bias_gelu = Pass("bias_gelu", _fuse_biases)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from onnxtool.graph.edit import attribute, is_weight, operands, producer, replace_and_erase, scalar, tensor_of
 from onnxtool.graph.operators import MICROSOFT
-from onnxtool.graph.rewrites.rotary_embedding import Rotation, match_rotation
+from onnxtool.graph.patterns import Rotation, match_rotation
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.attention.views import Heads, Layout, find_heads

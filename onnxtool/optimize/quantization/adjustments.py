@@ -20,12 +20,13 @@ from onnxtool.optimize.quantization.arithmetic import (
     Codes,
     Floats,
     RowGrid,
+    damped_factors,
     round_activations,
     round_channel,
+    round_together,
     weight_scale,
 )
 from onnxtool.optimize.quantization.linear_layers import LinearLayer
-from onnxtool.optimize.quantization.rounding import damped_factors, round_together
 from onnxtool.progress import counted
 from onnxtool.summary.kinds import FUSED_OPERATORS
 

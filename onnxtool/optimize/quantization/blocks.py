@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.optimize.quantization.arithmetic import Floats
-from onnxtool.optimize.quantization.rounding import damped_factors, round_together
+from onnxtool.optimize.quantization.arithmetic import Floats, damped_factors, round_together
 
 BLOCK = 32
 

@@ -15,9 +15,8 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization.activations import Feeds, Recording, open_written, record
 from onnxtool.optimize.quantization.cpu_arithmetic import by_arithmetic
 from onnxtool.optimize.quantization.error import measure_errors
-from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
+from onnxtool.optimize.quantization.fallback_layers import MARGIN, Level, find_fallback_layers, open_switchable
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
-from onnxtool.optimize.quantization.switches import Level, open_switchable
 from onnxtool.optimize.quantization.written import nothing_to_quantize
 from onnxtool.optimize.report import FallbackLayer
 

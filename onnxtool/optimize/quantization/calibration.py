@@ -20,11 +20,13 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
 from onnxtool.runtime.accepted_cases import accepted_cases
 from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
+
+OWN_TEXTS = Path(__file__).with_name("calibration_texts.jsonl")
+"""Questions, news, code, recipes, law, letters, short and long, for users who have no texts."""
 
 _BATCH_SIZE = 8
 _MOST_TEXTS = 256  # beyond, figures hardly move
@@ -71,7 +73,7 @@ def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInp
         if texts_path is not None:
             raise
         return _random_calibration(model, error.message, given)
-    texts = CALIBRATION_TEXTS if texts_path is None else tuple(text.contents for text in read_texts(texts_path))
+    texts = tuple(text.contents for text in read_texts(texts_path or OWN_TEXTS))
     used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, which may be sorted
     note = "" if len(used) == len(texts) else f"calibrated on {len(used)} of {len(texts)} texts"
     return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)

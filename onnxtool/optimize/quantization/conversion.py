@@ -25,10 +25,9 @@ from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEAD
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
-from onnxtool.optimize.quantization.float16 import LEAST, to_float16
+from onnxtool.optimize.quantization.float16 import LEAST, beyond, measure_ranges, to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
-from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs

@@ -1,14 +1,15 @@
 """Convert weights and arithmetic to float16; inputs and outputs keep their types.
 
 Nodes whose values float16 cannot hold stay in float32, and so do operators that do not take float16, or have too large
-an error in it.
+an error in it. How large values become is measured by running the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,49 @@ from onnxtool.graph.edit import attribute, drop_unused, is_weight, scalar, tenso
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.optimize.quantization.activations import Feeds, open_written
+
+_PREFIX = "onnxtool.range/"
+
+
+def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dict[str, float]:
+    """Run `model` on `feeds` and return the largest absolute value of each of its float32 values, by name.
+
+    Inputs count as well: a mask may hold the lowest number. An infinity or NaN among them counts as infinite. A copy
+    of the model is written into `folder` and removed again.
+    """
+    probed = model.clone()
+    names = _instrument(probed)
+    largest = dict.fromkeys(names, 0.0)
+    session = open_written(probed, folder)
+    del probed
+    for feed in feeds:
+        outputs = session.run(feed)
+        for name in names:
+            found = float(outputs[_PREFIX + name])
+            if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
+                largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
+    return largest
+
+
+def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tuple[str, ...]:
+    """Return the names of values larger than `limit`, or other than zero and below `least`, the largest first."""
+    found = (name for name, size in ranges.items() if size > limit or 0 < size < least)
+    return tuple(sorted(found, key=lambda name: -ranges[name]))
+
+
+def _instrument(model: ir.Model) -> Sequence[str]:
+    """Add an output to `model` for each float32 input and result of a node: its largest absolute value, float32 []."""
+    graph, writer = model.graph, Writer(model.graph)
+    dtypes = find_shapes(model).dtypes
+    made = [*graph.inputs, *(value for node in graph for value in node.outputs)]
+    measured = [v for v in made if v.name and not v.is_initializer() and dtypes.get(v.name) == ir.DataType.FLOAT.value]
+    for value in measured:
+        output = writer.op("ReduceMax", writer.op("Abs", value), keepdims=0)
+        output.name, output.dtype, output.shape = _PREFIX + str(value.name), ir.DataType.FLOAT, ir.Shape([])
+        graph.outputs.append(output)
+    return [str(value.name) for value in measured]
+
 
 _LARGEST = 65504.0
 # The least number with all eleven bits, and the least above 0; between them digits are lost.

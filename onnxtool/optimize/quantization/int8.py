@@ -1,30 +1,481 @@
-"""Quantize a model to int8, weights and activations, within a bound on its error."""
+"""Quantize a model to int8, weights and activations, within a bound on its error.
+
+Letters of shapes: K width of a layer's input, N width of its output, V rows of a table, H their width.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 
+from onnxtool.errors import PassError
+from onnxtool.graph.edit import attribute, drop_unused, is_weight, only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.operators import MICROSOFT, named_inputs
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.options import MIXED, PER_ROW
-from onnxtool.optimize.pipeline import Pass
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 from onnxtool.optimize.quantization.activations import Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import Choice, choose_adjustments
-from onnxtool.optimize.quantization.arithmetic import PLAIN, Adjustment, RowGrid
-from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
-from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
-from onnxtool.optimize.quantization.int8_linear_layers import (
-    find_free_smoothing,
-    quantize_int8,
-    require_opset,
-    write_adjusted,
+from onnxtool.optimize.quantization.arithmetic import (
+    PLAIN,
+    SMALLEST,
+    ActivationGrid,
+    Adjustment,
+    Floats,
+    RowGrid,
+    quantize_weight,
 )
-from onnxtool.optimize.quantization.linear_layers import LinearLayer
-from onnxtool.optimize.quantization.switches import Level
+from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.fallback_layers import Level
+from onnxtool.optimize.quantization.linear_layers import (
+    LinearLayer,
+    find_linear_layers,
+    scalable_normalization,
+    shared_initializer,
+    unfuse_linear_layers,
+)
 from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted
+
+_FIRST_OPSET = 11  # of DynamicQuantizeLinear
+_AXES_AS_INPUT = 18  # the opset since which ReduceMax takes them so
+_BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
+# What no element of an activation is below: its smallest ones need not be looked for in each run.
+_LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.1701, "BiasGelu": -0.1701, "Sigmoid": 0.0}
+# Inputs of a MultiHeadAttention which leave its values those of one linear layer.
+_PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
+
+
+def require_opset(model: ir.Model) -> None:
+    """Refuse a model of an opset without the operators that quantize activations.
+
+    Raises:
+        PassError: its opset is too low, or it declares none.
+    """
+    opset = default_opset(model.opset_imports)
+    if opset < _FIRST_OPSET:
+        raise PassError(
+            f"int8 needs opset {_FIRST_OPSET} or later, and the model "
+            + (f"is of opset {opset}" if opset else "declares no opset of ONNX's own operators"),
+            "export it again with a later opset, or pass --precision int4; without int8, the note of the pass "
+            "convert_opset says why it could not be converted",
+        )
+
+
+def quantize_int8(
+    fallbacks: frozenset[str] = frozenset(),
+    adjustments: Mapping[str, Adjustment] | None = None,
+    *,
+    exact: bool = False,
+) -> Pass:
+    """Return the pass that quantizes all linear layers to int8 but `fallbacks`.
+
+    Args:
+        fallbacks: names of weights that stay float32.
+        adjustments: changes that reduce the rounding error, by the name of the weight; layers that read the same
+            activations with the same smoothing scale share one division.
+        exact: whether the result is only for CPUs on which no product saturates.
+    """
+
+    def apply(model: ir.Model, _context: Context) -> Outcome:
+        return _apply(model, fallbacks, adjustments or {}, exact=exact)
+
+    return Pass("quantize_int8", apply)
+
+
+def _apply(
+    model: ir.Model, fallbacks: frozenset[str], adjustments: Mapping[str, Adjustment], *, exact: bool
+) -> Outcome:
+    """Replace `Add(MatMul(x, W), b)` by `DynamicQuantizeMatMul(x, int8 W, scale, 0, b)`, with a scale per column of W.
+
+    Where several layers read x, or the adjustment has a grid for x, nodes in front quantize x and they become
+    `MatMulIntegerToFloat`. A packed `Attention` is unfused first; a weight that is also an embedding is copied.
+    """
+    if default_opset(model.opset_imports) < _FIRST_OPSET:
+        return Outcome(model, 0, f"opset below {_FIRST_OPSET}")
+    reasons = unfuse_linear_layers(model, fallbacks, find_shapes(model))
+    layers, others = find_linear_layers(model)
+    wanted = [layer for layer in layers if layer.name not in fallbacks]
+    names = [layer.stored_name for layer in wanted]
+    if exact and len(set(names)) < len(names):
+        raise PassError("layers share a weight, which no session can make exact on CPUs that need it", "pass --cpu any")
+    folded, adjustments = _fold_smoothing_scales(wanted, adjustments)
+    keys = [_key(layer, adjustments.get(layer.name, PLAIN)) for layer in wanted]
+    given: dict[_Key, _Activations] = {}
+    for layer, key in zip(wanted, keys, strict=True):
+        adjustment, writer = adjustments.get(layer.name, PLAIN), Writer(layer.node)
+        if key not in given:
+            smoothing_scale = None if key[0] in folded else adjustment.smoothing_scale
+            given[key] = _prepare(layer, smoothing_scale, adjustment, writer, is_shared=keys.count(key) > 1)
+        replace_and_erase(layer.result, _write(layer, given[key], adjustment, writer, exact=exact))
+    drop_unused(list(model.graph.initializers.values()))  # of normalizations that were smoothed as well
+    return Outcome(model, len(wanted), refusals([*reasons, *others]))
+
+
+_MOST_STEPS = 64  # from a layer of an expert back to where its tokens are chosen
+_Key = tuple["ir.Value", bytes, ActivationGrid | RowGrid | None]
+
+
+def _key(layer: LinearLayer, adjustment: Adjustment) -> _Key:
+    """Return a key that is equal for layers that can share their quantized activations."""
+    smoothing_scale = b"" if adjustment.smoothing_scale is None else adjustment.smoothing_scale.tobytes()
+    return layer.value, smoothing_scale, adjustment.activations
+
+
+def find_free_smoothing(layers: Sequence[LinearLayer]) -> frozenset[str]:
+    """Return the names of activations whose division by a smoothing scale needs no node of its own."""
+    readers = _readers(layers)
+    return frozenset(
+        str(value.name) for value, group in readers.items() if _find_absorber(value, group, layers) is not None
+    )
+
+
+def _readers(layers: Sequence[LinearLayer]) -> dict[ir.Value, list[LinearLayer]]:
+    readers: dict[ir.Value, list[LinearLayer]] = {}
+    for layer in layers:
+        readers.setdefault(layer.value, []).append(layer)
+    return readers
+
+
+def _find_absorber(
+    value: ir.Value, group: Sequence[LinearLayer], layers: Sequence[LinearLayer]
+) -> ir.Node | LinearLayer | None:
+    """Return the normalization or layer that can absorb the division of `value`; None unless only `group` reads it.
+
+    The output of an attention is a weighted mean of its values in each channel, so the layer of the values can.
+    """
+    if len(value.uses()) != len(group) or value.is_graph_output():
+        return None
+    attention = producer(value, "MultiHeadAttention", domain=MICROSOFT)
+    if attention is None:
+        return scalable_normalization(value)
+    inputs = named_inputs(MICROSOFT, "MultiHeadAttention", attention.inputs)
+    given = {name for name, one in inputs.items() if one is not None}
+    if len(attention.outputs) > 1 or not given <= _PLAIN_INPUTS or "value" not in given:
+        return None
+    made = [layer for layer in layers if layer.result is inputs["value"]]
+    if not made or only_consumer(made[0].result, domain=MICROSOFT) is not attention:
+        return None
+    # A weight that is used several times has one scale for all its uses.
+    return made[0] if [layer.name for layer in layers].count(made[0].name) == 1 else None
+
+
+def _fold_smoothing_scales(
+    layers: Sequence[LinearLayer], adjustments: Mapping[str, Adjustment]
+) -> tuple[set[ir.Value], Mapping[str, Adjustment]]:
+    """Fold divisions into the normalizations and layers in front, where all consumers have one smoothing scale.
+
+    Returns the outputs of these, and the adjustments with the result scales of the layers.
+    """
+    folded, changed = set(), dict(adjustments)
+    for value, group in _readers(layers).items():
+        scales = [adjustments.get(layer.name, PLAIN).smoothing_scale for layer in group]
+        scale = scales[0]
+        if scale is None or any(one is None or not np.array_equal(one, scale) for one in scales):
+            continue
+        absorber = _find_absorber(value, group, layers)
+        if absorber is None:
+            continue
+        if isinstance(absorber, LinearLayer):
+            changed[absorber.name] = replace(changed.get(absorber.name, PLAIN), result_smoothing_scale=scale)
+        else:
+            _smooth(absorber, scale)
+        folded.add(value)
+    return folded, changed
+
+
+def _smooth(normalization: ir.Node, smoothing_scale: Floats) -> None:
+    """Divide scale and shift of a normalization by the smoothing scale."""
+    for place, one in enumerate(normalization.inputs[1:], start=1):
+        if one is not None:
+            scaled = (tensor_of(one).numpy() / smoothing_scale).astype(smoothing_scale.dtype)
+            normalization.replace_input_with(place, Writer(normalization).constant(scaled, f"{one.name}_divided"))
+
+
+@dataclass(frozen=True)
+class _Activations:
+    """The input of a quantized layer.
+
+    Attributes:
+        value: float32 activations, or uint8 with `zero`, uint8 [], and one of the scales.
+        scale: of all activations, float32 [].
+        row_scale: of each row, float32 [..., 1].
+    """
+
+    value: ir.Value
+    scale: ir.Value | None = None
+    zero: ir.Value | None = None
+    row_scale: ir.Value | None = None
+
+
+def write_adjusted(
+    layer: LinearLayer, adjustment: Adjustment, writer: Writer, label: str, *, exact: bool = False
+) -> ir.Value:
+    """Write a layer in int8, which quantizes its activations itself, and return its result.
+
+    The names of its weights end in `label`: the same layer may be written again with another adjustment.
+    """
+    activations = _prepare(layer, adjustment.smoothing_scale, adjustment, writer, is_shared=False)
+    return _write(layer, activations, adjustment, writer, label, exact=exact)
+
+
+def _prepare(
+    layer: LinearLayer, smoothing_scale: Floats | None, adjustment: Adjustment, writer: Writer, *, is_shared: bool
+) -> _Activations:
+    """Write the input of a layer: its activations divided by a Mul, and quantized unless the operator does that.
+
+    An operator for dynamic ranges quantizes its own input; where it is shared by several, that is done once.
+    """
+    value, grid = layer.value, adjustment.activations
+    if smoothing_scale is not None:
+        factor = writer.constant(1 / smoothing_scale, f"{layer.name}_factor")
+        value = writer.node("Mul", [value, factor], like=value)
+    if isinstance(grid, RowGrid):
+        return _quantize_rows(value, grid, layer, writer)
+    if grid is not None:
+        scale = writer.constant(np.array(grid.scale, np.float32), f"{layer.name}_input_scale")
+        zero = writer.constant(np.array(grid.zero, np.uint8), f"{layer.name}_input_zero")
+        return _Activations(writer.node("QuantizeLinear", [value, scale, zero]), scale, zero)
+    if is_shared:
+        return _Activations(*writer.ops("DynamicQuantizeLinear", value, outputs=3))
+    return _Activations(value)
+
+
+def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
+    """Write what quantizes each row of `value` with a scale of its own; no operator of onnxruntime does that."""
+    opset = 0 if layer.node.graph is None else default_opset(layer.node.graph.opset_imports)
+    reach = _row_reach(value, grid, opset, writer)
+    zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
+    step = writer.constant(np.array(grid.step, np.float32), f"onnxtool.step_{grid.zero}")
+    if opset < _BLOCKED_OPSET:  # rows of one reach, so that all have one step
+        return _Activations(writer.op("QuantizeLinear", writer.op("Div", value, reach), step, zero), step, zero, reach)
+    # Without a second pass over the activations: each row is a block.
+    scale = writer.op("Mul", reach, step)
+    zeros = writer.op("Expand", zero, writer.op("Shape", scale))
+    codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
+    return _Activations(codes, writer.constant(np.array(1, np.float32), "onnxtool.one"), zero, scale)
+
+
+def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
+    """Write the reach of each row of `value`, as `RowGrid.reach` computes it: float32 [..., 1]."""
+
+    def extreme(operator: str) -> ir.Value:
+        if opset < _AXES_AS_INPUT:
+            return writer.op(operator, value, axes=[-1], keepdims=1)
+        axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
+        return writer.op(operator, value, axes, keepdims=1)
+
+    bounds = [extreme("ReduceMax")]
+    made_by = value.producer()
+    # Not those of other domains, such as a function of the model under the same name.
+    lowest = _LOWEST.get(made_by.op_type) if made_by is not None and made_by.domain in ("", MICROSOFT) else None
+    if lowest is None:
+        mirrored = writer.constant(np.array(grid.mirror, np.float32), f"onnxtool.mirror_{grid.zero}")
+        bounds.append(writer.op("Mul", extreme("ReduceMin"), mirrored))
+    # Never zero: activations are divided by it.
+    least = max(SMALLEST, np.float32((lowest or 0.0) * grid.mirror))
+    reach = writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
+    if not _may_have_no_rows(value):
+        return reach
+    # The maximum of no rows has as many columns as these have, up to onnxruntime 1.31 at least.
+    first, second = (writer.constant(np.array([place], np.int64), f"onnxtool.place_{place}") for place in (0, 1))
+    return writer.op("Slice", reach, first, second, writer.constant(np.array([-1], np.int64), "onnxtool.last_axis"))
+
+
+def _may_have_no_rows(value: ir.Value) -> bool:
+    """Whether rows were chosen by what the model computed, as the tokens of one expert are: there may be none."""
+    made: ir.Value | None = value
+    for _ in range(_MOST_STEPS):
+        node = None if made is None else made.producer()
+        if node is None or node.op_type.startswith("Scatter"):
+            return False
+        sizes = node.inputs[1] if node.op_type == "Split" and len(node.inputs) > 1 else None
+        is_computed = sizes is not None and ir.convenience.get_const_tensor(sizes) is None
+        if is_computed or node.op_type in ("Compress", "NonZero"):
+            return True
+        made = node.inputs[1 if node.op_type in ("Gather", "GatherND") else 0] if node.inputs else None
+    return False
+
+
+def _write(
+    layer: LinearLayer,
+    activations: _Activations,
+    adjustment: Adjustment,
+    writer: Writer,
+    label: str = "",
+    *,
+    exact: bool,
+) -> ir.Value:
+    """Write a layer in int8 on activations from `_prepare`, and return its result."""
+    tensor, scales = _lazy_weights(layer, adjustment, exact=exact)
+    weight = shared_initializer(tensor, f"{layer.stored_name}_int8{label}", writer)
+    scale = shared_initializer(scales, f"{layer.stored_name}_scale{label}", writer)
+    # onnxruntime's option for CPUs on which products saturate ignores weights without it, or ends the process; it loads
+    # no model in which layers share it.
+    zero = writer.constant(np.array(0, np.int8), f"{layer.stored_name}_zero{label}")
+    bias = _bias(layer, adjustment, writer)
+    inputs: list[ir.Value | None] = [activations.value, weight, scale, zero]
+    operator = "DynamicQuantizeMatMul"
+    if activations.scale is not None:
+        inputs = [activations.value, weight, activations.scale, scale, activations.zero, zero]
+        operator = "MatMulIntegerToFloat"
+    if bias is not None and activations.row_scale is None:
+        inputs.append(bias)
+    result = writer.node(operator, inputs, domain=MICROSOFT, like=layer.result)
+    if activations.row_scale is None:
+        return result
+    result = writer.node("Mul", [result, activations.row_scale], like=layer.result)
+    return result if bias is None else writer.node("Add", [result, bias], like=layer.result)
+
+
+def _bias(layer: LinearLayer, adjustment: Adjustment, writer: Writer) -> ir.Value | None:
+    """Return bias and shift, divided by the result scale; None without both."""
+    terms = [one for one in (layer.read_bias(), adjustment.shift) if one is not None]
+    if not terms or (adjustment.shift is None and adjustment.result_smoothing_scale is None):
+        return layer.bias
+    total = sum(terms[1:], start=terms[0])
+    if adjustment.result_smoothing_scale is not None:
+        total = total / adjustment.result_smoothing_scale
+    return writer.constant(total, f"{layer.name}_int8_bias")
+
+
+def _lazy_weights(
+    layer: LinearLayer, adjustment: Adjustment, *, exact: bool
+) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return int8 [K, N] and its scale, float32 [N], computed when their bytes are read."""
+    result_smoothing_scale = adjustment.result_smoothing_scale
+    read = layer.weight_reader()
+
+    def quantized(index: int) -> ir.TensorProtocol:
+        found = adjustment.quantize(read(), exact=exact)[index]
+        return ir.tensor(found / result_smoothing_scale if index and result_smoothing_scale is not None else found)
+
+    rows, columns = layer.size
+    return (
+        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
+        # Cached: it is small, and every conversion of the graph to a protobuf reads it.
+        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([columns]), cache=True),
+    )
+
+
+# Smaller tables (positions, segments) hardly add to the size.
+_FEWEST_ROWS = 1024
+_NARROWEST = 8
+_NORMALIZATION_OPSET = 17  # of LayerNormalization
+_DEFAULT_EPSILON = 1e-12  # of EmbedLayerNormalization
+
+
+def _quantize_tables(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Gather(table, ids)` by `Mul(Cast(Gather(int8 table, ids)), Gather(scale, ids))`, with a scale per row.
+
+    `EmbedLayerNormalization` is unfused first where it has position ids.
+    """
+    written: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
+    return rewrite_lookups(model, lambda node, table: _write_lookup(node, table, written))
+
+
+def rewrite_lookups(model: ir.Model, rewrite: Callable[[ir.Node, ir.Value], str]) -> Outcome:
+    """Rewrite each lookup of rows in a large table by `rewrite`, and drop the tables that nothing reads any more.
+
+    `rewrite` returns why not where a precondition does not hold. `EmbedLayerNormalization` is unfused first.
+    """
+    reasons = _unfuse_embeddings(model)
+    num_unfused = len(reasons)
+    gathers = [(node, node.inputs[0]) for node in model.graph if node.op_type == "Gather" and not node.domain]
+    lookups = [(node, table) for node, table in gathers if table is not None and _is_large_table(table)]
+    for node, table in lookups:
+        is_of_rows = attribute(node, "axis", 0) == 0
+        reason = rewrite(node, table) if is_of_rows else "the lookup is not one of rows"
+        reasons += [reason] if reason else []
+    drop_unused(dict.fromkeys(table for _, table in lookups))
+    return Outcome(model, len(lookups) - (len(reasons) - num_unfused), refusals(reasons))
+
+
+def _is_large_table(table: ir.Value | None) -> bool:
+    """Whether `table` is a float32 matrix large enough to be quantized, which only lookups read."""
+    if table is None or not is_weight(table, 2) or table.is_graph_output():
+        return False
+    # Where another node reads it (a head that stays in float32), a quantized copy would only add to the size.
+    if any(reader.op_type not in ("Gather", "EmbedLayerNormalization") for reader, _ in table.uses()):
+        return False
+    tensor = tensor_of(table)
+    rows, columns = tensor.shape.numpy()
+    return bool(tensor.dtype == ir.DataType.FLOAT and rows >= _FEWEST_ROWS and columns >= _NARROWEST)
+
+
+def _write_lookup(node: ir.Node, table: ir.Value, written: dict[ir.Value, tuple[ir.Value, ir.Value]]) -> str:
+    writer = Writer(node)
+    if table not in written:
+        rounded, scale = _lazy_table(tensor_of(table))
+        written[table] = (
+            writer.initializer(rounded, f"{table.name}_rows_int8"),
+            writer.initializer(scale, f"{table.name}_rows_scale"),
+        )
+    rounded_rows, scales = (writer.node("Gather", [one, node.inputs[1]]) for one in written[table])
+    rows = writer.node("Cast", [rounded_rows], {"to": ir.DataType.FLOAT})
+    replace_and_erase(node.outputs[0], writer.node("Mul", [rows, scales], like=node.outputs[0]))
+    return ""
+
+
+def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
+    """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
+
+    def quantized(index: int) -> ir.TensorProtocol:
+        columns, scale = quantize_weight(tensor.numpy().T)
+        return ir.tensor(scale[:, None] if index else np.ascontiguousarray(columns.T))
+
+    rows, columns = (int(size) for size in tensor.shape.numpy())
+    return (
+        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
+        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([rows, 1]), cache=True),
+    )
+
+
+def _unfuse_embeddings(model: ir.Model) -> list[str]:
+    """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
+    reasons = []
+    for node in model.graph:
+        if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
+            continue
+        inputs: dict[str, Any] = named_inputs(node.domain, node.op_type, node.inputs)
+        if not _is_large_table(inputs["word_embedding"]):
+            continue
+        if default_opset(model.opset_imports) < _NORMALIZATION_OPSET:
+            reasons.append(f"opset below {_NORMALIZATION_OPSET}")
+        elif inputs["position_ids"] is None:
+            reasons.append("the embedding has no input of position ids")
+        elif any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
+            reasons.append("the mask or the sum of the embedding is read")
+        else:
+            _unfuse_embedding(node, inputs)
+    return reasons
+
+
+def _unfuse_embedding(node: ir.Node, inputs: dict[str, Any]) -> None:
+    writer = Writer(node)
+    total = writer.node("Gather", [inputs["word_embedding"], inputs["input_ids"]], like=node.outputs[0])
+    for table, ids in (("position_embedding", "position_ids"), ("segment_embedding", "segment_ids")):
+        if inputs[table] is not None and inputs[ids] is not None:
+            rows = writer.node("Gather", [inputs[table], inputs[ids]])
+            total = writer.node("Add", [total, rows], like=node.outputs[0])
+    normalized = writer.node(
+        "LayerNormalization",
+        [total, inputs["gamma"], inputs["beta"]],
+        {"axis": -1, "epsilon": float(attribute(node, "epsilon", _DEFAULT_EPSILON))},
+        like=node.outputs[0],
+    )
+    replace_and_erase(node.outputs[0], normalized)
+
+
+int8_embeddings = Pass("int8_embeddings", _quantize_tables)
+
 
 _INT8 = "int8"
 

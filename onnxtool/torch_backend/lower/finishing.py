@@ -6,7 +6,7 @@ import onnx_ir as ir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
-from onnxtool.graph.rewrites.exact_rules import exact_optimizer
+from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.torch_backend.lower.decisions import ONNX_CORRECTIONS, RACY_ONNX
 from onnxtool.torch_backend.lower.onnx_fusions import fuse
 from onnxtool.torch_backend.lower.torch_onnx import quiet

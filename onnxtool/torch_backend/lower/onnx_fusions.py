@@ -11,8 +11,7 @@ import onnx_ir.passes.common as passes
 
 from onnxtool.graph.edit import attribute, constant, producer
 from onnxtool.graph.operators import MICROSOFT
-from onnxtool.graph.rewrites.rms_normalization import match_normalized, scaled
-from onnxtool.graph.rewrites.rotary_embedding import match_rotation
+from onnxtool.graph.patterns import match_normalized, match_rotation, scaled
 
 
 def fuse(model: ir.Model) -> None:

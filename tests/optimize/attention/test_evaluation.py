@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.evaluation import Slice, evaluate, slice_above, table_lengths
+from onnxtool.optimize.attention.slices import Slice, evaluate, slice_above, table_lengths
 from tests.optimize.passes.builders import build, normal
 
 MASK = """g (float[B, S, 8] x, int64[B, S] mask) => (bool[B, 1, 1, S] y) {

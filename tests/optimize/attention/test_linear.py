@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.linear import Linear, find_linear
+from onnxtool.optimize.attention.views import Linear, find_linear
 from tests.optimize.passes.builders import build, normal
 
 WEIGHTS = {

@@ -10,9 +10,9 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.graph.shapes import find_shapes
-from onnxtool.optimize.attention.evaluation import slice_above
 from onnxtool.optimize.attention.masks import BIAS, NO_MASK, MaskKind, _feeds, find_mask_kind
 from onnxtool.optimize.attention.scores import Masking, find_attention, match_roots
+from onnxtool.optimize.attention.slices import slice_above
 from onnxtool.optimize.passes.attention import attention
 from tests.optimize.attention.graphs import INPUTS, MASKINGS, PADDING, PLACES, attention_graph, ragged_feeds
 from tests.optimize.passes.builders import apply, run

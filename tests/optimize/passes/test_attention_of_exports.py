@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from onnxtool.optimize.attention.scores import match_roots
 from onnxtool.optimize.passes.attention import attention
-from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
-from onnxtool.optimize.passes.einsum_products import einsum_products
+from onnxtool.optimize.passes.duplicates import common_subexpressions
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.input_sizes import input_sizes
+from onnxtool.optimize.passes.products import einsum_products
 from tests.optimize.passes.builders import apply, assert_left_alone
 from tests.optimize.passes.exports import ARCHITECTURES, CAPPED, ask, ask_torch, export
 from tests.workshop import Workshop

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize.passes.bias_gelu import bias_gelu
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.gelu import gelu
+from onnxtool.optimize.passes.gelu import bias_gelu, gelu
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

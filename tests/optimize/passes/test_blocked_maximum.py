@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.optimize.passes.blocked_maximum import blocked_maximum
+from onnxtool.optimize.passes.maxima import blocked_maximum
 from tests.optimize.passes.builders import assert_left_alone, assert_same_numbers, build, count, normal
 from tests.optimize.passes.properties import Row
 

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from onnxtool.optimize.passes.common_subexpressions import common_subexpressions
+from onnxtool.optimize.passes.duplicates import common_subexpressions
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

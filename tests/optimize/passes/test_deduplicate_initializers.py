@@ -10,7 +10,7 @@ import onnx_ir as ir
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.optimize.passes.deduplicate_initializers import deduplicate_initializers
+from onnxtool.optimize.passes.duplicates import deduplicate_initializers
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

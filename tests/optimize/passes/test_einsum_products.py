@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.passes.attention import attention
-from onnxtool.optimize.passes.einsum_products import einsum_products
+from onnxtool.optimize.passes.products import einsum_products
 from tests.optimize.passes.builders import (
     Arrays,
     assert_left_alone,

@@ -9,8 +9,8 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.model_file.weights import load_model
-from onnxtool.optimize.passes.embed_layer_normalization import embed_layer_normalization
 from onnxtool.optimize.passes.fold_constants import fold_constants
+from onnxtool.optimize.passes.normalizations import embed_layer_normalization
 from tests.optimize.passes.builders import (
     Arrays,
     apply,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.layer_normalization import layer_normalization
+from onnxtool.optimize.passes.normalizations import layer_normalization
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from onnxtool.optimize.passes.matmul_add import matmul_add
+from onnxtool.optimize.passes.products import matmul_add
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

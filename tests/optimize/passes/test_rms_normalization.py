@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.rms_normalization import rms_normalization
+from onnxtool.optimize.passes.normalizations import rms_normalization
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -9,7 +9,7 @@ import pytest
 
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.skip_layer_normalization import skip_layer_normalization
+from onnxtool.optimize.passes.normalizations import skip_layer_normalization
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

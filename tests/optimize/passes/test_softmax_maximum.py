@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from onnxtool.optimize.passes.softmax_maximum import softmax_maximum
+from onnxtool.optimize.passes.maxima import softmax_maximum
 from tests.optimize.passes.builders import assert_left_alone, assert_same_numbers, build_body, operators
 from tests.optimize.passes.properties import Row
 

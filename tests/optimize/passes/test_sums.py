@@ -11,8 +11,8 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 
-from onnxtool.optimize.passes.bias_gelu import bias_gelu
-from onnxtool.optimize.passes.sums import sums
+from onnxtool.optimize.passes.gelu import bias_gelu
+from onnxtool.optimize.passes.normalizations import sums
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -7,8 +7,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from onnxtool.optimize.passes.tied_transposes import tied_transposes
-from onnxtool.optimize.passes.transposed_weights import transposed_weights
+from onnxtool.optimize.passes.duplicates import tied_transposes
+from onnxtool.optimize.passes.products import transposed_weights
 from tests.optimize.passes.builders import (
     assert_left_alone,
     assert_same_numbers,

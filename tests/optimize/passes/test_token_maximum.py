@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from onnxtool.optimize.passes.token_maximum import token_maximum
+from onnxtool.optimize.passes.maxima import token_maximum
 from tests.optimize.passes.builders import apply, assert_left_alone, assert_same_numbers, build, normal, operators, run
 from tests.optimize.passes.properties import Row
 

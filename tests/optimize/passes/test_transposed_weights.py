@@ -11,7 +11,7 @@ import onnxruntime as ort
 import pytest
 
 from onnxtool.model_file.weights import load_model, write_inline
-from onnxtool.optimize.passes.transposed_weights import transposed_weights
+from onnxtool.optimize.passes.products import transposed_weights
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -11,11 +11,11 @@ import onnx
 import pytest
 from tokenizers import Tokenizer
 
+from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import InputError, PassError
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize.quantization.activations import record
-from onnxtool.optimize.quantization.calibration import make_calibration
-from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.optimize.quantization.calibration import OWN_TEXTS, make_calibration
 from tests.optimize.passes.builders import build, normal
 from tests.workshop import Workshop
 
@@ -23,7 +23,7 @@ from tests.workshop import Workshop
 def test_without_a_file_there_are_texts_of_our_own(workshop: Workshop) -> None:
     """All of them, those of similar length together, padded to the longest."""
     calibration = make_calibration(workshop.exported("tiny-encoder"))
-    assert calibration.num_texts == len(CALIBRATION_TEXTS) == 48
+    assert calibration.num_texts == len(list(read_texts(OWN_TEXTS))) == 48
     assert calibration.note == ""
     assert sum(len(feeds["input_ids"]) for feeds in calibration.feeds) == 48
     for feeds in calibration.feeds:

@@ -22,8 +22,7 @@ from onnxtool.optimize.quantization.cpu_arithmetic import (
     largest_pair,
     require_small_pairs,
 )
-from onnxtool.optimize.quantization.int8 import to_int8
-from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
+from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from tests.optimize.exact_products import with_exact_products
 from tests.optimize.passes.builders import apply, build, normal, operators, run_as_stored
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, W

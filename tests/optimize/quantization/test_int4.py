@@ -17,8 +17,7 @@ from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from onnxtool.optimize.quantization.int4 import to_int4
-from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
+from onnxtool.optimize.quantization.int4 import quantize_int4, to_int4
 from tests.optimize.passes.builders import build, build_body, count, normal, run
 from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
 from tests.workshop import Workshop

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from onnxtool.optimize.quantization.blocks import find_grid
-from onnxtool.optimize.quantization.int4_embeddings import int4_embeddings
-from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
+from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
 from tests.optimize.passes.builders import (
     apply,
     assert_left_alone,

@@ -13,7 +13,7 @@ from onnxtool.graph.operators import MICROSOFT
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.quantization.blocks import find_grid
 from onnxtool.optimize.quantization.error import row_errors
-from onnxtool.optimize.quantization.int4_linear_layers import quantize_int4
+from onnxtool.optimize.quantization.int4 import quantize_int4
 from tests.optimize.passes.builders import (
     Arrays,
     apply,

@@ -22,8 +22,7 @@ from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from onnxtool.optimize.quantization.int8 import to_int8
-from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
+from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from tests.optimize.passes.builders import build_body, count, normal, run
 from tests.workshop import Workshop
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
-from onnxtool.optimize.quantization.int8_embeddings import int8_embeddings
+from onnxtool.optimize.quantization.int8 import int8_embeddings
 from tests.optimize.passes.builders import (
     Arrays,
     apply,

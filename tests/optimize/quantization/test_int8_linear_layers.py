@@ -20,7 +20,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     round_weight,
 )
 from onnxtool.optimize.quantization.error import row_errors
-from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
+from onnxtool.optimize.quantization.int8 import quantize_int8
 from tests.optimize.passes.builders import (
     Arrays,
     apply,

@@ -21,14 +21,14 @@ from onnxtool.optimize.quantization.arithmetic import (
     Adjustment,
     Floats,
     RowGrid,
+    damped_factors,
     nearest_codes,
     round_channel,
+    round_together,
     round_weight,
     weight_scale,
 )
-from onnxtool.optimize.quantization.int8 import to_int8
-from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
-from onnxtool.optimize.quantization.rounding import damped_factors, round_together
+from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
 from tests.optimize.exact_products import with_exact_products
 from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run_as_stored

@@ -12,8 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
-from onnxtool.optimize.quantization.float16 import to_float16
-from onnxtool.optimize.quantization.ranges import beyond, measure_ranges
+from onnxtool.optimize.quantization.float16 import beyond, measure_ranges, to_float16
 from tests.optimize.passes.builders import Arrays, apply, build, normal, run
 
 FEEDS = {"x": normal(2, 3, 8, seed=7)}

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import ranking
-from onnxtool.optimize.quantization.calibration_texts import CALIBRATION_TEXTS
+from onnxtool.optimize.quantization.calibration import OWN_TEXTS
 from onnxtool.optimize.quantization.ranking import held_out_texts, measure_ranking
 from tests.optimize.passes.builders import normal
 from tests.workshop import Workshop
@@ -53,7 +54,7 @@ def test_texts_are_others_than_those_of_the_calibration() -> None:
     """As many as asked for, and none twice."""
     texts = held_out_texts(200)
     assert len(set(texts)) == 200
-    assert not set(texts) & set(CALIBRATION_TEXTS)
+    assert not set(texts) & {text.contents for text in read_texts(OWN_TEXTS)}
 
 
 @pytest.mark.slow

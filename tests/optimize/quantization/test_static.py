@@ -12,8 +12,7 @@ from onnxtool.optimize.quantization.activations import Activations, Feeds, Recor
 from onnxtool.optimize.quantization.adjustments import HEADROOM, choose_adjustments
 from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, round_weight
 from onnxtool.optimize.quantization.error import row_errors
-from onnxtool.optimize.quantization.int8 import to_int8
-from onnxtool.optimize.quantization.int8_linear_layers import quantize_int8
+from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers
 from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run
 from tests.optimize.passes.properties import Row

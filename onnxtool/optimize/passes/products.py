@@ -1,4 +1,4 @@
-"""Write an Einsum that is a matrix product as MatMul, which the other passes and the layers of int8 know."""
+"""Write products with weights as the operators that are fast, and that the layers of int8 and int4 are made of."""
 
 from __future__ import annotations
 
@@ -9,10 +9,23 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import is_weight, replace_and_erase, tensor_of
+from onnxtool.graph.edit import (
+    attribute,
+    drop_unused,
+    is_float,
+    is_weight,
+    only_consumer,
+    operands,
+    producer,
+    replace_and_erase,
+    tensor_of,
+    value_graph,
+)
+from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.pipeline import Context, Outcome, Pass
+from onnxtool.model_file.domains import default_opset
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 _EQUATION = re.compile(r"([a-z]+),([a-z]+)->([a-z]+)", re.IGNORECASE)
 
@@ -42,7 +55,7 @@ class _Product:
         return _Product(self.second, self.first, self.batch, self.columns, self.summed, self.rows, self.result)
 
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
+def _write_einsums(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Einsum(a, b)` by `MatMul(a, b)` with what moves the axes, as XLNet and ProphetNet need it."""
     einsums = [node for node in model.graph if node.op_type == "Einsum" and not node.domain and len(node.inputs) == 2]
     if not einsums:
@@ -141,4 +154,115 @@ def _reshaped(value: ir.Value, shape: Sequence[int], writer: Writer) -> ir.Value
     return writer.op("Reshape", value, writer.constant(np.array(shape, np.int64), name))
 
 
-einsum_products = Pass("einsum_products", _apply)
+einsum_products = Pass("einsum_products", _write_einsums)
+
+
+def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `MatMul(x, Transpose(W))` by `MatMul(x, V)`, where V is the transposed weight, computed on saving.
+
+    Where another node reads W, such as the embedding that an output layer is tied to, V would be a second copy: then it
+    becomes `FusedMatMul<transB=1>(x, W)`, and W stays one tensor.
+    """
+    found = [
+        (node, transpose)
+        for node in model.graph
+        if not node.domain
+        and node.op_type == "MatMul"
+        and (transpose := producer(node.inputs[1], "Transpose")) is not None
+        and is_weight(transpose.inputs[0], 2)
+        and attribute(transpose, "perm", [1, 0]) == [1, 0]
+    ]
+    if not found:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    made: dict[ir.Value, ir.Value] = {}
+    outcome = rewrite_each(model, found, lambda match: _fuse_transpose(*match, shapes, made))
+    drop_unused(made)
+    return outcome
+
+
+def _fuse_transpose(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
+    """Rewrite one MatMul; return why not where a precondition does not hold."""
+    value, weight = node.inputs[0], transpose.inputs[0]
+    if value is None or weight is None or not is_float(weight):
+        return "neither float32 nor float16"
+    writer = Writer(node)
+    if weight in made or _only_multiplied(weight):
+        if weight not in made:
+            made[weight] = writer.initializer(_transposed(weight), f"{weight.name}_transposed")
+        fused = writer.node("MatMul", [value, made[weight]], like=node.outputs[0])
+    elif (shapes.rank(value) or 0) < 2:  # 0: not known
+        return "the input is not known to have two axes or more"
+    else:
+        attributes = {"transB": 1}
+        fused = writer.node("FusedMatMul", [value, weight], attributes, domain=MICROSOFT, like=node.outputs[0])
+    replace_and_erase(node.outputs[0], fused)
+    return ""
+
+
+def _only_multiplied(weight: ir.Value) -> bool:
+    """Whether a weight is only transposed and then the right operand of MatMuls."""
+    return not weight.is_graph_output() and all(
+        reader.op_type == "Transpose"
+        and not reader.domain
+        and reader.graph is value_graph(weight)
+        and attribute(reader, "perm", [1, 0]) == [1, 0]
+        and not reader.outputs[0].is_graph_output()
+        and all(
+            place == 1 and user.op_type == "MatMul" and not user.domain and user.graph is reader.graph
+            for user, place in reader.outputs[0].uses()
+        )
+        for reader, _ in weight.uses()
+    )
+
+
+def _transposed(weight: ir.Value) -> ir.TensorProtocol:
+    """Return the transposed weight, float [N, M] of [M, N], computed when its bytes are read."""
+    tensor = tensor_of(weight)
+
+    def evaluate() -> ir.TensorProtocol:
+        return ir.tensor(np.ascontiguousarray(tensor.numpy().T))
+
+    return ir.LazyTensor(evaluate, tensor.dtype, ir.Shape(tensor.shape.numpy()[::-1]))
+
+
+transposed_weights = Pass("transposed_weights", _transpose_weights)
+
+
+_GEMM_OPSET = 7  # before, Gemm does not broadcast by default
+
+
+def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `Add(MatMul(x, W), b)` by `Gemm(x, W, b)`, where x is a matrix, as Gemm takes no higher rank."""
+    found = [
+        (node, parts[0], times)
+        for node in model.graph
+        if not node.domain
+        and node.op_type == "Add"
+        and (parts := operands(node, lambda one: is_weight(one, 1))) is not None
+        and (times := producer(parts[1], "MatMul")) is not None
+        and is_weight(times.inputs[1], 2)
+    ]
+    if not found or default_opset(model.opset_imports) < _GEMM_OPSET:
+        return Outcome(model, 0)
+    shapes = find_shapes(model)
+    matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]
+    return rewrite_each(model, matrices, lambda match: _fuse_bias(*match, shapes))
+
+
+def _fuse_bias(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
+    """Write one Gemm; return why not where a precondition does not hold."""
+    value, weight = times.inputs
+    if shapes.rank(value) is None:
+        return "the rank of the input is not known"
+    if shapes.fixed(bias, 0) != shapes.fixed(weight, 1):
+        return "the bias is not as long as the last axis"
+    if not is_float(bias):
+        return "neither float32 nor float16"
+    if only_consumer(times.outputs[0], "Add") is not add:
+        return "the output of the MatMul is read elsewhere"
+    replace_and_erase(add.outputs[0], Writer(add).node("Gemm", [value, weight, bias], like=add.outputs[0]))
+    return ""
+
+
+matmul_add = Pass("matmul_add", _fuse_biases)

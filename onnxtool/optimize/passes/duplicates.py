@@ -1,4 +1,4 @@
-"""Replace the transposed copy of a weight by a Transpose of that weight."""
+"""Compute and store once what is the same: nodes, initializers, and transposed copies of weights."""
 
 from __future__ import annotations
 
@@ -7,18 +7,86 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnx_ir.passes.common as common
 
-from onnxtool.graph.edit import drop_unused, is_made_on_saving, is_weight, tensor_of
+from onnxtool.graph.edit import drop_unused, is_made_on_saving, is_weight, replace, tensor_of
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
+_LARGEST_CONSTANT = 1024  # elements
+
+
+def _merge_nodes(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `y = Op(x)` and `z = Op(x)`, with equal attributes, by the first of them; remove unused nodes."""
+    before = _size(model.graph)
+    common.RemoveUnusedNodesPass()(model)
+    # Exporters write a constant again for each of its readers.
+    common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
+    common.CommonSubexpressionEliminationPass()(model)
+    return Outcome(model, before - _size(model.graph))
+
+
+def _size(graph: ir.Graph) -> int:
+    return graph.num_nodes() + len(graph.initializers)
+
+
+common_subexpressions = Pass("common_subexpressions", _merge_nodes)
+
+
+_SAMPLES = 64  # elements of a weight, far apart: they tell nearly all weights apart without reading them
+
+
+def _merge_initializers(model: ir.Model, _context: Context) -> Outcome:
+    """Replace `y = Op(x, A)` by `y = Op(x, B)` where A and B have equal dtype, shape and bytes; drop unused ones."""
+    graph = model.graph
+    num_changes = 0
+    alike: dict[Any, list[ir.Value]] = defaultdict(list)
+    for name, value in list(graph.initializers.items()):
+        if value.is_graph_input() or value.is_graph_output():
+            continue
+        if not value.uses():
+            del graph.initializers[name]
+            num_changes += 1
+        elif (key := _fingerprint(value)) is not None:
+            alike[key].append(value)
+    for values in alike.values():
+        kept: list[ir.Value] = []
+        for value in values:
+            first = next((one for one in kept if _same(one, value)), None)
+            if first is None:
+                kept.append(value)
+                continue
+            replace(value, first)
+            del graph.initializers[str(value.name)]
+            num_changes += 1
+    return Outcome(model, num_changes)
+
+
+def _fingerprint(value: ir.Value) -> Any:
+    """Return dtype, shape and a few elements of a tensor; None for one that is not in memory or on disk."""
+    tensor = value.const_value
+    if tensor is None or tensor.dtype.name in ("STRING", "UNDEFINED") or is_made_on_saving(tensor):
+        return None
+    array = tensor.numpy().reshape(-1)
+    step = max(1, array.size // _SAMPLES)
+    return tensor.dtype, tuple(tensor.shape.numpy()), array[::step].tobytes()
+
+
+def _same(first: ir.Value, second: ir.Value) -> bool:
+    """Whether two tensors of equal fingerprint have equal bytes, so that 0.0 and -0.0 differ and NaN equals itself."""
+    one, other = (np.ascontiguousarray(tensor_of(value).numpy()).view(np.uint8) for value in (first, second))
+    return np.array_equal(one, other)
+
+
+deduplicate_initializers = Pass("deduplicate_initializers", _merge_initializers)
+
+
 _SMALLEST = 1 << 16  # elements; smaller copies are not searched for
-_SAMPLES = 64  # elements, far apart: they tell nearly all weights apart without reading them
 _FUSED = frozenset({"FLOAT", "FLOAT16"})  # what `transposed_weights` takes
 _ROWS = 1024  # of a weight that are compared at a time
 
 
-def _apply(model: ir.Model, _context: Context) -> Outcome:
+def _tie(model: ir.Model, _context: Context) -> Outcome:
     """Replace `MatMul(x, W)` by `MatMul(x, Transpose(V))`, where V is another initializer and W is its transpose.
 
     Exporters that fold constants write an output layer that is tied to an embedding in this way. `transposed_weights`
@@ -84,4 +152,4 @@ def _replace(copy: ir.Value, original: ir.Value) -> None:
     drop_unused([copy])
 
 
-tied_transposes = Pass("tied_transposes", _apply)
+tied_transposes = Pass("tied_transposes", _tie)

@@ -1,4 +1,4 @@
-"""Rewrite rules of onnxscript that take for 0 and 1 what is 0 and 1, in place of what is near.
+"""Rewrite rules of onnxscript that take for 0 and 1 what is 0 and 1, instead of what is near.
 
 A rule looks at the nodes of its own operator alone, which is faster. The only module that touches the private names of
 onnxscript. Tested with 0.7.

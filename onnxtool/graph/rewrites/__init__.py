@@ -1,1 +1,0 @@
-"""Rewrites of ONNX graphs that the optimizer, the exporter and the torch.compile backend share."""
