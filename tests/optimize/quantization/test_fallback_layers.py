@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from onnxtool.errors import PassError
-from onnxtool.optimize import report
 from onnxtool.optimize.quantization.fallback_layers import MARGIN, find_fallback_layers
 
 # What each layer adds to the error at each level; float32 adds nothing.
@@ -82,12 +81,3 @@ def test_the_error_of_a_layer_is_that_at_the_lowest_level() -> None:
     """On the worst input, alone."""
     layers = find_fallback_layers(switchable(2), 0.07 / MARGIN)
     assert {layer.name: layer.error for layer in layers} == {"a": 0.08, "c": 0.4, "b": 0.02}
-
-
-def test_the_old_name_of_the_report_works_for_one_release() -> None:
-    """And says what it is called now; no other name appears."""
-    with pytest.warns(DeprecationWarning, match="KeptLayer is now FallbackLayer"):
-        old = report.KeptLayer
-    assert old is report.FallbackLayer
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = report.Nothing
