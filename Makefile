@@ -59,8 +59,8 @@ dist: $(READY) ## Build the packages for a release into dist/.
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist
 
-bench: $(READY) ## Measure the figures of the pipeline on this machine.
-	$(BIN)/python scripts/bench_pipeline.py
+bench: $(READY) ## Measure export, optimize and stats beside their peers on this machine.
+	$(BIN)/python scripts/bench_commands.py
 
 review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in models/review.md and models/review.html.
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format markdown --output models/review.md --force

@@ -4,11 +4,8 @@
 export in onnxruntime, 1 - cosine to it, and size. Every contender is a process of its own that waits while the others
 run, and then runs for a while before the run that counts: its threads and caches are those of a server that is asked.
 PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes its
-int8. The last lines say what the fastest int8 file reaches of the machine's int8 products, MatMulInteger of
-1024x3072x3072 in the same turns; how long the shortest text takes beside the limit of memory, the weights of its
-products over the bandwidth that a copy reaches in the same turns; which operators that time is spent in; and how busy
-the machine was. With `--threads 1`, milliseconds are those of the processor, which hold on a machine that does other
-things as well.
+int8. With `--threads 1`, milliseconds are those of the processor, which hold on a machine that does other things as
+well.
 """
 
 from __future__ import annotations
@@ -30,12 +27,9 @@ from harness.processes import run
 from harness.workers import Worker, serve
 
 VOCABULARY = 30522
-PEAK = (1024, 3072, 3072)
 SHAPES = ((8, 128), (1, 128), (1, 16))
 CALIBRATION = 64  # inputs for OpenVINO's int8
 WARM_UP_MS = 150.0  # of runs in front of the one that counts
-COPIED_BYTES = 2**28
-PROFILED_RUNS = 20
 Run = Callable[[Mapping[str, Any]], Any]
 
 
@@ -103,47 +97,11 @@ def quantize_with_nncf(source: str, output: str) -> None:
     ov.save_model(model, output, compress_to_fp16=False)
 
 
-def open_peak(threads: int) -> Run:
-    """Make one product of uint8 and int8, the largest that BERT-base has, and nothing around it."""
-    import onnxruntime as ort
-    from onnx import TensorProto, helper, numpy_helper
-
-    rows, depth, columns = PEAK
-    weight = np.random.default_rng(0).integers(-127, 128, (depth, columns)).astype(np.int8)
-    graph = helper.make_graph(
-        [helper.make_node("MatMulInteger", ["a", "b"], ["y"])],
-        "peak",
-        [helper.make_tensor_value_info("a", TensorProto.UINT8, [rows, depth])],
-        [helper.make_tensor_value_info("y", TensorProto.INT32, [rows, columns])],
-        [numpy_helper.from_array(weight, "b")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    given = {"a": np.random.default_rng(1).integers(0, 256, (rows, depth)).astype(np.uint8)}
-    return lambda _feeds: session.run(None, given)[0]
-
-
-def open_copy(threads: int) -> Run:
-    """Copy memory that no cache holds, a part for each thread."""
-    import os
-    from concurrent.futures import ThreadPoolExecutor
-
-    count = threads or os.cpu_count() or 1
-    parts = [np.ones(COPIED_BYTES // count // 4, np.float32) for _ in range(count)]
-    targets = [np.empty_like(part) for part in parts]
-    pool = ThreadPoolExecutor(count)
-    return lambda _feeds: [*pool.map(np.copyto, targets, parts)] and targets[0]
-
-
 OPENERS: dict[str, Callable[..., Run]] = {
     "onnxruntime": open_onnxruntime,
     "onnxtool": open_onnxtool,
     "torch": open_torch,
     "openvino": open_openvino,
-    "peak": open_peak,
-    "copy": open_copy,
 }
 
 
@@ -219,7 +177,7 @@ def race(
 
 
 def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
-    """Make the files, and return all contenders, the plain export first, the peak and the copy last."""
+    """Make the files, and return all contenders, the plain export first."""
     from harness.peers import EXPORT_WITH_TORCH
     from make_models import ROOT
 
@@ -250,7 +208,7 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
                 for name in ("f32", "bf16")
             ),
         ]
-    return [*contenders, Contender("MatMulInteger", (here, "peak")), Contender("a copy", (here, "copy"))]
+    return contenders
 
 
 # The error is free: weights are random, and layers that it would keep are of no meaning for the time.
@@ -267,60 +225,6 @@ def distance(one: Path, other: Path) -> float:
     mask = make_feeds(*np.load(one, mmap_mode="r").shape[:2])["attention_mask"].astype(bool)
     first, second = (np.load(path)[mask].astype(np.float64).ravel() for path in (one, other))
     return float(1 - first @ second / np.sqrt((first @ first) * (second @ second)))
-
-
-def weights(path: Path) -> list[Any]:
-    """Return the weights of a model's products, those of its output layer included."""
-    from onnxtool.model_file.weights import load_model
-
-    products = ("MatMul", "FusedMatMul", "Gemm", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "Attention")
-    values = [node.inputs[1] for node in load_model(path).graph if node.op_type in products]
-    # Behind a Transpose lies the weight of an output layer that is tied to the embedding.
-    above = [value.producer() if value is not None else None for value in values]
-    held = [
-        node.inputs[0] if node is not None and node.op_type == "Transpose" else value
-        for node, value in zip(above, values, strict=True)
-    ]
-    return [value.const_value for value in held if value is not None and value.const_value is not None]
-
-
-def operations(path: Path, shape: tuple[int, int]) -> float:
-    """Return the multiplications and additions of a model's products with weights, for tokens [batch, length]."""
-    return 2.0 * shape[0] * shape[1] * float(sum(weight.size for weight in weights(path)))
-
-
-def profile(path: Path, shape: tuple[int, int], threads: int) -> dict[str, float]:
-    """Return the milliseconds that each operator of a file takes in a run, the longest first."""
-    import json
-
-    import onnxruntime as ort
-
-    from onnxtool.model_file import ModelFile
-    from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 4
-    options.enable_profiling = True
-    disabled = ModelFile.open(path).metadata.get(DISABLED_OPTIMIZERS_KEY, "").split()
-    with tempfile.TemporaryDirectory() as folder:
-        options.profile_file_prefix = str(Path(folder) / "profile")
-        session = ort.InferenceSession(
-            path, options, providers=["CPUExecutionProvider"], disabled_optimizers=disabled or None
-        )
-        feeds = make_feeds(*shape)
-        for _ in range(PROFILED_RUNS):
-            session.run(None, feeds)
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    runs: dict[str, list[float]] = {}
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
-            runs.setdefault(f"{event['name']} {event['args']['op_name']}", []).append(event["dur"] / 1e3)
-    total: dict[str, float] = {}
-    for name, times in runs.items():
-        operator = name.split()[-1]
-        total[operator] = total.get(operator, 0.0) + statistics.median(times)  # the first run allocates
-    return dict(sorted(total.items(), key=lambda row: -row[1]))
 
 
 def main() -> int:
@@ -350,8 +254,6 @@ def main() -> int:
         contenders = prepare(arguments, folder)
         medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
         print_table(contenders, medians, arguments.shapes, Path(temporary))
-        print_share(contenders, medians, arguments.shapes, folder / "plain.onnx")
-        print_limits(contenders, medians, arguments.shapes, arguments.threads)
         print(describe_machine(arguments.threads))
     return 0
 
@@ -362,54 +264,14 @@ def print_table(
     shapes: Sequence[tuple[int, int]],
     answers: Path,
 ) -> None:
-    """Print a row for each contender but the last two, beside the first."""
+    """Print a row for each contender, beside the first."""
     print("| contender | " + " | ".join(f"{batch}x{length} ms" for batch, length in shapes) + " | 1 - cosine | MB |")
     print("|---|" + "---:|" * (len(shapes) + 2))
-    for number, contender in enumerate(contenders[:-2]):
+    for number, contender in enumerate(contenders):
         cells = [f"{own:.1f} ({base / own:.2f}x)" for own, base in zip(medians[number], medians[0], strict=True)]
         error = distance(answers / "0.npy", answers / f"{number}.npy")
         size = "" if contender.file is None else f"{contender.file.stat().st_size / 1e6:.0f}"
         print(f"| {contender.name} | " + " | ".join([*cells, f"{error:.1g}", size]) + " |")
-
-
-def print_share(
-    contenders: Sequence[Contender],
-    medians: Sequence[Sequence[float]],
-    shapes: Sequence[tuple[int, int]],
-    plain: Path,
-) -> None:
-    """Print what the fastest int8 of onnxtool reaches at the largest shape of what the product alone does."""
-    index = max(range(len(shapes)), key=lambda number: shapes[number][0] * shapes[number][1])
-    times = [own[index] for own, one in zip(medians, contenders, strict=True) if "onnxtool int8" in one.name]
-    if not times:
-        return
-    rate = operations(plain, shapes[index]) / min(times) / 1e6
-    peak = 2.0 * float(np.prod(PEAK, dtype=np.float64)) / medians[-2][0] / 1e6
-    print(f"\nint8 of onnxtool: {rate:.0f} GOP/s, {rate / peak:.0%} of MatMulInteger's {peak:.0f}")
-
-
-def print_limits(
-    contenders: Sequence[Contender],
-    medians: Sequence[Sequence[float]],
-    shapes: Sequence[tuple[int, int]],
-    threads: int,
-) -> None:
-    """Print how far the smallest shape is from what memory allows, and what the time is spent in."""
-    index = min(range(len(shapes)), key=lambda number: shapes[number][0] * shapes[number][1])
-    bandwidth = 2 * COPIED_BYTES / min(medians[-1]) / 1e6  # read and written
-    for own, one in zip(medians, contenders, strict=True):
-        if one.name not in ("onnxtool fp32", "onnxtool int8") or one.file is None:
-            continue
-        size = sum(weight.nbytes for weight in weights(one.file)) / 1e6
-        batch, length = shapes[index]
-        print(
-            f"{one.name}, {batch}x{length}: {own[index]:.1f} ms, {own[index] * bandwidth / size:.1f} times the "
-            f"{size / bandwidth:.1f} ms that its {size:.0f} MB of weights take at the {bandwidth:.1f} GB/s of a copy"
-        )
-        spent = profile(one.file, shapes[index], threads)
-        whole = sum(spent.values())
-        shares = [f"{name} {spent[name] / whole:.0%}" for name in spent if spent[name] > whole / 100]
-        print(f"of {whole:.1f} ms under the profiler: {', '.join(shares)}")
 
 
 def _shape(text: str) -> tuple[int, int]:

@@ -4,29 +4,220 @@
 PyTorch with a 95 % interval, and the same of the processor time. Each way runs in a process of its own, because
 threads of PyTorch and of onnxruntime spin after a call and would take the next one's cores; the processes take turns, a
 block of steps each, of which the first is not counted. The row `products` is what nobody can do without: the products
-of matrices and the convolutions of the step in eager PyTorch, and nothing else. The cases and sizes are those of
-scripts/torch_backend_steps.py.
+of matrices and the convolutions of the step in eager PyTorch, and nothing else. Models have 4 layers of hidden size 256
+and get 8 sequences of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from harness.machine import describe_machine
-from harness.workers import Worker, median_step_ms, take_turns, thread_variables
-from torch_backend_steps import CASES, VOCABULARY, WAYS
+from harness.workers import Worker, median_step_ms, serve_steps, take_turns, thread_variables
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
-STEPS = Path(__file__).resolve().with_name("torch_backend_steps.py")
+os.environ["HF_HUB_OFFLINE"] = "1"
 RESAMPLES = 2000
+WAYS = ("eager", "onnxtool", "fast-dropout", "inductor-chains", "inductor", "products")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "onnxtool": {},
+    "fast-dropout": {"dropout": "fast"},
+    "inductor-chains": {"elementwise": "inductor"},
+}
+"""The ways that are this backend."""
+LAYERS, HIDDEN, HEADS, BATCH, LENGTH = 4, 256, 4, 8, 128
+VOCABULARY = 30522
+Step = Callable[[], Any]
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, which gives its loss where it trains, and what it is called with."""
+
+    model: nn.Module
+    inputs: dict[str, torch.Tensor]
+    trains: bool
+
+
+class LossAlone(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """A model of transformers that gives its loss alone: as a second result, logits would have a gradient of zeros."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: torch.Tensor) -> Any:
+        """Return the loss of `inputs`, which hold labels."""
+        return self.model(**inputs).loss
+
+
+def bert_training(vocabulary: int = VOCABULARY) -> Case:
+    """Return a BERT with its masked-language loss."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return Case(LossAlone(BertForMaskedLM(BertConfig(**_sizes(vocabulary)))), inputs, trains=True)
+
+
+def llama_training(vocabulary: int = VOCABULARY) -> Case:
+    """Return a Llama with its causal loss."""
+    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return Case(LossAlone(_llama(vocabulary)), inputs, trains=True)
+
+
+def llama_inference(vocabulary: int = VOCABULARY) -> Case:
+    """Return the same Llama, which gives its logits."""
+    return Case(_llama(vocabulary), {"input_ids": torch.randint(0, vocabulary, (BATCH, LENGTH))}, trains=False)
+
+
+def _llama(vocabulary: int) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(LlamaConfig(**_sizes(vocabulary), use_cache=False))
+
+
+def convolution_training(_vocabulary: int = 0) -> Case:
+    """Return a small net for pictures with its loss."""
+    return Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
+
+
+CASES: dict[str, Callable[..., Case]] = {
+    "bert-training": bert_training,
+    "llama-training": llama_training,
+    "llama-inference": llama_inference,
+    "convolution-training": convolution_training,
+}
+
+
+def _sizes(vocabulary: int) -> dict[str, int]:
+    return {
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 4 * HIDDEN,
+    }
+
+
+class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """Four blocks of convolution, normalization, rectifier and pooling, and a classifier; gives its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = (3, 32, 64, 128, 256)
+        blocks = [
+            nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
+            for narrow, wide in itertools.pairwise(widths)
+        ]
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(widths[-1], 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the cross entropy of `x`: float32 [N, 3, H, W], against classes 0, 1, 2, ..."""
+        logits = self.classifier(self.blocks(x).mean((2, 3)))
+        return nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10)
+
+
+def model_step(case: Case, backend: Any = "") -> Step:
+    """Return a function that makes a step of the model, eager or through a backend of `torch.compile`, or its name."""
+    model = case.model.train(case.trains)
+    call: Any = torch.compile(model, backend=backend, dynamic=False) if backend else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def train() -> None:
+        optimizer.zero_grad()
+        call(**case.inputs).backward()
+        optimizer.step()
+
+    def infer() -> None:
+        with torch.no_grad():
+            call(**case.inputs)
+
+    return train if case.trains else infer
+
+
+PRODUCTS = frozenset(
+    {
+        *(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default),
+        *(aten.convolution.default, aten.convolution_backward.default),
+    }
+)
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no types here
+    """Notes every product of matrices and every convolution, with tensors of its own in place of the step's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in PRODUCTS:
+            copies = [torch.randn_like(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+            self.calls.append((func, tuple(copies)))
+        return func(*args, **(kwargs or {}))
+
+
+def products_step(case: Case) -> Step:
+    """Return a function that does nothing of a step but its products, as eager PyTorch does them.
+
+    Attention counts as the products that it is made of.
+    """
+    step = model_step(case)
+    with sdpa_kernel(SDPBackend.MATH), _Recorder() as recorder:
+        step()
+
+    def products() -> None:
+        with torch.no_grad():
+            for func, args in recorder.calls:
+                func(*args)
+
+    return products
+
+
+def count_flops(case: Case) -> int:
+    """Return the floating-point operations of the products of a step: two for each multiplication and addition."""
+    step = products_step(case)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return int(counter.get_total_flops())
+
+
+def make_step(case: Case, way: str) -> Step:
+    """Return one step of a case in one of `WAYS`."""
+    if way == "products":
+        return products_step(case)
+    if way in OPTIONS:
+        from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+
+        return model_step(case, OrtBackend(OrtBackendOptions(**OPTIONS[way])))
+    return model_step(case, "" if way == "eager" else way)
 
 
 def main() -> None:
-    """Print the table of each case."""
+    """Print the table of each case, or serve one way to the process that prints it."""
     arguments = _parse()
+    if arguments.serve:
+        case, way = arguments.serve
+        _serve(case, way, arguments.threads, arguments.vocabulary)
+        return
     print(f"{describe_machine(arguments.threads)}; {arguments.blocks} blocks of {arguments.steps} steps, ", end="")
     print(f"{arguments.vocabulary} words\n")
     print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
@@ -44,16 +235,18 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--vocabulary", type=int, default=VOCABULARY, help="Words of the language models.")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="The first is the measure.")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def _measure(case: str, arguments: argparse.Namespace) -> None:
     threads = arguments.threads
+    shared = ("--threads", str(threads), "--vocabulary", str(arguments.vocabulary))
     starts = [
         partial(
             Worker.start,
             way,
-            [sys.executable, str(STEPS), case, way, str(threads), str(arguments.vocabulary)],
+            [sys.executable, __file__, *shared, "--serve", case, way],
             environment=thread_variables(threads),
         )
         for way in arguments.ways
@@ -67,6 +260,13 @@ def _measure(case: str, arguments: argparse.Namespace) -> None:
             f"| {case} | {worker.name} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
             flush=True,
         )
+
+
+def _serve(case_name: str, way: str, threads: int, vocabulary: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    case = CASES[case_name](vocabulary)
+    serve_steps(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
 
 
 def _ratio(worker: Worker, measure: Worker, column: int) -> str:

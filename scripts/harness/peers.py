@@ -50,3 +50,8 @@ import collections, json, sys, onnx
 model = onnx.load(sys.argv[1])
 print(json.dumps(collections.Counter(node.op_type for node in model.graph.node)))
 """
+# Programs of a virtual environment that describe the file behind them.
+INSPECTORS = {
+    "polygraphy inspect model": ("polygraphy", "inspect", "model"),
+    "onnxslim --inspect": ("onnxslim", "--inspect"),
+}

@@ -1,12 +1,15 @@
-"""Measure whole processes as the operating system accounts them, in turns."""
+"""Measure whole processes as the operating system accounts them, in turns, and print the table."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
+
+from harness.machine import describe_machine
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,28 @@ class Usage:
     wall_s: float
     cpu_s: float
     peak_mb: float
+
+
+@dataclass(frozen=True)
+class Command:
+    """A contender that is a whole process.
+
+    Attributes:
+        words: its command line.
+        output: the file or the folder of graphs that it writes, for its size.
+    """
+
+    name: str
+    words: Sequence[str]
+    output: Path | None = None
+
+    @property
+    def output_mb(self) -> str:
+        """The size of what it wrote; empty where it writes nothing."""
+        if self.output is None:
+            return ""
+        files = self.output.glob("*.onnx*") if self.output.is_dir() else [self.output]
+        return f"{sum(file.stat().st_size for file in files) / 1e6:.1f}"
 
 
 # The peak of a process starts at that of the one that made it, so a small one stands in between.
@@ -30,8 +55,8 @@ sys.exit(os.waitstatus_to_exitcode(status) != 0)
 """
 
 
-def run(*command: str) -> None:
-    """Run a command that is not measured.
+def run(*command: str) -> str:
+    """Run a command that is not measured, and return what it prints.
 
     Raises:
         SystemExit: the command failed; what it said is printed.
@@ -39,30 +64,39 @@ def run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command[:4])} … failed:\n{done.stderr}")
+    return done.stdout
 
 
-def measure(command: Sequence[str]) -> Usage:
-    """Run `command` to its end and return what it took.
+def measure(words: Sequence[str]) -> Usage:
+    """Run a command to its end and return what it took.
 
     Raises:
         SystemExit: the command failed; what it said is printed.
     """
-    launched = [sys.executable, "-S", "-c", _LAUNCHER, *command]
-    done = subprocess.run(launched, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(command[:4])} … failed:\n{done.stderr}")
-    return Usage(*(float(figure) for figure in done.stdout.split()))
-
-
-def measure_in_turns(commands: Mapping[str, Sequence[str]], rounds: int) -> dict[str, list[Usage]]:
-    """Measure each command `rounds` times, in turns: what else the machine does bears on all of them alike."""
-    usages: dict[str, list[Usage]] = {name: [] for name in commands}
-    for _ in range(rounds):
-        for name, command in commands.items():
-            usages[name].append(measure(command))
-    return usages
+    printed = run(sys.executable, "-S", "-c", _LAUNCHER, *words)
+    return Usage(*(float(figure) for figure in printed.split()))
 
 
 def median(usages: Sequence[Usage]) -> Usage:
     """Return the median of each figure."""
     return Usage(*(statistics.median(getattr(one, field.name) for one in usages) for field in fields(Usage)))
+
+
+def compare(commands: Sequence[Command], rounds: int) -> None:
+    """Run all commands in turns, and print their medians and the ratios of the first one's to them as Markdown.
+
+    In turns, because what else the machine does then bears on all of them alike.
+    """
+    usages: list[list[Usage]] = [[] for _ in commands]
+    for _ in range(rounds):
+        for command, found in zip(commands, usages, strict=True):
+            found.append(measure(command.words))
+    medians = [median(found) for found in usages]
+    print(f"\n{rounds} rounds in turns; {describe_machine()}\n")
+    print("| command | wall s | CPU s | peak MB | file MB | first / this: wall, CPU, peak |")
+    print("|---|---:|---:|---:|---:|---|")
+    for command, usage in zip(commands, medians, strict=True):
+        figures = [(getattr(medians[0], one.name), getattr(usage, one.name)) for one in fields(Usage)]
+        cells = " | ".join(f"{own:.3g}" for _, own in figures)
+        ratios = ", ".join(f"{first / own:.2f}" for first, own in figures)
+        print(f"| {command.name} | {cells} | {command.output_mb} | {ratios} |", flush=True)

@@ -1,6 +1,6 @@
 """Encode the same texts again and again with a peer, each time it is told to.
 
-A worker (harness/workers.py) in the peer's own environment, which has no onnxtool: `encode` encodes all texts and
+A worker (workers.py) in the peer's own environment, which has no onnxtool: `encode` encodes all texts and
 answers wall and processor seconds, `save` writes the vectors of the last time to the file of the last argument,
 float32 [N, H].
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from harness.workers import serve
 
 BATCH_SIZE = 32  # sentence-transformers' default

@@ -1,0 +1,82 @@
+"""Count the modules of onnxtool that one real run of a command walks through.
+
+Run `python scripts/count_modules.py export --model_name DIR --output FILE`, with the arguments of any command. A module
+counts when one of its functions is called while the command runs; that it is imported, or that an import reads a table
+of it, is not enough. Prints the modules with the number of their functions that were called, the modules of each
+package, and the total on the last line.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import CodeType, FrameType
+
+PACKAGE = "onnxtool"
+
+
+def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
+    """Run a command in this process and return the functions that were called, by module.
+
+    Args:
+        arguments: the command line after `onnxtool`.
+
+    Returns:
+        The qualified names of the functions of each module of which at least one was called.
+    """
+    import onnxtool
+
+    root = Path(onnxtool.__file__).parent
+    found: dict[str, set[str]] = defaultdict(set)
+    seen: set[CodeType] = set()
+
+    def record(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or code in seen:
+            return
+        seen.add(code)
+        # Class bodies and modules run when they are imported: they are declarations, and no step of the walk.
+        if code.co_name == "<module>" or not code.co_flags & 0x1:  # 0x1: CO_OPTIMIZED, which only functions have
+            return
+        if code.co_filename.startswith(f"{root}/"):
+            module = Path(code.co_filename).relative_to(root.parent).with_suffix("")
+            caller = frame.f_back
+            # A decorator or a table that an import calls is part of that import.
+            while caller is not None and caller.f_code.co_filename.startswith(f"{root}/"):
+                if caller.f_code.co_name == "<module>":
+                    seen.discard(code)
+                    return
+                caller = caller.f_back
+            found[".".join(module.parts)].add(code.co_qualname)
+
+    from onnxtool.cli import run
+
+    threading.setprofile(record)
+    sys.setprofile(record)
+    sys.argv = [PACKAGE, *arguments]
+    try:
+        run()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return dict(found)
+
+
+def main() -> int:
+    """Print the modules that the command on the command line walks through."""
+    found = walked_modules(sys.argv[1:])
+    for module, functions in sorted(found.items()):
+        print(f"{module:<48} {len(functions)}", file=sys.stderr)
+    packages = Counter(module.split(".")[1] for module in found)
+    print(", ".join(f"{package} {count}" for package, count in packages.most_common()), file=sys.stderr)
+    print(f"{len(found)} modules, {sum(map(len, found.values()))} functions", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
