@@ -1,6 +1,8 @@
 """Put texts into the chat template of a checkpoint's tokenizer, as Transformer of sentence-transformers 6.2 does it.
 
 A text is a message of a user, a pair is one of a `query` and one of a `document`, and a prompt is one of the system.
+transformers renders them. A template is a program that came with a checkpoint, and its sandbox lets it loop over ten
+thousand million numbers or ask for a text as large as the memory, so that it runs in a guarded child process.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ from typing import Any
 from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.checkpoint.tasks import RANKING
+from onnxtool.checkpoint.tokenizer_library import first_line
 from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.reports import Json, short_repr
 
 TEMPLATE_NAME = "chat_template.jinja"
@@ -39,6 +43,13 @@ NO_VARIABLES = frozenset(
     )
 )
 FORMATS = ("flat", "structured", "auto")
+_MOST_SECONDS = 5  # for so many texts; a template takes a millisecond for one
+_TEXTS_A_REQUEST = 64
+_MOST_BYTES = 512 << 20  # a process that has loaded the renderer has a third of that
+_BYTES_A_CHARACTER = 64  # beside those, for each one of the texts
+_MOST_CHARACTERS, _GROWTH = 1_000_000, 16  # of a chat, and so many times those of the texts
+# One process for all templates: loading the renderer takes a second.
+_CHILD = GuardedChild(f"{__name__}:render_chats", ("transformers.utils.chat_template_utils",))
 
 
 @short_repr
@@ -107,30 +118,50 @@ class ChatTemplate:
         passed = {"add_generation_prompt": True}
         return cls(source, _is_flat(files, source), _special_tokens(files), passed, restores_end=True, files=files)
 
-    @property
+    @cached_property
     def reads_task(self) -> bool:
         """Whether it writes something else for a query than for a document."""
-        return "task" in self._compiled.variables
+        return "task" in self._ask([], {})
 
-    def render(self, text: Text, prompt: str = "", task: str | None = None) -> str:
-        """Return the chat of a text, or of a pair.
+    def render(self, texts: Sequence[Text], prompt: str = "", task: str | None = None) -> list[str]:
+        """Return the chats of texts and pairs.
 
         Args:
-            text: a text, or a pair.
+            texts: texts, and pairs of texts.
             prompt: what the system says; empty for nothing.
-            task: what the text is for, `query` or `document`, for templates that read it; None for neither.
+            task: what the texts are for, `query` or `document`, for templates that read it; None for neither.
 
         Raises:
-            OnnxtoolError: the template fails, or reaches a bound.
+            OnnxtoolError: the template cannot be read, fails, or reaches a limit of time or memory.
         """
-        about = {"task": task} if task is not None and self.reads_task else {}
-        variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
-        variables |= {**self.special_tokens, **about, **self.passed, "messages": self.messages(text, prompt)}
-        num_characters = len(prompt) + (len(text) if isinstance(text, str) else sum(map(len, text)))
+        about: dict[str, Json] = {"task": task} if task is not None and self.reads_task else {}
+        variables = {**self.special_tokens, **about, **self.passed}
+        chats: list[str] = []
+        for start in range(0, len(texts), _TEXTS_A_REQUEST):
+            chats += self._ask(
+                [self.messages(text, prompt) for text in texts[start : start + _TEXTS_A_REQUEST]], variables
+            )
+        return chats
+
+    def _ask(self, conversations: list[list[dict[str, Json]]], variables: Mapping[str, Json]) -> list[str]:
+        """Render in the child; without conversations, return the names of variables that the template reads."""
+        size = len(str(conversations))
         try:
-            return str(self._compiled.render(variables, num_characters))
-        except Exception as error:  # a program of the checkpoint, which can fail in any way
-            raise self._failure("fails", error) from error
+            found: list[str] = _CHILD.call(
+                [self.source, conversations, dict(variables), _MOST_CHARACTERS + _GROWTH * size],
+                seconds=_MOST_SECONDS,
+                num_bytes=_MOST_BYTES + _BYTES_A_CHARACTER * size,
+            )
+        except ChildError as error:
+            raise self._failure(str(error)) from None
+        except ChildEndedError as error:
+            reasons = {
+                "time": f"takes more than {_MOST_SECONDS} s",
+                "memory": f"takes more than {_MOST_BYTES >> 20} MB",
+                "start": f"is rendered in another process, which cannot be started: {error.detail}",
+            }
+            raise self._failure(reasons.get(error.kind, f"ends the process that renders it ({error.detail})")) from None
+        return found
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:
         """Return what the template is given: a message of the system for a prompt, and those of the text."""
@@ -146,7 +177,7 @@ class ChatTemplate:
         Raises:
             OnnxtoolError: it does.
         """
-        base, *others = map(self.render, _PROBES)
+        base, *others = self.render(_PROBES)
         dropped = [role for role, other in zip(_ROLES, others, strict=True) if other == base]
         if dropped:
             raise self.files.refuse(
@@ -160,21 +191,40 @@ class ChatTemplate:
         first, second = FILLERS
         return (first, second) if isinstance(text, str) else ((first, first), (second, second))
 
-    @cached_property
-    def _compiled(self) -> Any:
-        from onnxtool.checkpoint.template_sandbox import SandboxedTemplate
-
-        try:
-            return SandboxedTemplate(self.source)
-        except Exception as error:  # as above
-            raise self._failure("cannot be read", error) from error
-
-    def _failure(self, what: str, error: Exception) -> OnnxtoolError:
-        reason = (str(error).strip().splitlines() or [""])[0][:300] or type(error).__name__
+    def _failure(self, reason: str) -> OnnxtoolError:
         return self.files.refuse(
-            f"the chat template of {self.files.label} {what}: {reason}",
+            f"the chat template of {self.files.label} {reason}",
             "it came with the checkpoint; if you trust that, run it with sentence-transformers",
         )
+
+
+def render_chats(request: list[Any]) -> list[str]:
+    """Render chats, or name the variables of a template, as transformers 5.23 does; called in the child.
+
+    Args:
+        request: the template, the conversations, what they are rendered with, and the most characters of a chat.
+
+    Raises:
+        ValueError: the template cannot be read, fails, or makes too much.
+    """
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils import chat_template_utils
+
+    source, conversations, variables, most = request
+    try:
+        if not conversations:
+            return sorted(chat_template_utils._get_template_variables(source))  # noqa: SLF001  no public way
+        chats, _ = chat_template_utils.render_jinja_template(conversations, chat_template=source, **variables)
+    except MemoryError:
+        raise
+    except TemplateSyntaxError as error:
+        raise ValueError(f"cannot be read: {error.message}") from None
+    except Exception as error:  # noqa: BLE001  a program of the checkpoint, which can fail in any way
+        raise ValueError(f"fails: {first_line(error)}") from None
+    if any(len(chat) > most for chat in chats):
+        raise ValueError(f"makes a chat of more than {most} characters")
+    found: list[str] = chats
+    return found
 
 
 def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:

@@ -92,8 +92,9 @@ def _report_death(number: int) -> int:
     import signal
 
     from onnxtool.cli.entry import report_error
+    from onnxtool.guarded import signal_name
 
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    name = signal_name(number)
     if number == signal.SIGKILL:
         return report_error(
             "the command was killed (SIGKILL): the machine ran out of memory, or somebody did it",

@@ -18,8 +18,8 @@ from typing import Any, Protocol, TypeVar
 from onnxtool import errors
 from onnxtool.encoding.answers import GRACE_S
 from onnxtool.errors import OnnxtoolError
+from onnxtool.guarded import module_command, module_environment
 from onnxtool.interruption import check_interrupted
-from onnxtool.runtime.child_process import module_command, module_environment
 
 _POLL_S = 0.2
 

@@ -35,7 +35,7 @@ def check_chat_template(source: Source, tokenizer: Any, task: str) -> ChatTempla
         template.require_pairs()
     for prompt in dict.fromkeys(("", *Prompts.of(source).by_name.values())):
         text = (_TEXT, _TEXT[::-1]) if of_pairs else _TEXT
-        ours = template.render(text, prompt)
+        (ours,) = template.render([text], prompt)
         with quiet():
             theirs = tokenizer.apply_chat_template(template.messages(text, prompt), tokenize=False, **template.passed)
         if ours != theirs:

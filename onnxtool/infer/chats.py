@@ -53,7 +53,7 @@ class Chats:
         require_unicode(texts, first)
         if any(isinstance(text, tuple) for text in texts):
             self._takes_pairs  # noqa: B018  raises where it does not
-        chats = [self.template.render(text, prompt, task) for text in texts]
+        chats = self.template.render(texts, prompt, task)
         if long.way == "window":
             whole = self.tokenizer.encode(chats, None, _AS_WRITTEN)
             if limit is not None and any(len(chat) > limit.tokens for chat in whole):
@@ -80,7 +80,7 @@ class Chats:
         if key not in self._ends:
             if len(self._ends) >= _MOST_ENDS:
                 self._ends.clear()
-            chats = [self.template.render(filler, prompt, task) for filler in self.template.fillers(text)]
+            chats = self.template.render(self.template.fillers(text), prompt, task)
             one, other = self.tokenizer.encode(chats, None, _AS_WRITTEN)
             self._ends[key] = common_end(one.ids, other.ids)
         end = self._ends[key][-len(window) :]

@@ -7,8 +7,6 @@ what exporters and `onnxtool.optimize` write has none that grows.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from itertools import chain
 from math import prod
@@ -16,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import ModelFileError
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
-from onnxtool.runtime.child_process import module_command, module_environment
 
 MAX_SECONDS = 5  # of the child's processor time, and as much again for every 500 MB of the model
 MAX_GROWTH_BYTES = 640 << 20  # of memory beside four times the model
@@ -26,8 +24,8 @@ _BYTES_A_TURN = 500_000_000
 _MAX_TRIED_ELEMENTS = 1 << 22  # of one input, of the smallest inputs that the model takes
 _TRIED_LENGTH = 8  # of texts, where a graph takes no smaller inputs, such as those whose sizes are a sum of others
 _MOST_DOUBLINGS = 8
+_NO_MEMORY = ("bad_alloc", "allocate", "memory")  # in what onnxruntime says where it got none
 
-_OUT_OF_MEMORY = 3  # the child's exit status
 _MAX_ELEMENTS = 1 << 24  # of one constant that may be computed here
 _MAX_ELEMENTS_IN_ALL = 1 << 27
 # Results have no more elements than the largest input, and none ends a process.
@@ -78,7 +76,12 @@ def check_harmless(model: ModelFile) -> None:
     found = model.path.stat()
     version = (str(model.path.resolve()), found.st_mtime_ns, found.st_size)
     if version not in _passed:
-        _try(model)
+        ended = _ending(model)
+        if ended is not None:
+            raise ModelFileError(
+                f"{model.path} cannot be run: {_reason(model, ended)}",
+                "export the model again, or do not trust this file",
+            )
         _passed.add(version)
 
 
@@ -142,11 +145,8 @@ def _growth(node: Node, constants: Mapping[str, Constant]) -> int:
 
 def death_on(model: ModelFile) -> str:
     """Return how a child process dies that loads the graph and runs it once; empty where it does not, or is stopped."""
-    try:
-        ended = _run_child(model, *_limits(model)) or 0
-    except subprocess.TimeoutExpired:
-        return ""
-    return _name_of(-ended) if ended < 0 and not _is_stopped(ended) else ""
+    ended = _ending(model)
+    return ended.detail if ended is not None and ended.kind == "death" else ""
 
 
 def _limits(model: ModelFile) -> tuple[int, int]:
@@ -154,76 +154,47 @@ def _limits(model: ModelFile) -> tuple[int, int]:
     return MAX_SECONDS * (1 + model.size_bytes // _BYTES_A_TURN), MAX_GROWTH_BYTES + 4 * model.size_bytes
 
 
-def _is_stopped(ended: int) -> bool:
-    """Whether a limit has ended a child."""
-    import signal
+def _ending(model: ModelFile) -> ChildEndedError | None:
+    """Return what ended a child that loads the model and runs it once; None where it came back, or cannot be started.
 
-    return -ended in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0))
+    An error of onnxruntime is for the caller to meet again, and to report.
+    """
+    seconds, num_bytes = _limits(model)
+    child = GuardedChild(
+        f"{__name__}:load_and_run", ("onnxruntime",), {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    )
+    try:
+        child.call(str(model.path.resolve()), seconds=seconds, num_bytes=num_bytes)
+    except ChildError:
+        return None
+    except ChildEndedError as error:
+        return error if error.kind != "start" else None
+    finally:
+        child.close()
+    return None
 
 
-def _run_child(model: ModelFile, seconds: int, num_bytes: int) -> int | None:
-    """Return the exit status of a child that loads and runs the model; None where no process can be started.
+def _reason(model: ModelFile, ended: ChildEndedError) -> str:
+    seconds, num_bytes = _limits(model)
+    if ended.kind == "death":
+        return f"onnxruntime dies on it ({ended.detail})"
+    most = f"{seconds} s" if ended.kind == "time" else f"{num_bytes / 1e6:.0f} MB"
+    return f"it took more than {most} to load and run on the smallest inputs"
+
+
+def load_and_run(path: str) -> None:
+    """Load a model, and run it on the smallest inputs that it takes; called in the child.
 
     Raises:
-        TimeoutExpired: it does not end.
+        MemoryError: onnxruntime got no memory, which it says by an error like any other.
+        Exception: whatever else onnxruntime says.
     """
-    command = module_command(__name__, str(model.path.resolve()), str(seconds), str(num_bytes))
-    environment = module_environment() | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        # Four times as long as it may compute: a busy machine is not the model's fault.
-        return subprocess.run(
-            command,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-            timeout=4 * seconds,
-        ).returncode
-    except OSError:
-        return None  # onnxruntime is as safe as it is without
-
-
-def _try(model: ModelFile) -> None:
-    seconds, num_bytes = _limits(model)
-    try:
-        ended = _run_child(model, seconds, num_bytes) or 0
-    except subprocess.TimeoutExpired:
-        raise _refused(model.path, f"it took more than {seconds} s to load and run on the smallest inputs") from None
-    if ended == _OUT_OF_MEMORY:
-        raise _refused(model.path, f"it took more than {num_bytes / 1e6:.0f} MB to load and run on the smallest inputs")
-    if ended < 0:
-        if _is_stopped(ended):
-            raise _refused(model.path, f"it took more than {seconds} s to load and run on the smallest inputs")
-        raise _refused(model.path, f"onnxruntime dies on it ({_name_of(-ended)})")
-
-
-def _name_of(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _refused(path: Path, reason: str) -> ModelFileError:
-    return ModelFileError(f"{path} cannot be run: {reason}", "export the model again, or do not trust this file")
-
-
-def _limit(seconds: int, num_bytes: int) -> None:
-    try:
-        import resource
-    except ImportError:  # Windows; the parent's patience is the limit there
-        return
-    for kind, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_DATA, num_bytes),
-    ):
-        hard = resource.getrlimit(kind)[1]
-        value = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-        resource.setrlimit(kind, (value, value))
+        _load_and_run(path)
+    except Exception as error:
+        if any(text in str(error) for text in _NO_MEMORY):
+            raise MemoryError from error
+        raise
 
 
 def _load_and_run(path: str) -> None:
@@ -239,7 +210,7 @@ def _load_and_run(path: str) -> None:
     try:
         session.run(None, feeds)
     except Exception as error:  # onnxruntime's own are of no common kind
-        if _ran_out_of_memory(error):
+        if any(text in str(error) for text in _NO_MEMORY):
             raise
         # An operator refuses such sizes, and what comes behind it has not run.
         from onnxtool.runtime.feeds import FeedShape
@@ -261,23 +232,3 @@ def _smallest_feeds(session: Any) -> dict[str, Any] | None:
             return None
         feeds[value.name] = np.zeros(shape, dtypes.get(name, name))
     return feeds
-
-
-def _main(path: str, seconds: str, num_bytes: str) -> int:
-    import onnxruntime as ort  # noqa: F401  # before the limits: what its libraries take is not the model's
-
-    _limit(int(seconds), int(num_bytes))
-    try:
-        _load_and_run(path)
-    except Exception as error:  # noqa: BLE001  an error is the parent's to meet again, and to report
-        return _OUT_OF_MEMORY if _ran_out_of_memory(error) else 0
-    return 0
-
-
-def _ran_out_of_memory(error: Exception) -> bool:
-    """Return whether Python or onnxruntime, which says it by an error like any other, got no memory."""
-    return isinstance(error, MemoryError) or any(text in str(error) for text in ("bad_alloc", "allocate", "memory"))
-
-
-if __name__ == "__main__":
-    sys.exit(_main(*sys.argv[1:]))

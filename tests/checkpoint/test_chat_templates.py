@@ -10,7 +10,7 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models
 
-from onnxtool.checkpoint import template_sandbox
+from onnxtool.checkpoint import chat_templates
 from onnxtool.checkpoint.chat_templates import ChatTemplate, common_end
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import InputError
@@ -67,7 +67,7 @@ def test_a_chat_is_that_of_transformers(tmp_path: Path, template: str, prompt: s
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in ("naïve <café> 'x' & 1\n", ("who?", "she, he  ")):
         expected = tokenizer.apply_chat_template(found.messages(text, prompt), tokenize=False, **found.passed)
-        assert found.render(text, prompt) == expected
+        assert found.render([text], prompt) == [expected]
 
 
 def test_the_format_of_messages_is_the_one_that_is_stated(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_the_format_of_messages_is_the_one_that_is_stated(tmp_path: Path) -> Non
 def test_the_task_reaches_templates_that_read_it(tmp_path: Path) -> None:
     """Others are not told of it."""
     found = read(saved(tmp_path / "reads", CHAT + "{% if task == 'query' %}?{% endif %}"))
-    assert (found.render("a", "", "query"), found.render("a")) == ("[user] a?", "[user] a")
+    assert (found.render(["a"], "", "query"), found.render(["a"])) == (["[user] a?"], ["[user] a"])
     assert found.reads_task
     assert not read(saved(tmp_path / "other", CHAT)).reads_task
 
@@ -155,38 +155,14 @@ HARMFUL = {
     "{{ messages[0].x.y }}": "fails: 'dict object' has no attribute 'x'",
     "{{ ().__class__.__base__.__subclasses__() }}": "is unsafe",
     "{{ messages.append(1) }}": "is unsafe",
-    "{{ namespace(__init__=1) }}": "a namespace cannot hold '__init__'",
-    "{% set n = namespace(a=1) %}{% set n.__class__ = 1 %}": "a namespace cannot hold",
+    "{% set n = namespace(a=1) %}{% set n.__class__ = 1 %}": "cannot store underscore-prefixed attributes",
     "{% include '/etc/passwd' %}": "no loader for this environment",
-    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "takes more than 2000 steps",
-    "{% for a in messages * 9000 %}{% endfor %}": "takes more than 2000 steps",
-    # Python's own limit or ours, whichever is lower: libraries that a process loaded may have raised Python's.
-    "{% macro f(n) %}{{ f(n - 1) }}{{ f(n - 1) }}{% endmacro %}{{ f(90) }}": "fails: ",
-    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}": "2000 steps",
-    "{% for a in [1] recursive %}{% if loop.depth < 3 %}{{ loop(range(3000)) }}{% endif %}{% endfor %}": "2000 steps",
-    "{{ range(10 ** 8) }}": "a value of more than",
-    "{{ 'x' * 10 ** 10 }}": "a value of more than",
-    "{{ [1] * 10 ** 10 }}": "a value of more than",
-    "{{ 'x' | center(10 ** 10) }}": "a value of more than",
-    "{{ 'x'.ljust(10 ** 10) }}": "a value of more than",
-    "{{ ('x' * 90000).replace('x', 'y' * 90000) }}": "a value of more than",
-    "{{ range(90000) | join('y' * 90000) }}": "a value of more than",
-    "{{ range(90000) | map('string') | join('y' * 90000) }}": "a value of more than",
-    "{{ range(1900) | map('center', 90000) | join }}": "a value of more than",
-    "{{ range(90000) | map('string') | join }}": "takes more than 2000 steps",
-    "{{ (['x' * 90000] * 90000) | join }}": "a value of more than",
-    "{{ ('x' * 90000).translate({120: 'y' * 90000}) }}": "a value of more than",
-    "{{ '%9999999d' % 1 }}": "a width that is not small",
-    "{{ '%*d' | format(9999999, 1) }}": "a width that is not small",
-    "{{ '{:9999999}'.format(1) }}": "a width that is not small",
-    "{{ '{:{w}}'.format(1, w='9999999') }}": "a width that is not small",
-    "{{ '{:{w}}'.format_map({'w': '9999999'}) }}": "a width that is not small",
-    "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}": "a value of more",
-    "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}": "a value of more",
-    "{% set n = namespace(i=99) %}{% for i in range(60) %}{% set n.i = n.i * n.i %}{% endfor %}": "thousands of digits",
-    "{{ 10 ** 99999 }}": "thousands of digits",
-    "{% set x %}{% for i in range(900) %}{{ 'x' * 90000 }}{% endfor %}{% endset %}": "a value of more than",
-    "{% for i in range(900) %}{{ 'x' * 90000 }}{% endfor %}": "a value of more than",
+    "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}": "fails: maximum recursion depth exceeded",
+    "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "takes more than 1 s",
+    "{{ 10 ** 9999999 }}": "takes more than 1 s",
+    "{{ 'x' * 10 ** 10 }}": "takes more than 512 MB",
+    "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}": "more than 512 MB",
+    "{{ 'x' * 10 ** 7 }}": "makes a chat of more than 1000",
 }
 
 
@@ -194,25 +170,18 @@ HARMFUL = {
 def test_a_template_that_would_do_harm_is_one_clear_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
-    """It came with a checkpoint: it reads nothing, changes nothing, and ends, with the memory as it was."""
-    monkeypatch.setattr(template_sandbox, "_MOST_STEPS", 2000)
+    """It came with a checkpoint: it reads nothing, changes nothing, and ends, with this process as it was."""
+    monkeypatch.setattr(chat_templates, "_MOST_SECONDS", 1)
     with pytest.raises(InputError) as caught:
-        read(saved(tmp_path, template)).render("text")
+        read(saved(tmp_path, template)).render(["text"])
     assert HARMFUL[template] in caught.value.message
     assert caught.value.message.startswith(f"the chat template of {tmp_path} ")
-
-
-def test_a_template_that_only_takes_long_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The clock is asked at each step."""
-    monkeypatch.setattr(template_sandbox, "_MOST_SECONDS", -1.0)
-    with pytest.raises(InputError, match="runs longer than"):
-        read(saved(tmp_path, CHAT)).render("text")
 
 
 def test_long_texts_are_no_harm(tmp_path: Path) -> None:
     """The bound grows with what a user passes."""
     text = "long text " * 300_000
-    assert read(saved(tmp_path, CHAT)).render(text) == f"[user] {text}"
+    assert read(saved(tmp_path, CHAT)).render([text]) == [f"[user] {text}"]
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_memory_that_ran_out_is_not_tried_away(tmp_path: Path) -> None:
 def test_a_file_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it changes."""
     tried: list[Path] = []
-    monkeypatch.setattr(probation, "_try", lambda model: tried.append(model.path))
+    monkeypatch.setattr(probation, "_ending", lambda model: tried.append(model.path))
     model = model_with("ifs in ifs", tmp_path)
     check_harmless(model)
     check_harmless(model)

@@ -137,4 +137,4 @@ def _as_chats(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) 
     if template is None:
         return texts, PLAIN
     items: Sequence[Text] = list(zip((texts[-1], *texts), texts, strict=False)) if task in _OF_PAIRS else texts
-    return [template.render(item) for item in items], ReadOptions(adds_special=False)
+    return template.render(items), ReadOptions(adds_special=False)

@@ -12,10 +12,9 @@ import pytest
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from onnxtool import OptimizeOptions, optimize_model
+from onnxtool import OptimizeOptions, guarded, optimize_model
 from onnxtool.errors import PassError
 from onnxtool.optimize.quantization.float16 import to_float16
-from onnxtool.runtime import probation
 from tests.optimize.passes.builders import Arrays, apply, assert_left_alone, build, normal, ragged_feeds, run
 from tests.workshop import Workshop
 
@@ -227,7 +226,7 @@ def test_a_result_on_which_onnxruntime_dies_is_one_error(
 ) -> None:
     """A child process loads it first."""
     command = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"]
-    monkeypatch.setattr(probation, "module_command", lambda *_arguments: command)
+    monkeypatch.setattr(guarded, "module_command", lambda *_arguments: command)
     options = OptimizeOptions(workshop.exported("tiny-encoder"), output=tmp_path / "o.onnx", precision="fp16")
     with pytest.raises(PassError, match=r"dies on the result in fp16 \(SIGSEGV\)"):
         optimize_model(options)
