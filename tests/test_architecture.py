@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("errors",),
     ("verification",),
-    ("interruption", "lazy", "progress", "reports"),
+    ("guarded", "interruption", "lazy", "progress", "reports"),
     ("version",),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
