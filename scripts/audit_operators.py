@@ -126,7 +126,7 @@ def _audit(sample: Sample) -> dict[str, str]:
     from functorch.compile import aot_function
 
     from onnxtool.torch_backend import OrtBackend
-    from onnxtool.torch_backend.capture.functions import traceable_functions
+    from onnxtool.torch_backend.capture import traceable_functions
 
     try:
         expected = _run(sample.function, sample.tensors)

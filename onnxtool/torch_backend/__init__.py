@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from onnxtool.torch_backend.backend import OrtBackend, onnxtool_backend, register
-from onnxtool.torch_backend.experiments import explain, make_aot_ort, train_loop
+from onnxtool.torch_backend.backend import OrtBackend, explain, make_aot_ort, onnxtool_backend, register, train_loop
 from onnxtool.torch_backend.options import OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
-from onnxtool.torch_backend.run.dumps import dump_onnx
+from onnxtool.torch_backend.translator import dump_onnx
 
 __all__ = [
     "Explanation",

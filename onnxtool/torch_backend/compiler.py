@@ -10,21 +10,17 @@ from typing import Any
 
 import torch
 
+from onnxtool.errors import CompilationError
+from onnxtool.torch_backend.execution import SessionCall
 from onnxtool.torch_backend.inductor_chains import Chain, in_chains
-from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
-from onnxtool.torch_backend.lower.fx_rewrites.symbolic_sizes import rewrite_symbolic_sizes
+from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewrite_symbolic_sizes, rewritten
 from onnxtool.torch_backend.lower.placement import VIEW, reasons_to_stay
-from onnxtool.torch_backend.matmul_placement import faster_in_pytorch
-from onnxtool.torch_backend.nodes import called
+from onnxtool.torch_backend.matmul_placement import ResultMemory, faster_in_pytorch, with_result_memory
+from onnxtool.torch_backend.nodes import called, is_random
 from onnxtool.torch_backend.options import OrtBackendOptions
-from onnxtool.torch_backend.partition.partitions import Partition, extract, value_of
-from onnxtool.torch_backend.partition.stages import cut
-from onnxtool.torch_backend.partition.views import views_at_readers
+from onnxtool.torch_backend.partition import Partition, cut, extract, value_of, views_at_readers
 from onnxtool.torch_backend.report import EagerNode, GraphReport, PartitionReport
-from onnxtool.torch_backend.run.baseline import compared
-from onnxtool.torch_backend.run.execution import SessionCall
-from onnxtool.torch_backend.run.result_memory import ResultMemory, with_result_memory
-from onnxtool.torch_backend.run.sessions import select_providers
+from onnxtool.torch_backend.sessions import select_providers
 from onnxtool.torch_backend.translator import PartitionError, Translated, Translator
 
 Compiled = Callable[..., Any]
@@ -169,3 +165,44 @@ def _arguments(
         copies[node] if order is None else graph.call_function(permute, (copies[node], list(order)))
         for node, order in zip(partition.inputs, partition.orders, strict=True)
     )
+
+
+def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:
+    """Return a function that calls the compiled graph and the graph itself, and requires equal results.
+
+    Both draw the same random numbers.
+
+    Raises:
+        CompilationError: raised by the function where they differ by more than the tolerance.
+    """
+    eager = torch.fx.GraphModule(owner, _copied(owner.graph))
+    draws = any(is_random(node) for node in owner.graph.nodes)
+
+    def checked(*arguments: Any) -> Any:
+        state = torch.get_rng_state() if draws else None
+        expected = eager(*[value.clone() if isinstance(value, torch.Tensor) else value for value in arguments])
+        if state is not None:
+            torch.set_rng_state(state)
+        actual = call(*arguments)
+        for index, (ours, theirs) in enumerate(zip(actual, expected, strict=True)):
+            if isinstance(theirs, torch.Tensor):
+                _require_close(ours, theirs, index, options)
+        return actual
+
+    return checked
+
+
+def _require_close(ours: torch.Tensor, theirs: torch.Tensor, index: int, options: OrtBackendOptions) -> None:
+    try:
+        torch.testing.assert_close(ours, theirs, rtol=options.rtol, atol=options.atol, equal_nan=True)
+    except AssertionError as error:
+        raise CompilationError(
+            f"result {index} of a graph differs from PyTorch's: {' '.join(str(error).split())}",
+            "raise rtol and atol if that is expected; else report it with the model that dump_onnx writes",
+        ) from error
+
+
+def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
+    copy = torch.fx.Graph()
+    copy.output(copy.graph_copy(graph, {}))
+    return copy

@@ -20,7 +20,7 @@ from onnxtool.errors import CompilationError
 from onnxtool.torch_backend.lower.decisions import decision
 from onnxtool.torch_backend.measurement import arguments_of, gains, measured_ms
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, called, is_random, is_static, is_view
-from onnxtool.torch_backend.partition.partitions import Partition, extract
+from onnxtool.torch_backend.partition import Partition, extract
 from onnxtool.torch_backend.translator import Translator
 
 aten = torch.ops.aten

@@ -11,8 +11,8 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.runtime.machine import processor_name
+from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.nodes import seen_shape, seen_size
-from onnxtool.torch_backend.run.cache import Cache
 
 Call = Callable[[], Any]
 

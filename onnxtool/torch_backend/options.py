@@ -45,7 +45,7 @@ class OrtBackendOptions(Options):
         ort_session_options: copied into every session; by default a session has as many threads as PyTorch, which wait
             busily during a call and never between two calls.
         pre_ort_model_transforms: functions that change each model in place before its session is made, or names of
-            built-in ones (onnxtool/torch_backend/lower/transforms.py).
+            built-in ones (onnxtool/torch_backend/lower/finishing.py).
         partition_fn: cuts a joint graph into forward and backward; by default the minimum cut.
         assert_close_to_baseline: whether each call is compared with the same graph in PyTorch, at twice the cost.
         rtol: relative tolerance of that comparison.
@@ -98,7 +98,7 @@ class OrtBackendOptions(Options):
         if self.dropout != "eager" and not self.use_aot_autograd:
             raise CompilationError(
                 f"dropout={self.dropout!r} has no effect without use_aot_autograd: the graph is traced already",
-                "trace within onnxtool.torch_backend.capture.functions.traceable_functions(dropout)",
+                "trace within onnxtool.torch_backend.capture.traceable_functions(dropout)",
             )
 
     @classmethod

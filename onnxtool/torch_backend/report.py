@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 
@@ -50,12 +49,6 @@ class GraphReport:
     partitions: tuple[PartitionReport, ...]
     eager: tuple[EagerNode, ...]
     duration_ms: float
-
-    @property
-    def pieces(self) -> tuple[PartitionReport, ...]:
-        """The partitions under their name before 0.2, for one release."""
-        warnings.warn("GraphReport.pieces is now partitions", DeprecationWarning, stacklevel=2)
-        return self.partitions
 
     @property
     def num_nodes(self) -> int:

@@ -1,11 +1,18 @@
-"""Turns a partition of a graph into a session, and names the nodes that are the cause where that fails."""
+"""Turns a partition of a graph into a session, and names the nodes that are the cause where that fails.
+
+Dumps are the model, and the FX graph as a text file beside it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import onnx
 import onnx_ir as ir
@@ -13,17 +20,15 @@ import onnxruntime as ort
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from onnxtool.errors import CompilationError
+from onnxtool.errors import CompilationError, OutputWriteError
+from onnxtool.options import checked
+from onnxtool.torch_backend.cache import Cache, fingerprint
 from onnxtool.torch_backend.lower import torch_onnx
-from onnxtool.torch_backend.lower.exporter import export
-from onnxtool.torch_backend.lower.finishing import finish, racy_nodes
-from onnxtool.torch_backend.lower.kernels import nodes_without_kernel
-from onnxtool.torch_backend.lower.transforms import apply, resolve_transforms
+from onnxtool.torch_backend.lower.finishing import apply, finish, nodes_without_kernel, racy_nodes, resolve_transforms
+from onnxtool.torch_backend.lower.torch_onnx import export
 from onnxtool.torch_backend.options import Converter, OrtBackendOptions, Provider
-from onnxtool.torch_backend.partition.partitions import Partition
-from onnxtool.torch_backend.run.cache import Cache, fingerprint
-from onnxtool.torch_backend.run.dumps import dump, is_dumping
-from onnxtool.torch_backend.run.sessions import (
+from onnxtool.torch_backend.partition import Partition
+from onnxtool.torch_backend.sessions import (
     INPUTS_KEY,
     LOAD_ERRORS,
     NUM_NODES_KEY,
@@ -229,3 +234,66 @@ def resolve_converter(converter: Converter | str) -> tuple[str, Converter]:
             f"unknown converter {converter!r}", f"use one of {', '.join(CONVERTERS)}, or pass a function"
         )
     return converter, CONVERTERS[converter]
+
+
+VARIABLE = "ONNXRT_DUMP_PATH"
+
+
+def is_dumping() -> bool:
+    """Whether the environment asks for dumps."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def dump(model: bytes, text: str) -> None:
+    """Write `{prefix}{N}.onnx` and `.txt` where the environment variable ONNXRT_DUMP_PATH gives a prefix.
+
+    Raises:
+        OutputWriteError: the files cannot be written.
+    """
+    prefix = os.environ.get(VARIABLE, "")
+    if not prefix:
+        return
+    try:
+        Path(f"{prefix}0").parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count():
+            with contextlib.suppress(FileExistsError), Path(f"{prefix}{number}.onnx").open("xb") as file:
+                file.write(model)
+                Path(f"{prefix}{number}.txt").write_text(text, encoding="utf-8")
+                break
+    except OSError as error:
+        raise OutputWriteError(
+            f"cannot dump a graph to {prefix}*.onnx: {error.strerror}", f"check {VARIABLE}"
+        ) from error
+
+
+@contextmanager
+@checked
+def dump_onnx(prefix: str, folder: str | Path | None = None, clean: bool = False) -> Iterator[None]:
+    """Dump what is compiled inside of the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
+
+    Args:
+        prefix: the start of all file names.
+        folder: the folder of the files, which is made if needed; by default the current one.
+        clean: whether earlier dumps, `{prefix}*.onnx` and `.txt`, are removed from the folder first.
+
+    Raises:
+        OutputWriteError: the folder cannot be made or cleaned.
+    """
+    target = Path(folder or ".")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        if clean:
+            for path in target.iterdir():
+                if path.name.startswith(prefix) and path.suffix in (".onnx", ".txt"):
+                    path.unlink()
+    except OSError as error:
+        raise OutputWriteError(f"cannot use {target} for dumps: {error.strerror}", "pass another folder") from error
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(target / prefix)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before

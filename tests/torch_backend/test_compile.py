@@ -12,7 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from onnxtool.torch_backend import OrtBackend
-from onnxtool.torch_backend.report import GraphReport, PartitionReport
 from tests.torch_backend.oracle import require_same
 
 
@@ -46,13 +45,6 @@ def test_a_model_is_one_session_each_way() -> None:
         ("forward", 1, ()),
         ("backward", 1, ()),
     ]
-
-
-def test_partitions_are_found_under_their_old_name() -> None:
-    """For one release, and the warning names the new one."""
-    graph = GraphReport("inference", (PartitionReport(2, 3, ("CPUExecutionProvider",)),), (), 1.0)
-    with pytest.warns(DeprecationWarning, match="is now partitions"):
-        assert graph.pieces == graph.partitions
 
 
 def test_the_gradient_of_an_input_is_eagers() -> None:

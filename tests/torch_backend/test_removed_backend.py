@@ -11,7 +11,7 @@ from onnx import TensorProto
 from torch import nn
 
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, dump_onnx, onnxtool_backend
-from onnxtool.torch_backend.run.sessions import select_providers
+from onnxtool.torch_backend.sessions import select_providers
 from tests.torch_backend.oracle import require_same
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

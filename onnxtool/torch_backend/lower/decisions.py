@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,30 +21,9 @@ from typing import Any
 import torch
 from torch._decomp.decompositions import im2col
 
-from onnxtool.torch_backend.lower.decompositions import (
-    average_pooling,
-    cumulative,
-    elementwise,
-    max_pooling,
-    normalization,
-    order_statistics,
-    products,
-    random,
-    replication_padding,
-    scatters,
-    softmax,
-    zero_dimensional,
-)
-from onnxtool.torch_backend.lower.fx_rewrites import (
-    arithmetic,
-    cross_entropy_gradient,
-    empty_tensors,
-    nan_extremes,
-    row_scaling,
-    slices,
-)
-from onnxtool.torch_backend.lower.onnx_corrections import Correction, count_axes_from_the_front, multiply_columns
-from onnxtool.torch_backend.nodes import Node
+from onnxtool.torch_backend.lower.decompositions import elementwise, order, pooling, random, scatters
+from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -169,73 +148,69 @@ DECISIONS: dict[object, Decision] = {
     aten._embedding_bag.default: Decision(denied=Denied("returns nothing that the backward pass needs")),
     # pooling
     aten.avg_pool1d.default: Decision(denied=_POOLING),
-    aten.avg_pool2d.default: Decision(decomposition=partial(average_pooling.average_pool, rank=2), denied=_POOLING),
-    aten.avg_pool3d.default: Decision(decomposition=partial(average_pooling.average_pool, rank=3), denied=_POOLING),
-    aten.avg_pool2d_backward.default: Decision(partial(average_pooling.average_pool_backward, rank=2)),
-    aten.avg_pool3d_backward.default: Decision(partial(average_pooling.average_pool_backward, rank=3)),
-    aten._adaptive_avg_pool3d.default: Decision(average_pooling.adaptive_average_pool),
-    aten._adaptive_avg_pool2d_backward.default: Decision(
-        partial(average_pooling.adaptive_average_pool_backward, rank=2)
-    ),
-    aten._adaptive_avg_pool3d_backward.default: Decision(
-        partial(average_pooling.adaptive_average_pool_backward, rank=3)
-    ),
-    aten.adaptive_max_pool2d.default: Decision(max_pooling.adaptive_max_pool),
-    aten.adaptive_max_pool3d.default: Decision(max_pooling.adaptive_max_pool),
-    aten.adaptive_max_pool2d_backward.default: Decision(partial(max_pooling.max_pool_backward, rank=2)),
-    aten.adaptive_max_pool3d_backward.default: Decision(partial(max_pooling.max_pool_backward, rank=3)),
-    aten.max_pool3d_with_indices_backward.default: Decision(max_pooling.max_pool3d_backward),
+    aten.avg_pool2d.default: Decision(decomposition=partial(pooling.average_pool, rank=2), denied=_POOLING),
+    aten.avg_pool3d.default: Decision(decomposition=partial(pooling.average_pool, rank=3), denied=_POOLING),
+    aten.avg_pool2d_backward.default: Decision(partial(pooling.average_pool_backward, rank=2)),
+    aten.avg_pool3d_backward.default: Decision(partial(pooling.average_pool_backward, rank=3)),
+    aten._adaptive_avg_pool3d.default: Decision(pooling.adaptive_average_pool),
+    aten._adaptive_avg_pool2d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=2)),
+    aten._adaptive_avg_pool3d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=3)),
+    aten.adaptive_max_pool2d.default: Decision(pooling.adaptive_max_pool),
+    aten.adaptive_max_pool3d.default: Decision(pooling.adaptive_max_pool),
+    aten.adaptive_max_pool2d_backward.default: Decision(partial(pooling.max_pool_backward, rank=2)),
+    aten.adaptive_max_pool3d_backward.default: Decision(partial(pooling.max_pool_backward, rank=3)),
+    aten.max_pool3d_with_indices_backward.default: Decision(pooling.max_pool3d_backward),
     aten.max_pool2d_with_indices.default: Decision(fused_kernel=FusedKernel.WITH_INDICES),
     aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     # windows and padding; the translation of im2col takes no empty tensor
     aten.im2col.default: Decision(im2col),
-    aten.replication_pad1d.default: Decision(replication_padding.replication_pad),
-    aten.replication_pad2d.default: Decision(replication_padding.replication_pad),
-    aten.replication_pad3d.default: Decision(replication_padding.replication_pad),
-    aten.replication_pad1d_backward.default: Decision(replication_padding.replication_pad_backward),
-    aten.replication_pad2d_backward.default: Decision(replication_padding.replication_pad_backward),
-    aten.replication_pad3d_backward.default: Decision(replication_padding.replication_pad_backward),
-    aten.slice_scatter.default: Decision(fx_rewrites=(slices.padded_slice,)),
-    aten.cat.default: Decision(fx_rewrites=(empty_tensors.concatenation_without_empty,)),
+    aten.replication_pad1d.default: Decision(pooling.replication_pad),
+    aten.replication_pad2d.default: Decision(pooling.replication_pad),
+    aten.replication_pad3d.default: Decision(pooling.replication_pad),
+    aten.replication_pad1d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.replication_pad2d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.replication_pad3d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
+    aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
     # order, running maxima and products
-    aten.kthvalue.default: Decision(order_statistics.kth_value),
-    aten.median.default: Decision(order_statistics.median_of_all),
-    aten.median.dim: Decision(order_statistics.median),
-    aten.nanmedian.default: Decision(order_statistics.nan_median_of_all),
-    aten.nanmedian.dim: Decision(order_statistics.nan_median),
-    aten.searchsorted.Tensor: Decision(order_statistics.search_sorted),
-    aten.bucketize.Tensor: Decision(order_statistics.bucketize),
+    aten.kthvalue.default: Decision(order.kth_value),
+    aten.median.default: Decision(order.median_of_all),
+    aten.median.dim: Decision(order.median),
+    aten.nanmedian.default: Decision(order.nan_median_of_all),
+    aten.nanmedian.dim: Decision(order.nan_median),
+    aten.searchsorted.Tensor: Decision(order.search_sorted),
+    aten.bucketize.Tensor: Decision(order.bucketize),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
-    aten.max.dim: Decision(order_statistics.maximum_of_booleans),
-    aten.cummax.default: Decision(partial(cumulative.running_extreme, replaces=torch.ge)),
-    aten.cummin.default: Decision(partial(cumulative.running_extreme, replaces=torch.le)),
-    aten.cumprod.default: Decision(cumulative.running_product),
-    prims.prod.default: Decision(products.product),
-    aten._trilinear.default: Decision(products.trilinear),
+    aten.max.dim: Decision(order.maximum_of_booleans),
+    aten.cummax.default: Decision(partial(order.running_extreme, replaces=torch.ge)),
+    aten.cummin.default: Decision(partial(order.running_extreme, replaces=torch.le)),
+    aten.cumprod.default: Decision(order.running_product),
+    prims.prod.default: Decision(elementwise.product),
+    aten._trilinear.default: Decision(elementwise.trilinear),
     # maxima and minima of NaN; getitem takes the values or the indices of max.dim and min.dim
     aten.amax.default: Decision(
-        partial(zero_dimensional.over_extremes, reduce=aten.amax.default), fx_rewrites=(nan_extremes.extreme,)
+        partial(elementwise.over_extremes, reduce=aten.amax.default), fx_rewrites=(arithmetic.extreme,)
     ),
     aten.amin.default: Decision(
-        partial(zero_dimensional.over_extremes, reduce=aten.amin.default), fx_rewrites=(nan_extremes.extreme,)
+        partial(elementwise.over_extremes, reduce=aten.amin.default), fx_rewrites=(arithmetic.extreme,)
     ),
-    aten.max.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
-    aten.min.default: Decision(fx_rewrites=(nan_extremes.extreme,)),
+    aten.max.default: Decision(fx_rewrites=(arithmetic.extreme,)),
+    aten.min.default: Decision(fx_rewrites=(arithmetic.extreme,)),
     **dict.fromkeys(
         (aten.argmax.default, aten.argmin.default),
         Decision(
-            partial(zero_dimensional.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
-            fx_rewrites=(nan_extremes.index_of_extreme,),
+            partial(elementwise.single_value, result=partial(torch.zeros_like, dtype=torch.int64)),
+            fx_rewrites=(arithmetic.index_of_extreme,),
         ),
     ),
-    operator.getitem: Decision(fx_rewrites=(nan_extremes.extreme_and_index,)),
+    operator.getitem: Decision(fx_rewrites=(arithmetic.extreme_and_index,)),
     # tensors without dimensions
-    aten.any.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
-    aten.all.dim: Decision(partial(zero_dimensional.single_value, result=lambda x: x != 0)),
-    aten.mean.dim: Decision(zero_dimensional.mean),
-    aten.t.default: Decision(zero_dimensional.transpose),
-    aten.repeat.default: Decision(zero_dimensional.repeat),
-    prims.view_of.default: Decision(zero_dimensional.same),
+    aten.any.dim: Decision(partial(elementwise.single_value, result=lambda x: x != 0)),
+    aten.all.dim: Decision(partial(elementwise.single_value, result=lambda x: x != 0)),
+    aten.mean.dim: Decision(elementwise.mean),
+    aten.t.default: Decision(elementwise.transpose),
+    aten.repeat.default: Decision(elementwise.repeat),
+    prims.view_of.default: Decision(elementwise.same),
     # elementwise functions
     **dict.fromkeys((prims.lgamma.default, prims.digamma.default, aten.polygamma.default), _SPECIAL),
     **dict.fromkeys((prims.bessel_i0.default, prims.bessel_i0e.default), _SPECIAL),
@@ -264,14 +239,14 @@ DECISIONS: dict[object, Decision] = {
     aten.copysign.Tensor: Decision(no_decomposition=_OTHER_TYPE),
     aten.copysign.Scalar: Decision(no_decomposition=_OTHER_TYPE),
     # matmuls, and the gradients around them
-    aten.mm.default: Decision(fx_rewrites=(row_scaling.scale_smaller_operand,)),
-    aten.sum.dim_IntList: Decision(fx_rewrites=(row_scaling.scale_smaller_operand,)),
+    aten.mm.default: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
+    aten.sum.dim_IntList: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
     aten.mul.Tensor: Decision(fx_rewrites=(arithmetic.scale_before_expand,)),
     aten.transpose.int: Decision(fx_rewrites=(arithmetic.transposed_product,)),
     aten.detach.default: Decision(fx_rewrites=(arithmetic.redundant_detach,)),
-    aten.add.Tensor: Decision(fx_rewrites=(slices.joined_slices,)),
-    aten.sub.Tensor: Decision(fx_rewrites=(cross_entropy_gradient.label_gradient,)),
-    aten._safe_softmax.default: Decision(softmax.safe_softmax),
+    aten.add.Tensor: Decision(fx_rewrites=(gradients.joined_slices,)),
+    aten.sub.Tensor: Decision(fx_rewrites=(gradients.label_gradient,)),
+    aten._safe_softmax.default: Decision(elementwise.safe_softmax),
     # normalization, losses and fused attention
     aten._native_batch_norm_legit_functional.default: Decision(
         fused_kernel=FusedKernel.ALWAYS, no_translation=_INFERENCE_ONLY
@@ -281,7 +256,7 @@ DECISIONS: dict[object, Decision] = {
     aten.native_batch_norm.default: Decision(no_translation=_INFERENCE_ONLY),
     aten._native_batch_norm_legit_no_training.default: Decision(no_translation=_NO_STATISTICS),
     aten.native_batch_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
-    aten.native_layer_norm.default: Decision(normalization.layer_norm),
+    aten.native_layer_norm.default: Decision(elementwise.layer_norm),
     aten.native_layer_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.nll_loss_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
     aten.nll_loss2d_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
@@ -306,19 +281,45 @@ DECISIONS: dict[object, Decision] = {
     aten.masked_fill.Scalar: Decision(float64_argument=2),
 }
 
-ONNX_CORRECTIONS: dict[str, Correction] = {
-    "MatMul": multiply_columns,
-    **{
-        f"Reduce{name}": count_axes_from_the_front
-        for name in ("Sum", "Mean", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
-    },
-    "ArgMax": count_axes_from_the_front,
-    "ArgMin": count_axes_from_the_front,
-}
-"""ONNX operators that onnxruntime (tested: 1.31.1) computes wrongly, whichever ATen operators they come from."""
 
-RACY_ONNX = {("", "ScatterND"): "reduction"}
-"""ONNX operators that race on the CPU where the attribute is neither absent nor `none`.
+_DTYPES = (torch.float32, torch.float64)
 
-A partition whose translation has one is refused, and the ATen operator that it comes from stays in PyTorch.
-"""
+
+def kernel_is_faster(node: Node, stay: Mapping[Node, str]) -> bool:
+    """Whether the node stays in PyTorch for its kernel; `stay` holds the nodes before it that stay for any reason."""
+    when = decision(node.target).fused_kernel
+    if when is None or not _is_large([item.meta.get("val") for item in node.all_input_nodes]):
+        return False
+    if when is FusedKernel.WITH_INDICES:
+        return any(user.target is operator.getitem and user.args[1] == 1 for user in node.users)
+    if when is FusedKernel.BETWEEN_OTHERS:
+        return any(source in stay for source in node.all_input_nodes) and any(
+            kernel_is_faster(user, stay) for user in node.users
+        )
+    return True
+
+
+def small_only(decompose: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the decomposition for small operators; large ones are left as they are."""
+
+    def decompose_small(*arguments: Any, **options: Any) -> Any:
+        if _is_large([*arguments, *options.values()]):
+            return NotImplemented  # the protocol of decompositions
+        return decompose(*arguments, **options)
+
+    return decompose_small
+
+
+def _is_large(values: list[object]) -> bool:
+    """Whether some value is a real tensor of the CPU with many elements, at the first call where sizes are dynamic.
+
+    Asking a dynamic size itself would make a graph for small sizes and one for large ones.
+    """
+    return any(
+        isinstance(value, torch.Tensor)
+        and value.device.type == "cpu"
+        and value.dtype in _DTYPES
+        and is_seen(value)
+        and seen_elements(value) >= MANY_ELEMENTS
+        for value in values
+    )

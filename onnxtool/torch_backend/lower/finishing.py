@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
+from numpy.typing import NDArray
+from onnxruntime.capi import _pybind_state as binding
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from onnxtool.errors import CompilationError
+from onnxtool.graph.edit import attribute, constant, producer
 from onnxtool.graph.exact_rules import exact_optimizer
-from onnxtool.torch_backend.lower.decisions import ONNX_CORRECTIONS, RACY_ONNX
-from onnxtool.torch_backend.lower.onnx_fusions import fuse
+from onnxtool.graph.operators import MICROSOFT
+from onnxtool.graph.patterns import match_normalized, match_rotation, scaled
+from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.lower.torch_onnx import quiet
-from onnxtool.torch_backend.run.sessions import INPUTS_KEY, NUM_NODES_KEY
+from onnxtool.torch_backend.options import Transform
+from onnxtool.torch_backend.sessions import INPUTS_KEY, NUM_NODES_KEY
+
+if TYPE_CHECKING:
+    pass
 
 
 def racy_nodes(model: ir.Model) -> list[str]:
@@ -70,3 +86,270 @@ def _separate_outputs(graph: ir.Graph) -> None:
         graph.append(ir.Node("", "Identity", [value], outputs=[copy], name=f"{value.name}:output_{index}"))
         graph.outputs[index] = copy
         seen.add(id(copy))
+
+
+Correction = Callable[[ir.Graph, ir.Node], None]
+"""Rewrites a node of the graph in place, where onnxruntime would compute it wrongly."""
+
+
+def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace `MatMul(a, v)`, with a vector v, by `Squeeze(MatMul(a, Unsqueeze(v)))`.
+
+    Where `a` is a Transpose, onnxruntime fuses it into a FusedMatMul, and that multiplies the vector by the matrix
+    without transposing it.
+    """
+    matrix, vector = node.inputs
+    if matrix is None or vector is None or vector.shape is None or vector.shape.rank() != 1:
+        return
+    if matrix.shape is not None and matrix.shape.rank() == 1:
+        return
+    output = node.outputs[0]
+    axis = _constant_node(np.array([-1], np.int64), f"{output.name}_last_axis", f"{node.name}_axis")
+    column = ir.Node("", "Unsqueeze", [vector, axis.outputs[0]], name=f"{node.name}_column")
+    product = ir.Node("", "MatMul", [matrix, column.outputs[0]], name=f"{node.name}_product")
+    row = ir.Node("", "Squeeze", [product.outputs[0], axis.outputs[0]], name=f"{node.name}_row")
+    for made, part in ((column, "column"), (product, "product"), (row, "row")):
+        made.outputs[0].name = f"{output.name}_{part}"
+        made.outputs[0].type = vector.type
+    row.outputs[0].shape = output.shape
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [axis, column, product, row], [output], row.outputs)
+
+
+def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace the negative axes of a reduction by the equal non-negative ones.
+
+    Of an empty tensor, onnxruntime reduces no negative axis: the result has the shape of the input.
+    """
+    source, attribute = node.inputs[0], node.attributes.get("axis")
+    if source is None or source.shape is None:
+        return
+    rank = source.shape.rank()
+    if attribute is not None:
+        if (axis := attribute.as_int()) < 0:
+            node.attributes["axis"] = ir.AttrInt64("axis", axis + rank)
+        return
+    constant = ir.convenience.get_const_tensor(node.inputs[1]) if node.inputs[1:] and node.inputs[1] else None
+    if constant is None or (axes := constant.numpy()).size == 0 or axes.min() >= 0:
+        return
+    made = _constant_node(np.where(axes < 0, axes + rank, axes), f"{node.outputs[0].name}_axes", f"{node.name}_axes")
+    graph.insert_before(node, made)
+    node.replace_input_with(1, made.outputs[0])
+
+
+def _constant_node(array: NDArray[np.int64], name: str, node_name: str) -> ir.Node:
+    tensor = ir.tensor(array)
+    value = ir.Value(name=name, const_value=tensor)
+    return ir.Node("", "Constant", [], [ir.AttrTensor("value", tensor)], outputs=[value], name=node_name)
+
+
+ONNX_CORRECTIONS: dict[str, Correction] = {
+    "MatMul": multiply_columns,
+    **{
+        f"Reduce{name}": count_axes_from_the_front
+        for name in ("Sum", "Mean", "Prod", "Max", "Min", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
+    },
+    "ArgMax": count_axes_from_the_front,
+    "ArgMin": count_axes_from_the_front,
+}
+"""ONNX operators that onnxruntime (tested: 1.31.1) computes wrongly, whichever ATen operators they come from."""
+
+RACY_ONNX = {("", "ScatterND"): "reduction"}
+"""ONNX operators that race on the CPU where the attribute is neither absent nor `none`.
+
+A partition whose translation has one is refused, and the ATen operator that it comes from stays in PyTorch.
+"""
+
+
+def fuse(model: ir.Model) -> None:
+    """Fuse RMS normalizations and rotary embeddings, in place: onnxruntime does not find them in such graphs.
+
+    Unlike the passes of `onnxtool optimize`, this knows all shapes from PyTorch, and keeps what the gradient reads.
+    """
+    graph = model.graph
+    tables: dict[ir.Value, tuple[ir.Value, ...]] = {}
+    for node in list(graph):
+        if node.op_type == "Mul":
+            _fuse_normalization(graph, node)
+        elif node.op_type == "Add":
+            _fuse_rotation(graph, node, tables)
+    passes.RemoveUnusedNodesPass()(model)
+    if any(node.domain == MICROSOFT for node in graph):
+        model.opset_imports[MICROSOFT] = 1
+
+
+def _fuse_normalization(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace `w * (x * (1 / sqrt(mean(x ** 2) + epsilon)))` by one node, which also gives the factor of each row.
+
+    x: float32 [..., D]; w: [D], an input or a constant. The gradient reads the factor.
+    """
+    match = match_normalized(node)
+    found = scaled(node.outputs[0])
+    if match is None or match.factor is None or found is None or match.value.dtype is not ir.DataType.FLOAT:
+        return
+    x, reciprocal = match.value, match.factor.producer()
+    scale, result = found
+    if reciprocal is None or scale.producer() is not None or x.shape is None or scale.shape != x.shape[-1:]:
+        return
+    attributes = [ir.AttrInt64("axis", -1), ir.AttrFloat32("epsilon", match.epsilon), ir.AttrInt64("stash_type", 1)]
+    name = f"{reciprocal.name}:normalization"
+    fused = ir.Node("", "SimplifiedLayerNormalization", [x, scale], attributes, num_outputs=2, name=name)
+    ir.convenience.replace_nodes_and_values(graph, reciprocal, [], [fused], [result, match.factor], fused.outputs)
+
+
+def _fuse_rotation(graph: ir.Graph, node: ir.Node, tables: dict[ir.Value, tuple[ir.Value, ...]]) -> None:
+    """Replace `x * cos + concat(-x[..., D/2:], x[..., :D/2]) * sin` by one node.
+
+    x: float32 [B, N, S, D]; cos, sin: [1, 1, S, D], of angles whose two halves are the same.
+    """
+    rotation = match_rotation(node)
+    concat = None if rotation is None else producer(rotation.turned)
+    if rotation is None or concat is None or rotation.value.shape is None or rotation.value.shape.rank() != 4:
+        return
+    size = rotation.value.shape[3]
+    halves = [value.shape[3] for value in concat.inputs if value is not None and value.shape is not None]
+    angles = _angles(rotation.cosine, "Cos")
+    if not isinstance(size, int) or [2 * half for half in halves] != [size, size]:
+        return
+    if angles is None or angles is not _angles(rotation.sine, "Sin"):
+        return
+    if angles not in tables:
+        tables[angles] = _tables(graph, angles)
+    fused = ir.Node(MICROSOFT, "RotaryEmbedding", [rotation.value, *tables[angles]], name=f"{node.name}:rotation")
+    ir.convenience.replace_nodes_and_values(graph, node, [], [fused], node.outputs, fused.outputs)
+
+
+def _angles(value: ir.Value | None, function: str) -> ir.Value | None:
+    """Return the angles, [1, S, D/2], that occur twice in the argument of the cosine or sine `value`: [1, 1, S, D]."""
+    unsqueeze = producer(value, "Unsqueeze")
+    computed = producer(unsqueeze.inputs[0], function) if unsqueeze else None
+    twice = producer(computed.inputs[0], "Concat") if computed else None
+    if not unsqueeze or not twice or len(twice.inputs) != 2 or twice.inputs[0] is not twice.inputs[1]:
+        return None
+    half, axes = twice.inputs[0], constant(unsqueeze.inputs[1])
+    if half is None or half.shape is None or not half.shape.is_static() or half.dtype is not ir.DataType.FLOAT:
+        return None
+    is_last = attribute(twice, "axis") in (-1, 2) and axes is not None and axes.ravel().tolist() == [1]
+    return half if is_last and half.shape.rank() == 3 and half.shape[0] == 1 else None
+
+
+def _tables(graph: ir.Graph, angles: ir.Value) -> tuple[ir.Value, ...]:
+    """Insert the first position, and the cosines and sines of all positions, [S, D/2], after the angles."""
+    name = f"{angles.name}_table"
+    first = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_first")})
+    axis = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_axis")})
+    flat = ir.node("Squeeze", [angles, axis.outputs[0]])
+    cosine, sine = (ir.node(function, [flat.outputs[0]]) for function in ("Cos", "Sin"))
+    nodes = [first, axis, flat, cosine, sine]
+    for index, node in enumerate(nodes):
+        node.name = f"{name}:{node.op_type}_{index}"
+        node.outputs[0].name = f"{name}_{node.op_type}_{index}"
+    producing = angles.producer()
+    if producing is not None:
+        graph.insert_after(producing, nodes)
+    else:
+        graph.insert_before(graph[0], nodes)
+    return first.outputs[0], cosine.outputs[0], sine.outputs[0]
+
+
+@functools.cache
+def _kernels() -> dict[tuple[str, str], list[Any]]:
+    """Return the kernels of the CPU provider by domain and operator."""
+    table: dict[tuple[str, str], list[Any]] = defaultdict(list)
+    for kernel in binding.get_registered_ep_kernel_defs("CPUExecutionProvider"):
+        table[kernel.domain, kernel.op_name].append(kernel)
+    return dict(table)
+
+
+def nodes_without_kernel(model: ir.Model) -> list[str]:
+    """Return the names of nodes whose operator has kernels, of which none is for the node's types.
+
+    An operator without any kernel may be a function that onnxruntime expands, and float16 is computed as float32:
+    neither is reported.
+    """
+    opset = default_opset(model.opset_imports)
+    return [
+        node.name or ""
+        for node in model.graph
+        if (kernels := _kernels().get((node.domain, node.op_type))) and not any(_fits(node, k, opset) for k in kernels)
+    ]
+
+
+def _fits(node: ir.Node, kernel: Any, opset: int) -> bool:
+    first, last = kernel.version_range
+    if not node.domain and not first <= opset <= last:
+        return False
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return True
+    pairs = [*zip(schema.inputs, node.inputs, strict=False), *zip(schema.outputs, node.outputs, strict=False)]
+    return all(
+        value is None or value.dtype is None or _allowed(value.dtype, kernel.type_constraints.get(formal.type_str))
+        for formal, value in pairs
+    )
+
+
+def _allowed(dtype: ir.DataType, types: list[str] | None) -> bool:
+    if types is None:
+        return True
+    names = {f"tensor({dtype.name.lower()})"}
+    if dtype is ir.DataType.FLOAT16:
+        names.add("tensor(float)")
+    return any(name in types for name in names)
+
+
+PRESETS: dict[str, tuple[str, ...]] = {
+    "tidy": ("fold_constants", "common_subexpressions", "neutral_operators", "deduplicate_initializers"),
+}
+"""Lists of passes for any graph; all other passes look for layers of exported models."""
+
+
+def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform, ...]:
+    """Return the functions that are given or named: names are those of lists in `PRESETS` or of single passes.
+
+    Raises:
+        CompilationError: there is no preset and no pass of that name.
+    """
+    return tuple(_named(transform) if isinstance(transform, str) else transform for transform in transforms)
+
+
+def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
+    """Change `model` by all `transforms`, and update its inputs and number of nodes in its metadata.
+
+    Raises:
+        CompilationError: afterwards it has other outputs, or new inputs.
+    """
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    inputs = dict(zip([value.name for value in model.graph.input], metadata[INPUTS_KEY].split(), strict=True))
+    outputs = [value.name for value in model.graph.output]
+    for transform in transforms:
+        transform(model)
+    remaining = [value.name for value in model.graph.input]
+    if [value.name for value in model.graph.output] != outputs or not set(remaining) <= set(inputs):
+        raise CompilationError(
+            "a transform changed the inputs or outputs of a model",
+            "transforms of pre_ort_model_transforms keep their names and order, and may remove inputs",
+        )
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    metadata[INPUTS_KEY] = " ".join(inputs[name] for name in remaining)
+    metadata[NUM_NODES_KEY] = str(len(model.graph.node))
+    onnx.helper.set_model_props(model, metadata)
+
+
+def _named(name: str) -> Transform:
+    from onnxtool.optimize import presets
+    from onnxtool.optimize.pipeline import Context, run_passes
+
+    passes = {step.name: step for steps in presets.PRESETS.values() for step in steps}
+    names = PRESETS.get(name, (name,))
+    if not set(names) <= set(passes):
+        raise CompilationError(
+            f"unknown transform {name!r}", f"use one of {', '.join((*PRESETS, *passes))}, or pass a function"
+        )
+
+    def transform(proto: onnx.ModelProto) -> None:
+        steps = [passes[step] for step in names]
+        model, _ = run_passes(ir.from_proto(proto), steps, Context(provider="cpu"))
+        proto.CopyFrom(ir.to_proto(model))
+
+    return transform

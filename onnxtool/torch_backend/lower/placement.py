@@ -7,12 +7,11 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from onnxtool.torch_backend.lower.decisions import decision
-from onnxtool.torch_backend.lower.fused_kernels import kernel_is_faster
-from onnxtool.torch_backend.lower.fx_rewrites.empty_tensors import is_empty_constant
+from onnxtool.torch_backend.lower.decisions import decision, kernel_is_faster
+from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import is_empty_constant
 from onnxtool.torch_backend.lower.torch_onnx import translations
 from onnxtool.torch_backend.nodes import is_empty, is_memory_for_random, is_random, is_scaled_draw
-from onnxtool.torch_backend.partition.views import views_of_pytorch
+from onnxtool.torch_backend.partition import views_of_pytorch
 
 SIZE = "a size that Python computes"
 MEMORY = "as_strided reads memory by offsets, and onnxruntime keeps values only"

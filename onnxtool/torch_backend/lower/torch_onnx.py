@@ -5,24 +5,24 @@ The only module that touches `torch.onnx._internal`, which PyTorch may change in
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from onnxtool.torch_backend.lower.decisions import DECISIONS
-from onnxtool.torch_backend.lower.float64_constants import keep_float64_constants
-from onnxtool.torch_backend.lower.fused_kernels import small_only
-from onnxtool.torch_backend.nodes import called
-from onnxtool.torch_backend.run.cache import Cache, versions
+from onnxtool.torch_backend.cache import Cache, versions
+from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
+from onnxtool.torch_backend.nodes import called, seen_size
 
 _LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript")
 _IR_VERSION = 10
@@ -195,3 +195,123 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+aten = torch.ops.aten
+
+_SUMS = (aten.add.Tensor, aten.sub.Tensor)
+
+
+def keep_float64_constants(graph_module: torch.fx.GraphModule) -> None:
+    """Make numbers that float32 would round constants of the graph: arguments (`float64_argument`), `alpha` of sums."""
+    for node in list(graph_module.graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
+            continue
+        position = decision(node.target).float64_argument
+        if position is not None and len(node.args) > position and _is_rounded(node.args[position]):
+            with graph_module.graph.inserting_before(node):
+                node.update_arg(position, _constant(graph_module, node.args[position], node.name))
+        elif node.target in _SUMS and _is_rounded(alpha := node.kwargs.get("alpha", 1)):
+            with graph_module.graph.inserting_before(node):
+                constant = _constant(graph_module, alpha, node.name)
+                scaled = graph_module.graph.call_function(aten.mul.Tensor, (node.args[1], constant))
+            scaled.meta["val"] = node.args[1].meta["val"]
+            node.args, node.kwargs = (node.args[0], scaled), {}
+
+
+def _is_rounded(number: object) -> bool:
+    """Whether the number is not one of float32; NaN is one of both."""
+    return isinstance(number, float) and number == number and ctypes.c_float(number).value != number
+
+
+def _constant(graph_module: torch.fx.GraphModule, number: float, name: str) -> torch.fx.Node:
+    with unset_fake_temporarily():
+        tensor = torch.tensor(number, dtype=torch.float64)
+    graph_module.register_buffer(f"{name}_number", tensor, persistent=False)
+    node = graph_module.graph.get_attr(f"{name}_number")
+    node.meta["val"] = tensor
+    return node
+
+
+def export(graph_module: torch.fx.GraphModule) -> ir.Model:
+    """Translate a graph by `torch.export` and `torch.onnx.export`.
+
+    They take tensors only. A `SymInt` input has to be the size of an input tensor, and is read off that tensor.
+
+    Raises:
+        ConversionFailedError: no tensor has a size, or one of the exporters fails.
+    """
+    module = torch.fx.GraphModule(graph_module, _with_sizes_of_tensors(graph_module.graph))
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    values = [node.meta["val"] for node in placeholders]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    with quiet(), unset_fake_temporarily(), tracing(None):
+        try:
+            program = torch.export.export(module, _examples(tensors), dynamic_shapes=_dynamic_shapes(tensors))
+            exported = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+        except Exception as error:  # two exporters and a tracer fail with whatever their own code raises
+            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            raise ConversionFailedError(f"{type(error).__name__}: {reason}") from error
+    model: ir.Model = exported.model
+    _add_unused_inputs(model.graph, values)
+    return model
+
+
+def _with_sizes_of_tensors(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """Return a copy of the graph that reads each `SymInt` input off a tensor."""
+    result = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for node in placeholders:
+        if isinstance(node.meta["val"], torch.Tensor):
+            copies[node] = result.node_copy(node)
+    for node in placeholders:
+        if node in copies or not node.users:
+            continue
+        found = _dimension_of_size(str(node.meta["val"]), [other for other in placeholders if other in copies])
+        if found is None:
+            raise ConversionFailedError(f"the size {node.meta['val']} is not the size of a tensor among the inputs")
+        copies[node] = result.call_function(torch.ops.aten.sym_size.int, (copies[found[0]], found[1]))
+    result.output(result.graph_copy(graph, copies))
+    return result
+
+
+def _dimension_of_size(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, int] | None:
+    """Return a tensor and the dimension of it that has that size."""
+    for node in tensors:
+        for dim, other in enumerate(node.meta["val"].shape):
+            if str(other) == size:
+                return node, dim
+    return None
+
+
+def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return real tensors of zeros, of the sizes at the first call: only shapes, types and layouts count."""
+    examples = []
+    for fake in tensors:
+        shape, strides = ([seen_size(size) for size in sizes] for sizes in (fake.shape, fake.stride()))
+        examples.append(torch.empty_strided(shape, strides, dtype=fake.dtype, device=fake.device).zero_())
+    return tuple(examples)
+
+
+def _dynamic_shapes(tensors: Sequence[torch.Tensor]) -> object:
+    """Mark the symbolic dimensions, which must not become constants."""
+    dims = [
+        {dim: torch.export.Dim.DYNAMIC for dim, size in enumerate(fake.shape) if not isinstance(size, int)}
+        for fake in tensors
+    ]
+    return tuple(dims) if any(dims) else None
+
+
+def _add_unused_inputs(graph: ir.Graph, values: Sequence[object]) -> None:
+    """Restore the inputs that are not tensors: callers of the model pass all of them."""
+    tensors = iter(list(graph.inputs))
+    inputs = [
+        next(tensors)
+        if isinstance(value, torch.Tensor)
+        else ir.Input(f"size_{index}", shape=ir.Shape([]), type=ir.TensorType(ir.DataType.INT64))
+        for index, value in enumerate(values)
+    ]
+    graph.inputs.clear()
+    graph.inputs.extend(inputs)

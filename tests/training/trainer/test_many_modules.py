@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from onnxtool.torch_backend.run.execution import SessionCall
+from onnxtool.torch_backend.execution import SessionCall
 from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here

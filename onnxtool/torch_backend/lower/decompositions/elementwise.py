@@ -1,9 +1,11 @@
-"""Functions of one or two values that are a few operators of ONNX."""
+"""Functions of a few operators of ONNX, tensors without dimensions, normalization, softmax and products."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch._decomp.decompositions import silu_backward
@@ -64,3 +66,105 @@ def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
         series = series * square + (-1) ** term / math.factorial(2 * term + 1)
     result = torch.where(x.abs() < 0.5, series, torch.sin(x) / x)
     return torch.where(x.isinf(), torch.zeros_like(x), result)
+
+
+aten = torch.ops.aten
+
+Dims = int | Sequence[int] | None
+
+
+def over_extremes(
+    x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: torch._ops.OpOverload
+) -> torch.Tensor:
+    """Name all dimensions where none is named: the translation needs them."""
+    if not x.dim():
+        return x.clone()
+    if dim:
+        return NotImplemented
+    result: torch.Tensor = reduce(x, list(range(x.dim())), keepdim)
+    return result
+
+
+def single_value(
+    x: torch.Tensor, *_dims: object, result: Callable[[torch.Tensor], torch.Tensor], **_options: object
+) -> torch.Tensor:
+    """Return `result` of a single value; the translation reduces a dimension that is not there."""
+    return NotImplemented if x.dim() else result(x)
+
+
+def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a single value as it is."""
+    return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
+
+
+def transpose(x: torch.Tensor) -> torch.Tensor:
+    """Swap two dimensions where there are two."""
+    return aten.permute.default(x, [1, 0]) if x.dim() == 2 else aten.view.default(x, x.shape)
+
+
+def repeat(x: torch.Tensor, repeats: Sequence[int]) -> torch.Tensor:
+    """Expand a single value to the repeated dimensions."""
+    if x.dim() or not repeats:
+        return NotImplemented if repeats else x.clone()
+    return aten.expand.default(x, repeats).clone(memory_format=torch.contiguous_format)
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    """Return a view of all of `x`."""
+    return aten.view.default(x, x.shape)
+
+
+def layer_norm(
+    x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
+) -> Any:
+    """Compute in the type of the parameters, and return the result, mean and reciprocal of the deviation.
+
+    PyTorch's kernel for the CPU does so, but its fake tensors say that both have the type of `x`. ONNX has one type for
+    values and parameters.
+    """
+    parameter = bias if weight is None else weight
+    if parameter is None or parameter.dtype is x.dtype or x.device.type != "cpu":
+        return NotImplemented
+    result, mean, deviation = aten.native_layer_norm.default(x.to(parameter.dtype), shape, weight, bias, eps)
+    return result.to(x.dtype), mean, deviation
+
+
+def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return the softmax, with zeros in rows of nothing but minus infinity: those that attention masks.
+
+    Two numbers tell such a row, where PyTorch's decomposition compares every element: its softmax is NaN, and its sum
+    is minus infinity, which the sum of a row with a NaN or with plus infinity is not.
+    """
+    if not x.dim() or not x.is_floating_point():
+        return NotImplemented
+    softmax = torch.softmax(x, dim, dtype)
+    first, total = aten.slice.Tensor(softmax, dim, 0, 1), aten.sum.dim_IntList(x, [dim], True)
+    is_masked = first.isnan() & (total == -torch.inf)
+    return torch.where(is_masked, torch.zeros((), dtype=softmax.dtype, device=x.device), softmax)
+
+
+def product(x: torch.Tensor, dims: Sequence[int] | None, *, output_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Multiply along one dimension after the other."""
+    x = x.to(output_dtype) if output_dtype else x
+    for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
+        x = aten.prod.dim_int(x, dim)
+    return x
+
+
+def trilinear(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    z: torch.Tensor,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> torch.Tensor:
+    """Sum products of three tensors, of which each lacks some of the dimensions, as two matmuls."""
+    letters = string.ascii_lowercase[: x.dim() + len(expand1)]
+    inputs = (
+        "".join(letter for dim, letter in enumerate(letters) if dim not in e) for e in (expand1, expand2, expand3)
+    )
+    kept = "".join(letter for dim, letter in enumerate(letters) if dim not in sumdim)
+    return torch.einsum(f"{','.join(inputs)}->{kept}", x, y, z)

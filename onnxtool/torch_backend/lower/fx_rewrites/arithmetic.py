@@ -1,10 +1,27 @@
-"""Rewrites of one operator and its neighbours."""
+"""Rewrites of one operator and its neighbours.
+
+PyTorch's maximum of a NaN and a number is NaN, and onnxruntime's is the number. Kernels disagree about empty tensors.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 
-from onnxtool.torch_backend.nodes import Node, call, is_call, is_static, is_view, shape_of, tensor_of
+from onnxtool.torch_backend.nodes import (
+    Node,
+    call,
+    is_call,
+    is_empty,
+    is_memory_for_random,
+    is_random,
+    is_static,
+    is_view,
+    shape_of,
+    tensor_of,
+)
 
 aten = torch.ops.aten
 _SQUARE_ROOT_OF_TWO = 2**0.5
@@ -84,3 +101,93 @@ def _transposed(before: Node, matrices: Node) -> Node:
 def _swaps_last_two(node: Node) -> bool:
     tensor = tensor_of(node)
     return tensor is not None and tensor.dim() == 3 and {dim % 3 for dim in node.args[1:]} == {1, 2}
+
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def extreme(node: Node) -> Node | None:
+    """Let a maximum or minimum be NaN where one of its numbers is NaN."""
+    return _value(node, node)
+
+
+def index_of_extreme(node: Node) -> Node | None:
+    """Let the index of a maximum or minimum be that of the first NaN, where one of its numbers is NaN."""
+    return _index(node, node)
+
+
+def extreme_and_index(node: Node) -> Node | None:
+    """Do both for what `getitem` takes out of the two results of `max` and `min` along a dimension."""
+    both, index = node.args
+    if not is_call(both, aten.max.dim, aten.min.dim):
+        return None
+    return (_index if index else _value)(node, both)
+
+
+def _value(node: Node, reduction: Node) -> Node | None:
+    is_nan = _nans(node, reduction)
+    if is_nan is None:
+        return None
+    dims, *keep = reduction.args[1:] or ([],)
+    found = call(node, aten.amax.default, is_nan, dims if isinstance(dims, list | tuple) else [dims], *keep)
+    nan = call(node, aten.mul.Scalar, _copied(node), math.nan)
+    return call(node, aten.where.self, call(node, aten.gt.Scalar, found, 0), nan, _copied(node))
+
+
+def _index(node: Node, reduction: Node) -> Node | None:
+    is_nan = _nans(node, reduction)
+    if is_nan is None:
+        return None
+    options: tuple[Any, ...] = reduction.args[1:]
+    first = call(node, aten.argmax.default, is_nan, *options)
+    dims = () if not options or options[0] is None else (options[0],)
+    found = call(node, aten.amax.default, is_nan, list(dims), *options[1:])
+    return call(node, aten.where.self, call(node, aten.gt.Scalar, found, 0), first, _copied(node))
+
+
+def _nans(node: Node, reduction: Node) -> Node | None:
+    """Return where the numbers are NaN, as ones; None for numbers that never are."""
+    x = reduction.args[0]
+    tensor = tensor_of(x)
+    if tensor is None or not tensor.is_floating_point() or reduction.kwargs:
+        return None
+    return call(node, prims.convert_element_type.default, call(node, aten.isnan.default, x), torch.int32)
+
+
+def _copied(node: Node) -> Node:
+    """Insert the same computation once more: the node itself is about to be replaced by what reads it."""
+    with node.graph.inserting_before(node):
+        copied = node.graph.call_function(node.target, node.args)
+    copied.meta["val"] = node.meta["val"]
+    return copied
+
+
+def empty_result(node: Node) -> Node | None:
+    """Replace a node whose result is known to have no element by a constant of that shape.
+
+    Its inputs stay out of the session: kernels disagree about empty inputs.
+    """
+    tensor = tensor_of(node)
+    if tensor is None or not is_empty(tensor) or not is_static(tensor):
+        return None
+    if is_empty_constant(node) or is_random(node) or is_memory_for_random(node):
+        return None
+    with node.graph.inserting_before(node):
+        constant = node.graph.call_function(
+            aten.full.default, (list(tensor.shape), 0), {"dtype": tensor.dtype, "device": tensor.device}
+        )
+    # A fake tensor, as all other values: torch.onnx finds the mode of fake tensors by the values of a graph.
+    constant.meta["val"] = tensor.new_empty(tensor.shape)
+    return constant
+
+
+def concatenation_without_empty(node: Node) -> Node | None:
+    """Leave tensors without elements out of a concatenation that has others."""
+    parts, dim = node.args[0], node.kwargs.get("dim", 0) if len(node.args) < 2 else node.args[1]
+    full = [part for part in parts if not is_empty(tensor_of(part))]
+    return call(node, aten.cat.default, full, dim) if 0 < len(full) < len(parts) else None
+
+
+def is_empty_constant(node: Node) -> bool:
+    """Whether the node is what `empty_result` makes, which no kernel computes."""
+    return is_call(node, aten.full.default) and is_empty(tensor_of(node))

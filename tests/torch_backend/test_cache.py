@@ -19,10 +19,10 @@ from torch import nn
 
 from onnxtool.errors import OutputWriteError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, translator
+from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.lower import torch_onnx
 from onnxtool.torch_backend.lower.torch_onnx import decompositions
 from onnxtool.torch_backend.nodes import called
-from onnxtool.torch_backend.run.cache import Cache
 from tests.torch_backend.oracle import require_same
 
 _PROGRAM = """

@@ -1,4 +1,4 @@
-"""Average pooling and its gradients, by the pooling and convolutions that onnxruntime has.
+"""Pooling, replication padding and their gradients, by the operators that onnxruntime has.
 
 Letters: a window of size k moves by s over an input of n values with p zeros on each side, and gives o values.
 """
@@ -175,3 +175,104 @@ def _padded(x: torch.Tensor, widths: Sequence[tuple[int, int]]) -> torch.Tensor:
             x = x.narrow(dim, max(-before, 0), x.shape[dim] + min(before, 0) + min(after, 0))
     flat = [max(width, 0) for pair in reversed(widths) for width in pair]
     return aten.constant_pad_nd.default(x, flat) if any(flat) else x
+
+
+def max_pool_backward(gradient: torch.Tensor, x: torch.Tensor, indices: torch.Tensor, *, rank: int) -> torch.Tensor:
+    """Add each gradient at the position of its maximum, an index into the last `rank` dimensions, flattened."""
+    lead = list(x.shape[:-rank])
+    zeros = torch.zeros([*lead, math.prod(x.shape[-rank:])], dtype=gradient.dtype, device=x.device)
+    rows = [*lead, math.prod(indices.shape[-rank:])]
+    added = aten.scatter_add.default(zeros, -1, indices.reshape(rows), gradient.reshape(rows))
+    return added.reshape(x.shape)
+
+
+def max_pool3d_backward(
+    gradient: torch.Tensor,
+    x: torch.Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    indices: torch.Tensor,
+) -> torch.Tensor:
+    """Return the gradient from the positions of the maxima alone; the windows are not needed."""
+    return max_pool_backward(gradient, x, indices, rank=3)
+
+
+def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the maxima of windows that divide the last dimensions evenly, and their positions in these, flattened.
+
+    A NaN is the maximum of its window; of several, the last one counts.
+    """
+    rank = len(output_size)
+    lead, sizes = list(x.shape[:-rank]), list(x.shape[-rank:])
+    if all(isinstance(size, int) and size % num == 0 for size, num in zip(sizes, output_size, strict=True)):
+        pool = aten.max_pool2d_with_indices.default if rank == 2 else aten.max_pool3d_with_indices.default
+        result: tuple[torch.Tensor, torch.Tensor] = pool(x, [a // b for a, b in zip(sizes, output_size, strict=True)])
+        return result
+    places = torch.zeros([1] * (2 * rank), dtype=torch.int64, device=x.device)
+    inside = torch.ones_like(places, dtype=torch.bool)
+    num_places = 1
+    for dim, (size, num_windows) in enumerate(zip(sizes, output_size, strict=True)):
+        along, belongs = _windows(size, num_windows, x.device)  # [windows, positions in a window]
+        shape = [1] * (2 * rank)
+        shape[dim], shape[rank + dim] = along.shape
+        places, inside = places * size + along.reshape(shape), inside & belongs.reshape(shape)
+        num_places *= size
+    places, inside = places.flatten(rank), inside.flatten(rank)
+    flat = x.reshape([*lead, num_places])
+    values = flat.index_select(-1, places.reshape(-1)).reshape([*lead, *places.shape])
+    is_nan = values.isnan() & inside
+    numbers = torch.where(inside & ~is_nan, values, torch.full_like(values, -math.inf))
+    last_nan = (is_nan * torch.arange(1, places.shape[-1] + 1, device=x.device)).amax(-1)
+    chosen = torch.where(last_nan > 0, last_nan - 1, numbers.argmax(-1))
+    maxima = torch.where(last_nan > 0, torch.full_like(numbers[..., 0], math.nan), numbers.amax(-1))
+    return maxima, places.expand(values.shape).gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+
+
+def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return as many positions for each window as the widest one has, and which of them are inside."""
+    starts, ends, widest = adaptive_windows(size, num_windows, device)
+    places = starts[:, None] + torch.arange(widest, device=device)
+    return places.clamp(max=size - 1), places < ends[:, None]
+
+
+def replication_pad(x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """Pad where some width is negative, by index_select; onnxruntime's Pad refuses that.
+
+    Other widths are left to the translation.
+    """
+    if all(width >= 0 for width in padding):
+        return NotImplemented
+    for place, (before, after) in enumerate(_pairs(padding)):
+        dim = -1 - place
+        size = x.shape[dim]
+        picked = torch.arange(-before, size + after, device=x.device).clamp(min=0, max=size - 1)
+        x = x.index_select(dim, picked)
+    return x
+
+
+def replication_pad_backward(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
+    """Add the gradients of all copies of a border value to its own."""
+    for place, (before, after) in enumerate(_pairs(padding)):
+        gradient = _gather_copies(gradient, x.dim() - 1 - place, x.shape[-1 - place], before, after)
+    return gradient
+
+
+def _gather_copies(gradient: torch.Tensor, dim: int, size: int, before: int, after: int) -> torch.Tensor:
+    zeros = [0, 0] * (gradient.dim() - 1 - dim) + [max(-before, 0), max(-after, 0)]
+    gradient = aten.constant_pad_nd.default(gradient, zeros) if any(zeros) else gradient
+    before, after = max(before, 0), max(after, 0)
+    if not before and not after:
+        return gradient
+    if size == 1:
+        return gradient.sum(dim, keepdim=True)
+    first = gradient.narrow(dim, 0, before + 1).sum(dim, keepdim=True)
+    last = gradient.narrow(dim, before + size - 1, after + 1).sum(dim, keepdim=True)
+    return torch.cat([first, gradient.narrow(dim, before + 1, size - 2), last], dim)
+
+
+def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the widths before and after each dimension, the last one first."""
+    return list(zip(padding[::2], padding[1::2], strict=True))

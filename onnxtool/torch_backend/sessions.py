@@ -1,8 +1,18 @@
-"""Makes onnxruntime sessions, with which providers and options, and checks that they fit their partitions."""
+"""Makes onnxruntime sessions, checks that they fit their partitions, and sets up the thread that calls them.
+
+Denormal numbers, below 1.2e-38 in float32, count as zero while a session runs. A masked softmax gives thousands of
+them, and processors take over a hundred cycles for each.
+
+After a kernel, PyTorch's OpenMP threads wait busily for the next one, for some milliseconds. Where there are as many of
+them as cores, they slow down the threads of onnxruntime. To start new ones costs the next kernel some 60 microseconds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import ctypes
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnxruntime as ort
@@ -12,8 +22,7 @@ from onnxtool.errors import ProviderError
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import tensor_type
 from onnxtool.torch_backend.options import OrtBackendOptions, Provider
-from onnxtool.torch_backend.partition.partitions import Partition
-from onnxtool.torch_backend.run.thread_state import denormals_are_zero, flush_denormals
+from onnxtool.torch_backend.partition import Partition
 
 INPUTS_KEY = "onnxtool.inputs"
 NUM_NODES_KEY = "onnxtool.num_nodes"
@@ -125,3 +134,45 @@ def _with_stream(provider: Provider) -> Any:
         return provider if isinstance(provider, str) else (name, dict(settings))
     stream = torch.cuda.current_stream().cuda_stream
     return name, {**settings, "user_compute_stream": str(stream)}
+
+
+_SMALLEST = 5e-324
+_SOFT = 1  # omp_pause_soft of OpenMP 5.0: settings stay as they are
+
+
+def denormals_are_zero() -> bool:
+    """Whether denormal numbers count as zero in this thread."""
+    return _SMALLEST == 0.0
+
+
+@contextmanager
+def flush_denormals(wanted: bool = True) -> Iterator[None]:
+    """Let denormal numbers count as zero in this thread, or not, and restore its state at the end."""
+    before = denormals_are_zero()
+    if before is not wanted:
+        torch.set_flush_denormal(wanted)
+    try:
+        yield
+    finally:
+        if before is not denormals_are_zero():
+            torch.set_flush_denormal(before)
+
+
+def end_openmp_threads() -> None:
+    """End the OpenMP threads of the calling thread, where it has some; the next kernel starts new ones.
+
+    Does nothing where PyTorch has one thread, or an OpenMP that cannot pause.
+    """
+    if torch.get_num_threads() > 1:
+        _pause_resource()(_SOFT)
+
+
+@functools.cache
+def _pause_resource() -> Callable[[int], int]:
+    """Return the function `omp_pause_resource_all` of the OpenMP that PyTorch has loaded."""
+    try:
+        function = ctypes.CDLL(None).omp_pause_resource_all
+    except (AttributeError, OSError, TypeError):  # an older OpenMP, or Windows, where a name needs its library
+        return lambda _kind: 0
+    function.argtypes, function.restype = [ctypes.c_int], ctypes.c_int
+    return function

@@ -1,1 +1,0 @@
-"""Tests of onnxtool/torch_backend/run/."""
