@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from onnxtool.autodiff.engine import differentiate
-from onnxtool.autodiff.preparation import LOWEST_OPSET, prepare
+from onnxtool.autodiff.expansion import LOWEST_OPSET, prepare
 
 __all__ = ["LOWEST_OPSET", "differentiate", "prepare"]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from onnxtool.autodiff.rules.attention import ATTENTION
-from onnxtool.autodiff.rules.contrib import CONTRIB
-from onnxtool.autodiff.rules.conv import CONV
-from onnxtool.autodiff.rules.interpolation import INTERPOLATION
+from onnxtool.autodiff.rules.contrib import ATTENTION, CONTRIB
+from onnxtool.autodiff.rules.conv import CONV, INTERPOLATION
 from onnxtool.autodiff.rules.loss import LOSS
-from onnxtool.autodiff.rules.math import MATH
+from onnxtool.autodiff.rules.math import MATH, REDUCE
 from onnxtool.autodiff.rules.nn import NN
 from onnxtool.autodiff.rules.quantization import QUANTIZATION, QUANTIZERS, READERS
 from onnxtool.autodiff.rules.recurrent import RECURRENT
-from onnxtool.autodiff.rules.reduce import REDUCE
 from onnxtool.autodiff.rules.rule import Rule
 from onnxtool.autodiff.rules.tensor import TENSOR
 

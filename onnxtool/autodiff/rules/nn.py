@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtool.autodiff.broadcasting import sum_to
-from onnxtool.autodiff.builder import Dimension, Tensor
+from onnxtool.autodiff.builder import Dimension, Tensor, sum_to
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 
 _RUNNING_MEAN = 3

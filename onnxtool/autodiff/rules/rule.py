@@ -14,8 +14,7 @@ from typing import TypeAlias, TypeVar
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.autodiff.broadcasting import sum_to
-from onnxtool.autodiff.builder import Builder, Dimension, Tensor
+from onnxtool.autodiff.builder import Builder, Dimension, Tensor, sum_to
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -24,9 +24,6 @@ from onnxtool.model_file.domains import default_opset
 from onnxtool.torch_backend.lower.torch_onnx import quiet
 from onnxtool.torch_backend.options import Transform
 from onnxtool.torch_backend.sessions import INPUTS_KEY, NUM_NODES_KEY
-
-if TYPE_CHECKING:
-    pass
 
 
 def racy_nodes(model: ir.Model) -> list[str]:

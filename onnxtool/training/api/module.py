@@ -19,8 +19,7 @@ from onnxtool.errors import ArtifactError, InputError
 from onnxtool.model_file import ModelFile, save_model, staged
 from onnxtool.model_file.weights import load_model
 from onnxtool.options import checked
-from onnxtool.training.api.memory import Buffer, Device, Layout, allocate
-from onnxtool.training.api.session import BoundSession
+from onnxtool.training.api.session import BoundSession, Buffer, Device, Layout, allocate
 from onnxtool.training.api.state import CheckpointState
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import take_out_adapters

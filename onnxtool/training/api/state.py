@@ -14,8 +14,7 @@ from onnxtool.errors import ArtifactError
 from onnxtool.model_file import staged
 from onnxtool.options import checked
 from onnxtool.training.checkpoints.checkpoint import Checkpoint, Format, Property, load_checkpoint, save_checkpoint
-from onnxtool.training.checkpoints.lora import Lora
-from onnxtool.training.checkpoints.peft import CONFIG, write_peft
+from onnxtool.training.checkpoints.lora import CONFIG, Lora, write_peft
 
 
 class Memory(Protocol):

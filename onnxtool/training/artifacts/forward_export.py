@@ -19,7 +19,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.tracing import guarded, operators_apart
 from onnxtool.model_file import Staging, save_model
 from onnxtool.progress import tell
-from onnxtool.training.artifacts.reference import TorchModel
+from onnxtool.training.artifacts.verification import TorchModel
 from onnxtool.training.options import ForwardOptions
 
 _OPSET = 20

@@ -43,7 +43,7 @@ from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import add_adapters
 from onnxtool.training.graphs.parameters import FLOATS, Selection, matchable_parameters, select_parameters
 from onnxtool.training.onnxblock.block import output_names
-from onnxtool.training.onnxblock.checkpoints import checkpoint_of
+from onnxtool.training.onnxblock.training import checkpoint_of
 from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20

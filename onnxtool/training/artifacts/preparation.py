@@ -22,9 +22,8 @@ from onnxtool.training.artifacts.generation import (
     make_artifacts,
     plan_artifacts,
 )
-from onnxtool.training.artifacts.reference import LossSetting
-from onnxtool.training.artifacts.verification import ArtifactVerification, verify_artifacts
-from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
+from onnxtool.training.artifacts.verification import ArtifactVerification, LossSetting, verify_artifacts
+from onnxtool.training.graphs.rows import IGNORE_INDEX
 from onnxtool.training.options import NONE, LossType, PreparationOptions, TrainingTarget
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from onnxtool.errors import ArtifactError
 from onnxtool.reports import TensorInfo
-from onnxtool.training.api.memory import BLOCK_SIZE
+from onnxtool.training.api.session import BLOCK_SIZE
 from onnxtool.training.artifacts.phones import OPERATORS
 from onnxtool.training.artifacts.report import ArtifactReport
 from onnxtool.training.checkpoints import Array, Checkpoint

@@ -1,17 +1,22 @@
-"""Replace operators that stock onnxruntime has no kernel for by standard operators that it has one for.
+"""Replace operators by standard ones that stock onnxruntime 1.17 has, set dropout and batch normalization to a mode.
 
 Letters: N samples, C classes, D* further axes of a sample.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+import onnx
 import onnx_ir as ir
 import onnx_ir.passes.common as common
+from onnx import defs
 
 from onnxtool.autodiff.builder import Builder, Tensor
-from onnxtool.graph.edit import attribute
+from onnxtool.errors import ArtifactError
+from onnxtool.graph.edit import attribute, constant, only_consumer, producer
+from onnxtool.model_file.domains import default_opset
 
 
 def decompose_losses(graph: ir.Graph) -> None:
@@ -115,3 +120,194 @@ def _scaled_sum(build: Builder, node: ir.Node) -> list[Tensor]:
 
 
 _DECOMPOSITIONS = {"FakeQuant": _fake_quant, "ScaledSum": _scaled_sum}
+
+
+def separate_statistics(model: onnx.ModelProto) -> None:
+    """Give each batch normalization its own initializers of running statistics.
+
+    Exporters merge equal initializers: before training, a mean equals a bias (zeros) and a variance a scale (ones).
+    """
+    graph = model.graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    copies = {node.output[0]: node for node in graph.node if node.op_type == "Identity"}
+    readers = Counter(name for node in graph.node for name in node.input)
+    for node in [node for node in graph.node if node.op_type == "BatchNormalization" and not node.domain]:
+        for place, kind in ((3, "running_mean"), (4, "running_var")):
+            name = source = node.input[place]
+            if name in copies and copies[name].input[0] in tensors:  # its name stayed; it copies another initializer
+                source = copies[name].input[0]
+                graph.node.remove(copies.pop(name))
+            elif name in tensors and readers[name] > 1:
+                name = f"{node.input[1].removesuffix('.weight')}.{kind}"
+            if name not in tensors and source in tensors:
+                graph.initializer.append(tensors[source])
+                graph.initializer[-1].name = node.input[place] = name
+                tensors[name] = graph.initializer[-1]
+
+
+def set_inference_mode(graph: ir.Graph) -> None:
+    """Remove dropout, and let batch normalizations use their running statistics."""
+    for node in list(graph):
+        if node.op_type == "Dropout" and node.domain == "":
+            _remove_dropout(graph, node)
+        elif node.op_type == "BatchNormalization" and node.domain == "":
+            node.attributes.pop("training_mode", None)
+            _read_running_statistics(node)
+
+
+def set_training_mode(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
+    """Enable dropout, and let batch normalizations that are trained use the statistics of the batch.
+
+    A batch normalization is trained if its attribute says so, or if its scale or bias is among `trained`: exporters
+    write inference mode whatever mode the model was in.
+
+    Returns:
+        The trained batch normalizations; nothing reads their running statistics.
+    """
+    normalizations = []
+    for node in graph:
+        if node.op_type == "Dropout" and node.domain == "":
+            _enable_dropout(graph, node)
+        elif node.op_type == "BatchNormalization" and node.domain == "":
+            names = {value.name for value in node.inputs[1:3] if value is not None}
+            if attribute(node, "training_mode") or not names.isdisjoint(trained):
+                node.attributes["training_mode"] = ir.AttrInt64("training_mode", 1)
+                _read_running_statistics(node)
+                node.resize_outputs(3)  # type inference requires all three in this mode
+                for place in (1, 2):
+                    node.outputs[place].name = f"{node.outputs[0].name}/unread_{place}"
+                normalizations.append(node)
+    return normalizations
+
+
+def running_statistics(normalizations: Sequence[ir.Node]) -> list[str]:
+    """Return the names of initializers that hold running means and variances."""
+    values = [value for node in normalizations for value in node.inputs[3:5]]
+    return [str(value.name) for value in values if value is not None and value.is_initializer()]
+
+
+def update_statistics(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dict[str, ir.Value]:
+    """Compute the running statistics after this batch; the shapes of the graph are known.
+
+    They use the unbiased variance of the batch, as PyTorch does; with that of ONNX, a model trained on small batches
+    would give other results.
+
+    Returns:
+        The new value of each running statistic, by name.
+    """
+    updated: dict[str, ir.Value] = {}
+    build = Builder(graph)
+    for node in normalizations:
+        x, scale, _, *running = (build.tensor(value) for value in node.inputs if value is not None)
+        average, variance = moments(x, batch_axes(node))
+        count = build.op("Size", x).cast(x.dtype) / build.op("Size", scale).cast(x.dtype)
+        unbiased = variance.reshape([-1]) * (count / build.op("Max", count - 1.0, build.constant(1.0, x.dtype)))
+        momentum = node.attributes.get_float("momentum", 0.9) or 0.0
+        for old, new in zip(running, (average.reshape([-1]), unbiased), strict=True):
+            updated[str(old.value.name)] = (old * momentum + new * (1.0 - momentum)).value
+    build.finish()
+    return updated
+
+
+def _remove_dropout(graph: ir.Graph, node: ir.Node) -> None:
+    """Replace a dropout by its input, and its mask by one that is all true."""
+    x = node.inputs[0]
+    if x is None:
+        return
+    if len(node.outputs) > 1 and (node.outputs[1].uses() or node.outputs[1].is_graph_output()):
+        build = Builder(graph)
+        mask = build.constant(True, ir.DataType.BOOL).expand(build.tensor(x).size())
+        build.finish()
+        ir.convenience.replace_all_uses_with(node.outputs[1], mask.value, replace_graph_outputs=True)
+    if node.outputs[0].is_graph_output():  # the output keeps its name
+        node.resize_inputs(1)
+        node.op_type = "Identity"
+        node.resize_outputs(1)
+        return
+    ir.convenience.replace_all_uses_with(node.outputs[0], x)
+    graph.remove(node, safe=True)
+
+
+def _enable_dropout(graph: ir.Graph, node: ir.Node) -> None:
+    build = Builder(graph)
+    training = build.constant(True, ir.DataType.BOOL)
+    build.finish()
+    if len(node.inputs) < 3:
+        node.resize_inputs(3)
+    node.replace_input_with(2, training.value)
+
+
+def _read_running_statistics(node: ir.Node) -> None:
+    """Keep only the first output of a batch normalization; readers of the others read its running statistics."""
+    for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
+        if running is not None:
+            ir.convenience.replace_all_uses_with(output, running, replace_graph_outputs=True)
+    node.resize_outputs(1)
+
+
+IR_VERSION = 9
+HIGHEST_OPSET = 20
+_REDEFINED = frozenset(("GroupNormalization",))  # opset 21 changed its scale from groups to channels
+
+
+def lower(model: ir.Model) -> None:
+    """Set the IR version, and lower the opset to 20 if all operators are the same there except for dtypes.
+
+    Raises:
+        ArtifactError: an operator is newer.
+    """
+    common.ClearMetadataAndDocStringPass()(model)  # IR 9 has no metadata of nodes and values
+    made = (value for node in model.graph.all_nodes() for value in node.outputs)
+    for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
+        value.metadata_props.clear()
+    decompose_training_operators(model)
+    for graph in model.graphs():
+        divide_at_once(graph)
+    model.ir_version = IR_VERSION
+    model.producer_name, model.producer_version = "onnxtool", None
+    model.metadata_props.clear()
+    opset = default_opset(model.opset_imports)
+    if opset <= HIGHEST_OPSET:
+        return
+    changed = sorted({node.op_type for node in model.graph.all_nodes() if not _is_unchanged(node, opset)})
+    if changed:
+        raise ArtifactError(
+            f"the model is of opset {opset}, and opset {HIGHEST_OPSET} has no such {', '.join(changed)}",
+            f"export it again with --opset {HIGHEST_OPSET}, so that onnxruntime 1.17 and browsers read it",
+        )
+    for graph in model.graphs():
+        graph.opset_imports[""] = HIGHEST_OPSET
+
+
+def divide_at_once(graph: ir.Graph | ir.Function) -> None:
+    """Turn `x * (1 / y)` into `x / y`, on which onnxruntime 1.17 to 1.20 end the process while they do the same."""
+    for node in list(graph):
+        if node.op_type != "Mul" or node.domain:
+            continue
+        for place, factor in enumerate(node.inputs):
+            division = producer(factor, "Div")
+            if division is None or factor is None or only_consumer(factor) is not node:
+                continue
+            one = constant(division.inputs[0])
+            if one is None or one.shape != () or one != 1:
+                continue
+            node.op_type = "Div"
+            node.replace_input_with(0, node.inputs[1 - place])
+            node.replace_input_with(1, division.inputs[1])
+            graph.remove(division, safe=True)
+            break
+
+
+def _is_unchanged(node: ir.Node, opset: int) -> bool:
+    """Return whether an operator takes the same inputs and attributes in the highest supported opset."""
+    if node.op_type in _REDEFINED:
+        return False
+    if node.domain:
+        return True
+    try:
+        new, old = (defs.get_schema(node.op_type, version, "") for version in (opset, HIGHEST_OPSET))
+    except defs.SchemaError:
+        return False
+    attributes = set(node.attributes)
+    is_known = attributes <= set(old.attributes) and len(node.inputs) <= old.max_input
+    return is_known and new.max_output >= len(node.outputs)

@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
-from onnxtool.autodiff.engine import gradient_of
-from onnxtool.autodiff.flow import reads
+from onnxtool.autodiff.engine import gradient_of, reads
 
 _ELEMENTWISE = frozenset(
     (

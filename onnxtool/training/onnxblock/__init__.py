@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from onnxtool.training.onnxblock import blocks, loss, optim
-from onnxtool.training.onnxblock.block import Block, ForwardBlock
-from onnxtool.training.onnxblock.checkpoints import load_checkpoint_to_model, save_checkpoint
-from onnxtool.training.onnxblock.context import base, custom_op_library, empty_base
-from onnxtool.training.onnxblock.training import TrainingBlock
+from onnxtool.training.onnxblock.block import Block, ForwardBlock, base, custom_op_library, empty_base
+from onnxtool.training.onnxblock.training import TrainingBlock, load_checkpoint_to_model, save_checkpoint
 
 __all__ = [
     "Block",

@@ -1,16 +1,214 @@
-"""The base classes of blocks: they are called with names of values, and return the name of what they add."""
+"""The base classes of blocks, and the model that they are added to: one at a time, opened by `base` or `empty_base`."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
+import numpy as np
 import onnx
-from onnx import ModelProto
+import onnx_ir as ir
+from numpy.typing import NDArray
+from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
+from onnxtool.autodiff import LOWEST_OPSET, prepare
 from onnxtool.errors import ArtifactError
-from onnxtool.training.onnxblock.context import ModelAccessor, current
+from onnxtool.graph.shapes import infer_values
+from onnxtool.model_file.domains import default_opset, settle_domains
+from onnxtool.runtime.quiet import quiet
+
+# The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
+IR_VERSION = 9
+OPSET = 18
+
+_PREFIX = "onnxblock/"
+
+
+class ModelAccessor:
+    """The model that blocks change, with methods that add nodes, constants and inputs to it.
+
+    Attributes:
+        model: the model as the blocks have made it so far.
+        path: the file of the model, with its external data in the same folder; None for a model in memory.
+        eval_model: the model without gradients; None before a TrainingBlock was built.
+    """
+
+    def __init__(self, model: ModelProto, path: Path | None = None) -> None:
+        self.model = model
+        self.path = path
+        self.eval_model: ModelProto | None = None
+        self._taken = {name for name in self._names() if name}
+        self._count = 0
+
+    def new_name(self, kind: str) -> str:
+        """Return a name that nothing in the model has yet."""
+        while (name := f"{_PREFIX}{kind}_{self._count}") in self._taken:
+            self._count += 1
+        self._taken.add(name)
+        return name
+
+    def rename(self, name: str, new: str) -> str:
+        """Give what a block has added another name, unless the model has that one; return the name that it has then."""
+        if not name.startswith(_PREFIX) or new in self._taken:
+            return name
+        for node in self.model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = [new if one == name else one for one in names]
+        self._taken.add(new)
+        return new
+
+    def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
+        """Apply an operator, and return the name of its first output; an empty input is one left out.
+
+        Attributes are numbers, strings or lists of them. Without a domain it is a standard operator.
+        """
+        output = self.new_name(op_type)
+        node_name = self.new_name(op_type)
+        node = helper.make_node(op_type, list(inputs), [output], name=node_name, domain=domain, **attributes)
+        self.model.graph.node.append(node)
+        return output
+
+    def add_constant(self, array: NDArray[np.generic], kind: str = "constant") -> str:
+        """Add an initializer, and return its name."""
+        name = self.new_name(kind)
+        self.model.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def has_value(self, name: str) -> bool:
+        """Return whether a graph input, an initializer or the output of a node has this name."""
+        graph = self.model.graph
+        named = (*graph.input, *graph.initializer)
+        return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
+
+    def value_info(self, name: str) -> ValueInfoProto:
+        """Return dtype and shape of any value, inferred where the model does not say them.
+
+        Raises:
+            ArtifactError: the model has no such value, or its dtype cannot be inferred.
+        """
+        graph = self.model.graph
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            if value.name == name and value.type.tensor_type.elem_type and value.type.tensor_type.HasField("shape"):
+                return value
+        if not self.has_value(name):
+            outputs = ", ".join(value.name for value in graph.output)
+            raise ArtifactError(
+                f"the model has no value called {name!r} that a loss could read", f"its outputs are {outputs}"
+            )
+        return self._inferred(name)
+
+    def _inferred(self, name: str) -> ValueInfoProto:
+        found = infer_values(self.model)
+        value = found.values.get(name)
+        if value is not None and value.dtype:
+            return helper.make_tensor_value_info(name, value.dtype, value.shape)
+        if name in found.other_types:
+            return helper.make_value_info(name, found.other_types[name])
+        raise ArtifactError(f"dtype and shape of {name!r} cannot be inferred", "declare them as an output of the model")
+
+    def _names(self) -> Iterator[str]:
+        graph = self.model.graph
+        for one in (*graph.input, *graph.initializer):
+            yield one.name
+        for node in graph.node:
+            yield from (node.name, *node.output)
+
+
+_current: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", default=None)
+
+
+def current() -> ModelAccessor:
+    """Return the model that blocks are added to now.
+
+    Raises:
+        ArtifactError: no block of `with onnxblock.base(...)` or `onnxblock.empty_base()` is entered.
+    """
+    accessor = _current.get()
+    if accessor is None:
+        raise ArtifactError(
+            "there is no model to build on", "build blocks inside `with onnxblock.base(model):` or `empty_base():`"
+        )
+    return accessor
+
+
+@contextmanager
+def base(model: ModelProto, model_path: str | Path | None = None) -> Iterator[ModelAccessor]:
+    """Add blocks to a copy of `model`, converted to opset 18 if it is older.
+
+    Args:
+        model: the forward model; load one of more than 2 GB with `load_external_data=False`.
+        model_path: the file that it was loaded from.
+
+    Raises:
+        ArtifactError: blocks are already being added to another model.
+        GradientError: the model is too old and cannot be converted.
+    """
+    where = None if model_path is None else Path(model_path)
+    with _entered(ModelAccessor(_prepared(model, where), where)) as accessor:
+        yield accessor
+
+
+@contextmanager
+def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
+    """Add blocks to an empty model, of opset 18 unless another one is given.
+
+    Raises:
+        ArtifactError: blocks are already being added to another model.
+    """
+    opsets = [helper.make_opsetid("", opset_version or OPSET)]
+    graph = helper.make_graph([], "graph", [], [])
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="onnxtool")
+    with _entered(ModelAccessor(model)) as accessor:
+        yield accessor
+
+
+def custom_op_library(custom_op_library_path: str | Path) -> NoReturn:
+    """Refuse a library of custom operators.
+
+    Raises:
+        ArtifactError: always.
+    """
+    raise ArtifactError(
+        f"a library of custom operators ({custom_op_library_path}) has no gradients",
+        "gradients are made of standard operators, so that they run on any onnxruntime: rewrite the operator with "
+        "those, or add a rule in onnxtool/autodiff/rules/",
+    )
+
+
+@contextmanager
+def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
+    if _current.get() is not None:
+        raise ArtifactError("blocks are already being added to another model", "leave its `with` block first")
+    token = _current.set(accessor)
+    try:
+        yield accessor
+    finally:
+        _current.reset(token)
+
+
+def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
+    """Return a copy that gradients can be built on."""
+    try:
+        prepared = ir.from_proto(model)
+    except (ir.serde.SerdeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ArtifactError(
+            f"the model is not valid: {reason}", "check it with onnx.checker, or export it again"
+        ) from error
+    if path is not None:
+        ir.external_data.set_base_dir(prepared.graph, path.parent)
+    if model.functions or default_opset(prepared.opset_imports) < LOWEST_OPSET:
+        with quiet():  # the converter logs which of its two methods it uses
+            prepare(prepared)
+        return ir.to_proto(prepared)
+    copy = type(model)()
+    copy.CopyFrom(model)
+    return settle_domains(copy)
+
 
 T = TypeVar("T")
 

@@ -1,26 +1,286 @@
 """Ignored-label pruning: rows whose label is ignored skip the output head; loss and gradients stay the same.
 
 Most tokens of a masked language model have no label, and the head is most of the work of a small one. The labeled rows
-are found before the compiled graph and are one of its inputs, with one dynamic size; the graph gathers them.
+are found before the compiled graph and are one of its inputs, with one dynamic size; the graph gathers them. A check in
+eager PyTorch shows that this changes neither the loss nor its gradients.
 
-Letters: B sequences, S positions, R = B * S rows, N rows that go through the head.
+Letters: B sequences, S positions, R = B * S rows, N rows that go through the head, C classes, H the hidden size.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._dynamo import maybe_mark_dynamic
+from torch.nn import functional
 
-from onnxtool.training.graphs.ignored_rows import IGNORE_INDEX
+from onnxtool.errors import OnnxtoolError
+from onnxtool.training.graphs.rows import IGNORE_INDEX
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, predicts_next, without_adapters
-from onnxtool.training.trainer.pruning_check import Plan, PruningCheck
-from onnxtool.training.trainer.row_selection import RowSelection, labeled_rows, modules_around, output_head
+
+NUM_SPARE = 4
+"""Rows selected in addition to the labeled ones, with an ignored label.
+
+TorchDynamo compiles sizes of 0 and 1 separately, and a loss that shifts its labels has one row less.
+"""
+
+
+def labeled_rows(
+    model: torch.nn.Module, inputs: Mapping[str, Any], shifts: bool
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return the inputs with the labels of the selected rows only, [1, N], and the indices of these rows, int64 [N].
+
+    Args:
+        model: the model that takes the inputs. If it makes its decoder inputs from the labels, that happens here.
+        inputs: with labels int [B, S].
+        shifts: whether the logits at a position are for the label of the next one. The loss also shifts the selected
+            labels, so they are moved one position to the right.
+    """
+    labels = inputs["labels"]
+    targets = functional.pad(labels[..., 1:], (0, 1), value=IGNORE_INDEX) if shifts else labels
+    flat = targets.reshape(-1)
+    labeled = (flat != IGNORE_INDEX).nonzero().view(-1)
+    before = 1 if shifts else 0
+    selected = functional.pad(flat[labeled].unsqueeze(0), (before, NUM_SPARE - before), value=IGNORE_INDEX)
+    return {**_with_decoder_inputs(model, inputs), "labels": selected}, functional.pad(labeled, (0, NUM_SPARE))
+
+
+def _with_decoder_inputs(model: torch.nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    given = {"decoder_input_ids", "decoder_inputs_embeds"} & set(inputs)
+    if given or not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        return dict(inputs)
+    return {**inputs, "decoder_input_ids": model.prepare_decoder_input_ids_from_labels(labels=inputs["labels"])}
+
+
+def output_head(model: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the layer that computes the logits of `model`, or None if it is not clear which one does.
+
+    It is the layer that transformers calls output embeddings, otherwise the only direct child of the model with as many
+    outputs as there are classes.
+    """
+    embeddings = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    if embeddings is not None:
+        return embeddings if hasattr(embeddings, "out_features") else None
+    num_labels = getattr(getattr(model, "config", None), "num_labels", None)
+    layers = [layer for layer in model.children() if getattr(layer, "out_features", None) == num_labels]
+    return layers[0] if num_labels is not None and len(layers) == 1 else None
+
+
+def modules_around(head: torch.nn.Module, model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules whose input rows can be selected, the one with the most layers first.
+
+    These are the part of the model that contains the head, such as `cls` of BERT with its transform, and the head.
+    """
+    base = getattr(model, "base_model", None)
+    parts = [part for part in model.children() if part is not base and any(head is inner for inner in part.modules())]
+    return [*(part for part in parts if part is not head), head]
+
+
+class RowSelection:
+    """Passes only the selected rows to a module, as a forward pre-hook that does nothing while `rows` is None.
+
+    Attributes:
+        rows: int64 [N], the rows to pass on; None for all.
+        module: the module that gets fewer rows.
+    """
+
+    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
+        self.rows: torch.Tensor | None = None
+        self.module: torch.nn.Module | None = None
+        for module in modules:
+            module.register_forward_pre_hook(self)
+
+    def __call__(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Return the arguments with rows [1, N, H] of the first one, [..., H], if this is the selected module."""
+        if self.rows is None or module is not self.module:
+            return None
+        hidden = arguments[0]
+        return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows).unsqueeze(0), *arguments[1:])
+
+
+# Largest relative difference. Attention and linear layers sum in the same order in both runs, the loss does not; a
+# wrong row has a relative error of about 1.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+_HALF_TOLERANCE = 5e-2
+# What models raise that use labels or logits in another way than this check assumes.
+_MODEL_ERRORS = (OnnxtoolError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+_SEED = 0
+_LABELED_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to prune rows, or why not.
+
+    Attributes:
+        shifts: whether the logits at a position are for the label of the next one.
+        module: the module that gets fewer rows.
+        reason: why no row may be pruned; empty if rows may be pruned.
+    """
+
+    shifts: bool = False
+    module: torch.nn.Module | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A loss, float [], and its gradient with respect to the logits, [R, C]."""
+
+    loss: torch.Tensor
+    gradient: torch.Tensor
+
+
+class _RefusalError(Exception):
+    """The reason why no row may be pruned."""
+
+
+class _LogitsHook:
+    """Detaches the logits, as a forward hook of the output head, so that backward stops there.
+
+    Attributes:
+        logits: [..., C], of the last call.
+        num_calls: how often the head was called.
+    """
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, _module: torch.nn.Module, _arguments: object, logits: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        self.logits = logits.detach().requires_grad_()
+        return self.logits.clone()  # models may scale their logits in place
+
+
+class PruningCheck:
+    """Computes a loss with all rows and with the labeled rows only, and compares loss and gradients.
+
+    The labels are random, half of them ignored: those of the batch may all be the same. Both runs draw the same random
+    numbers, as the model draws them in training, and restore its buffers and PyTorch's generators.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, compute_loss: ComputeLoss, head: torch.nn.Module, selection: RowSelection
+    ) -> None:
+        self._model = model
+        self._compute_loss = compute_loss
+        self._head = head
+        self._selection = selection
+
+    def first_correct(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None, plans: Iterable[Plan]) -> Plan:
+        """Return the first of `plans` that changes nothing, otherwise a plan with the reason why the first one does.
+
+        Args:
+            inputs: of the model, with labels int [B, S].
+            num_items: passed to the loss.
+            plans: the best one first.
+        """
+        inputs = {**inputs, "labels": self._random_labels(inputs["labels"])}
+        reasons = []
+        with _state_restored(self._model):
+            try:
+                expected = self._run_all_rows(inputs, num_items)
+            except _RefusalError as refusal:
+                return Plan(reason=str(refusal))
+            for plan in plans:
+                try:
+                    self._require_equal(plan, expected, inputs, num_items)
+                except _RefusalError as refusal:
+                    reasons.append(str(refusal))
+                else:
+                    return plan
+        return Plan(reason=reasons[0])
+
+    def _random_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(_SEED)
+        classes = torch.randint(0, self._head.out_features, labels.shape, generator=generator)
+        is_labeled = torch.rand(labels.shape, generator=generator) < _LABELED_SHARE
+        return torch.where(is_labeled, classes, IGNORE_INDEX).to(labels)
+
+    def _run_all_rows(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
+        run = self._run(inputs, num_items)
+        if run.gradient.shape[0] != inputs["labels"].numel():
+            raise _RefusalError(
+                f"the output head gets {run.gradient.shape[0]} rows, and there are {inputs['labels'].numel()} labels"
+            )
+        if not run.gradient.any():
+            raise _RefusalError("the loss does not depend on the logits of the output head")
+        return run
+
+    def _require_equal(
+        self, plan: Plan, expected: _Run, inputs: Mapping[str, Any], num_items: torch.Tensor | None
+    ) -> None:
+        """Raise if pruning by `plan` gives another loss or other gradients than `expected`."""
+        try:
+            selected, rows = labeled_rows(self._model, inputs, plan.shifts)
+        except _MODEL_ERRORS as error:
+            raise _RefusalError(f"labels of fewer rows cannot be made: {_line(error)}") from error
+        self._selection.rows, self._selection.module = rows, plan.module
+        try:
+            pruned = self._run(selected, num_items)
+        finally:
+            self._selection.rows = None
+        if pruned.gradient.shape[0] != rows.numel():
+            raise _RefusalError("the output head gets other rows than were selected")
+        num_labeled = rows.numel() - NUM_SPARE
+        of_labeled = expected.gradient[rows[:num_labeled]]
+        largest = expected.gradient.abs().max()
+        tolerance = TOLERANCE.get(expected.gradient.dtype, _HALF_TOLERANCE)
+        worst = torch.stack(
+            [
+                (pruned.gradient[:num_labeled] - of_labeled).abs().max() / largest,
+                pruned.gradient[num_labeled:].abs().max() / largest,
+                (_norm(expected.gradient) - _norm(of_labeled)) / _norm(expected.gradient),  # gradients of ignored rows
+                (pruned.loss - expected.loss).abs() / expected.loss.abs(),
+            ]
+        ).max()
+        if not worst <= tolerance:
+            raise _RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
+
+    def _run(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
+        hook = _LogitsHook()
+        handle = self._head.register_forward_hook(hook)
+        torch.manual_seed(_SEED)
+        try:
+            with torch.enable_grad():
+                loss: Any = self._compute_loss(self._model, dict(inputs), False, num_items)
+                if hook.num_calls != 1:
+                    raise _RefusalError(f"the output head is called {hook.num_calls} times")
+                (gradient,) = torch.autograd.grad(loss, hook.logits)
+        except _MODEL_ERRORS as error:
+            raise _RefusalError(f"the loss of random labels fails: {_line(error)}") from error
+        finally:
+            handle.remove()
+        return _Run(loss.detach(), gradient.flatten(0, -2))
+
+
+@contextmanager
+def _state_restored(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the buffers of `model` and PyTorch's random generators after the block."""
+    devices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
+    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in buffers.items():
+                buffer.copy_(value)
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double().norm()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
 
 NOT_ALLOWED = "label_sparsity is off"
 NO_HEAD = "the output head of the model is not known"

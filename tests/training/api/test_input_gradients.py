@@ -15,8 +15,7 @@ from onnxtool.errors import ArtifactError
 from onnxtool.training import onnxblock
 from onnxtool.training.api import CheckpointState, Module
 from onnxtool.training.artifacts.generation import ArtifactOptions, make_artifacts
-from onnxtool.training.artifacts.reference import LossSetting, TorchModel
-from onnxtool.training.artifacts.verification import verify_artifacts
+from onnxtool.training.artifacts.verification import LossSetting, TorchModel, verify_artifacts
 from onnxtool.training.options import LossType, TrainingTarget
 from tests.training.small_models import batch, convolutions, load, make, parameters_of, perceptron
 

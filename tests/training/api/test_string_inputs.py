@@ -11,8 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from onnxtool.errors import InputError
-from onnxtool.training.api.memory import Device
-from onnxtool.training.api.session import BoundSession
+from onnxtool.training.api.session import BoundSession, Device
 
 
 @pytest.fixture

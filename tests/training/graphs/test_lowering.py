@@ -12,7 +12,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.training.graphs.lowering import divide_at_once
+from onnxtool.training.graphs.decomposition import divide_at_once
 from onnxtool.training.onnxblock.loss import CrossEntropyLoss
 from tests.training.small_models import make, perceptron
 

@@ -8,7 +8,7 @@ import onnx_ir.passes.common as common
 import pytest
 
 from onnxtool.graph.shapes import infer_types
-from onnxtool.training.graphs.row_factors import take_out_row_factors
+from onnxtool.training.graphs.rows import take_out_row_factors
 from tests.autodiff.gradients import run_onnxruntime
 
 ROWS, COLUMNS, WIDTH = 6, 11, 4

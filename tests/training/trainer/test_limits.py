@@ -12,7 +12,7 @@ import torch
 
 from onnxtool.errors import TrainingError
 from onnxtool.training import ModuleWithLoss, OrtTrainer
-from onnxtool.training.trainer.limits import check_distribution, check_request
+from onnxtool.training.trainer.ort_trainer import check_distribution, check_request
 from tests.training.trainer.trainers import classified, classifier, trainer_of
 
 
