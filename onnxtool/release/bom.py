@@ -15,7 +15,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError
-from onnxtool.release.agreement import first_difference
 from onnxtool.release.facts import FACTS_NAME, MODEL, WEIGHTS, ReleasedFile, ReleaseFacts, facts_text
 from onnxtool.reports import Json
 
@@ -96,11 +95,6 @@ def check_bom(text: str) -> None:
     if error is not None:
         path = ".".join(map(str, getattr(error.data, "absolute_path", ())))
         raise _invalid(f"{path or 'the document'}: {getattr(error.data, 'message', error)!s:.300}")
-
-
-def bom_difference(text: str, facts: ReleaseFacts) -> str:
-    """Say where a bill of materials is not that of the facts; empty where it agrees to the last byte."""
-    return first_difference(text, bom_text(facts))
 
 
 def require_library() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.evaluation.measures import Difference
-from onnxtool.release.agreement import first_difference
-from onnxtool.release.facts import FACTS_NAME, EvaluationResult, ReleasedModel, ReleaseFacts, facts_text
+from onnxtool.release.facts import FACTS_NAME, ReleasedFile, ReleasedModel, ReleaseFacts, facts_text
 from onnxtool.reports import code_span
 
 CARD_NAME = "README.md"
@@ -39,14 +38,6 @@ def card_text(facts: ReleaseFacts) -> str:
     from huggingface_hub import ModelCard
 
     return str(ModelCard(f"---\n{_metadata(facts)}\n---\n\n{_body(facts)}"))
-
-
-def card_difference(text: str, facts: ReleaseFacts) -> str:
-    """Say where a card is not that of the facts: the first line that differs; empty where it agrees to the last byte.
-
-    Every figure is compared, as the card is written anew from the facts.
-    """
-    return first_difference(text, card_text(facts))
 
 
 def _metadata(facts: ReleaseFacts) -> str:
@@ -84,70 +75,52 @@ def _metadata(facts: ReleaseFacts) -> str:
 
 
 def _body(facts: ReleaseFacts) -> str:
-    parts = [f"# {code_span(facts.name)}", _introduction(facts), *_usage(facts), *_evaluations(facts)]
-    parts += [*_verification(facts), *_latencies(facts)]
-    files = _table(
-        ("File", "Role", "Precision", "For", "Bytes", "SHA-256"),
-        (
-            (
-                code_span(file.path),
-                file.role,
-                code_span(file.precision) if file.precision else _NONE,
-                code_span(file.target) if file.target else _NONE,
-                f"{file.size_bytes:,}",
-                file.sha256,
-            )
-            for file in facts.files
-        ),
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(  # noqa: S701  it writes Markdown, in which names stand as code
+        loader=PackageLoader("onnxtool.release"), trim_blocks=True, undefined=StrictUndefined
     )
-    parts += ["## Files", files, *_provenance(facts)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _introduction(facts: ReleaseFacts) -> str:
-    count = len(facts.models)
-    return (
-        f"{count} ONNX {'file' if count == 1 else 'files'} of {code_span(facts.provenance.source)}, exported, "
-        "verified and described by onnxtool. Figures of this card are those of the record "
-        f"`{FACTS_NAME}`; `onnxtool release --check .` verifies all of it."
+    environment.filters |= {"code": code_span, "repr": repr, "fence": _fence}
+    return environment.get_template("card.md.jinja").render(
+        facts=facts,
+        origin=facts.provenance,
+        record=FACTS_NAME,
+        tasks_of_vectors=_VECTORS,
+        usage=_usage(facts),
+        evaluations=[
+            row for model in facts.models for result in model.evaluations for row in _evaluation_rows(model, result)
+        ],
+        verification=[row for model in facts.models for row in _verification_rows(model)],
+        latencies=[row for model in facts.models for row in _latency_rows(model)],
+        files=[_file_row(file) for file in facts.files],
+        provenance=_provenance(facts),
     )
 
 
-def _usage(facts: ReleaseFacts) -> Iterator[str]:
+def _fence(text: str) -> str:
+    """Return a fence for code that no line of it ends."""
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return fence
+
+
+def _usage(facts: ReleaseFacts) -> str:
+    """Return a command that runs the first model; empty where there is none."""
     if not facts.models:
-        return
-    task, path = facts.provenance.task, facts.models[0].path
-    yield "## Usage"
-    yield "In the folder of the release, after `pip install onnxtool`:"
-    arguments = _ARGUMENTS.get(task)
-    command = f"onnxtool stats {shlex.quote(path)}"
-    if arguments is not None:
-        command = f"onnxtool infer --model_path {shlex.quote(path)} {arguments}"
-    yield _fenced("sh", command)
-    if task in _VECTORS:
-        yield _fenced(
-            "python",
-            "import onnxtool\n\n"
-            f"model = onnxtool.load({path!r})\n"
-            'print(model.encode(["A model is exported, optimized and verified."]))',
-        )
+        return ""
+    path, arguments = shlex.quote(facts.models[0].path), _ARGUMENTS.get(facts.provenance.task)
+    return f"onnxtool stats {path}" if arguments is None else f"onnxtool infer --model_path {path} {arguments}"
 
 
-def _evaluations(facts: ReleaseFacts) -> Iterator[str]:
-    rows = [row for model in facts.models for result in model.evaluations for row in _evaluation_rows(model, result)]
-    if not rows:
-        return
-    yield "## Retrieval quality"
-    yield (
-        "Means over the judged queries of a test collection, with the interval of 95 % that they have by the choice of "
-        "queries. The change is from the file or model that the row names, over the same queries."
-    )
-    columns = ("File", "Collection", "Documents", "Queries", "Measure", "Mean", "Interval")
-    yield _table((*columns, "Compared with", "Change", "Interval of the change", "p"), rows)
+def _file_row(file: ReleasedFile) -> Sequence[str]:
+    of_file = (code_span(name) if name else _NONE for name in (file.precision, file.target))
+    return code_span(file.path), file.role, *of_file, f"{file.size_bytes:,}", file.sha256
 
 
-def _evaluation_rows(model: ReleasedModel, result: EvaluationResult) -> Iterator[Sequence[str]]:
-    for name, measure in result.measures.items():
+def _evaluation_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
+    for result, name in ((result, name) for result in model.evaluations for name in result.measures):
+        measure = result.measures[name]
         yield (
             code_span(model.path),
             code_span(f"{result.collection}, {result.split}"),
@@ -176,9 +149,9 @@ def _interval(low: float, high: float) -> str:
     return f"{low:.4f} to {high:.4f}"
 
 
-def _verification(facts: ReleaseFacts) -> Iterator[str]:
-    rows = [
-        (
+def _verification_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
+    for step in model.verification:
+        yield (
             code_span(model.path),
             code_span(step.step),
             code_span(step.reference),
@@ -190,45 +163,18 @@ def _verification(facts: ReleaseFacts) -> Iterator[str]:
             _NONE if step.error is None else f"{step.error:.3g}",
             code_span(step.provider),
         )
-        for model in facts.models
-        for step in model.verification
-    ]
-    if not rows:
-        return
-    yield "## Verification"
-    yield (
-        "Each step that made a file compared its outputs with those of what it was made from, on the inputs of the "
-        "cases. The quantization error is 1 - cosine."
-    )
-    columns = ("File", "Step", "Reference", "Cases", "Largest error", "Allowed", "Least cosine", "Required")
-    yield _table((*columns, "Quantization error", "On"), rows)
 
 
-def _latencies(facts: ReleaseFacts) -> Iterator[str]:
-    rows = [
-        (
-            code_span(model.path),
-            code_span(row.cpu),
-            str(row.threads),
-            str(row.batch_size),
-            str(row.sequence_length),
-            f"{row.p50_ms:.2f}",
-            f"{row.p95_ms:.2f}",
-            f"{row.throughput_samples_per_s:.1f}",
-        )
-        for model in facts.models
-        for row in model.latency
-    ]
-    if rows:
-        yield "## Latency"
-        columns = ("File", "CPU", "Threads", "Batch", "Tokens", "p50 ms", "p95 ms", "Texts/s")
-        yield _table(columns, rows)
+def _latency_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
+    for row in model.latency:
+        sizes = (row.threads, row.batch_size, row.sequence_length)
+        times = (f"{row.p50_ms:.2f}", f"{row.p95_ms:.2f}", f"{row.throughput_samples_per_s:.1f}")
+        yield code_span(model.path), code_span(row.cpu), *map(str, sizes), *times
 
 
-def _provenance(facts: ReleaseFacts) -> Iterator[str]:
-    origin = facts.provenance
-    license_ = facts.license
-    entries = {
+def _provenance(facts: ReleaseFacts) -> dict[str, str]:
+    origin, license_ = facts.provenance, facts.license
+    return {
         "Checkpoint": origin.source,
         "Revision": origin.revision,
         "SHA-256 of its weights": origin.weights_sha256,
@@ -242,20 +188,3 @@ def _provenance(facts: ReleaseFacts) -> Iterator[str]:
         "Versions": ", ".join(f"{name} {version}" for name, version in sorted(facts.versions.items())),
         f"SHA-256 of {FACTS_NAME}": sha256(facts_text(facts).encode()).hexdigest(),
     }
-    yield "## Provenance"
-    yield "\n".join(f"- {name}: {code_span(value)}" for name, value in entries.items() if value)
-    yield "The command that makes this release again:"
-    yield _fenced("sh", facts.command)
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _fenced(language: str, text: str) -> str:
-    """Write code between fences that no line of it ends."""
-    fence = "```"
-    while fence in text:
-        fence += "`"
-    return f"{fence}{language}\n{text}\n{fence}"

@@ -14,9 +14,9 @@ from onnxtool.model_file.licenses import License
 from onnxtool.model_file.metadata import WEIGHTS_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import counted
-from onnxtool.release.bom import BOM_NAME, bom_difference, bom_text, check_bom
-from onnxtool.release.card import CARD_NAME, card_difference
-from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, read_facts
+from onnxtool.release.bom import BOM_NAME, bom_text, check_bom
+from onnxtool.release.card import CARD_NAME, card_text
+from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, first_difference, read_facts
 from onnxtool.release.report import CheckReport
 from onnxtool.release.run import verified_steps
 from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
@@ -102,11 +102,11 @@ def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
 
 def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
     """Yield what is wrong with the card and the bill of materials."""
-    for name, difference in ((CARD_NAME, card_difference), (BOM_NAME, bom_difference)):
+    for name, text in ((CARD_NAME, card_text(facts)), (BOM_NAME, bom_text(facts))):
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
-        elif found := difference(path.read_bytes().decode("utf-8", errors="replace"), facts):
+        elif found := first_difference(path.read_bytes().decode("utf-8", errors="replace"), text):
             yield f"{name} is not the one that the record makes: {found}"
     try:
         check_bom(bom_text(facts))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path, PurePosixPath
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
@@ -25,6 +26,7 @@ ROLES = (MODEL, WEIGHTS, TOKENIZER, SIDECAR)
 
 _FORMAT = 1
 _MAX_BYTES = 1 << 24
+_MAX_SHOWN = 200  # characters of a line that differs
 _MAX_WHOLE = 1 << 53  # from there on a float is not every integer
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WAY_OUT = "make the release again: onnxtool release --config release.toml"
@@ -220,7 +222,7 @@ def parse_facts(text: str) -> ReleaseFacts:
         InputError: it is no such record, with the place in it.
     """
     try:
-        document = _object(json.loads(text, object_pairs_hook=_distinct, parse_constant=_refuse))
+        document = _object(json.loads(text))
     except (ValueError, RecursionError) as error:
         raise _malformed(f"it is not JSON: {error}") from error
     found = document.pop("format", None)
@@ -249,6 +251,20 @@ def read_facts(folder: Path) -> ReleaseFacts:
         raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except UnicodeDecodeError as error:
         raise _malformed(f"it is not UTF-8: {error.reason}") from error
+
+
+def first_difference(text: str, expected: str) -> str:
+    """Say which line of `text` is the first that is not as expected; empty where both are equal to the last byte."""
+    if text == expected:
+        return ""
+    theirs, ours = text.splitlines(), expected.splitlines()
+    for tag, start, end, first, last in difflib.SequenceMatcher(None, theirs, ours, autojunk=False).get_opcodes():
+        if tag != "equal":
+            found, wanted = " ".join(theirs[start:end]), " ".join(ours[first:last])
+            return (
+                f"line {start + 1} is {found[:_MAX_SHOWN]!r}, and by the record of the release {wanted[:_MAX_SHOWN]!r}"
+            )
+    return "its lines end otherwise than those by the record of the release"
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
@@ -300,17 +316,6 @@ def _object(value: Any, place: str = "the record") -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _malformed(f"{place} is no object")
     return value
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("an object names a key twice")
-    return found
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no figure")
 
 
 def _malformed(reason: str) -> InputError:

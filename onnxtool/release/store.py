@@ -22,16 +22,14 @@ _PARTIAL = "partial"
 
 
 @dataclass(frozen=True)
-class Step:
+class Task:
     """Something that is made from what it depends on alone.
 
     Attributes:
-        name: e.g. `optimize int8`.
         inputs: name to what the result depends on: digests, options, versions.
         make: writes files into a folder, and returns what there is to say of them, as JSON.
     """
 
-    name: str
     inputs: Mapping[str, Json]
     make: Callable[[Path], Json]
 
@@ -59,26 +57,26 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def reason(self, step: Step) -> str:
-        """Say why a step has to run; empty where it is done."""
+    def reason(self, name: str, task: Task) -> str:
+        """Say why the task of the step `name` has to run; empty where it is done."""
         try:
-            record = json.loads((self._of(step) / _RECORD).read_text(encoding="utf-8"))
+            record = json.loads((self._of(name) / _RECORD).read_text(encoding="utf-8"))
             inputs, files = record["inputs"], record["files"]
         except FileNotFoundError:
             return "it never ran"
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return "its record cannot be read"
-        wanted = _plain(step.inputs)
+        wanted = _plain(task.inputs)
         if changed := [name for name in {**wanted, **inputs} if inputs.get(name) != wanted.get(name)]:
             return f"{', '.join(changed)} changed"
-        if _digests(self._of(step) / _FILES) != files:
+        if _digests(self._of(name) / _FILES) != files:
             return "its files were changed"
         return ""
 
-    def run(self, step: Step) -> Made:
+    def run(self, name: str, task: Task) -> Made:
         """Make what is not there, and return it. A step that is stopped or fails leaves what was there before."""
-        place = self._of(step)
-        reason = self.reason(step)
+        place = self._of(name)
+        reason = self.reason(name, task)
         if reason:
             check_interrupted()
             place.mkdir(parents=True, exist_ok=True)
@@ -86,12 +84,12 @@ class Store:
                 partial = place / _PARTIAL
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir()
-                result = step.make(partial)
+                result = task.make(partial)
                 (place / _RECORD).unlink(missing_ok=True)
                 shutil.rmtree(place / _FILES, ignore_errors=True)
                 partial.rename(place / _FILES)
                 record = {
-                    "inputs": _plain(step.inputs),
+                    "inputs": _plain(task.inputs),
                     "files": _digests(place / _FILES),
                     "result": to_json(result),
                 }
@@ -101,8 +99,8 @@ class Store:
         record = json.loads((place / _RECORD).read_text(encoding="utf-8"))
         return Made(place / _FILES, record["files"], record["result"], reason)
 
-    def _of(self, step: Step) -> Path:
-        return self.folder / step.name.replace(" ", "-")
+    def _of(self, name: str) -> Path:
+        return self.folder / name.replace(" ", "-")
 
 
 def digest_of(paths: Mapping[str, Location]) -> str:
