@@ -119,18 +119,18 @@ def _file_row(file: ReleasedFile) -> Sequence[str]:
 
 
 def _evaluation_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
-    for result, name in ((result, name) for result in model.evaluations for name in result.measures):
-        measure = result.measures[name]
-        yield (
-            code_span(model.path),
-            code_span(f"{result.collection}, {result.split}"),
-            f"{result.num_documents:,}",
-            f"{result.num_queries:,}",
-            code_span(name),
-            f"{measure.mean:.4f}",
-            _interval(measure.low, measure.high),
-            *_change(result.base, result.differences.get(name)),
-        )
+    for result in model.evaluations:
+        for name, measure in result.measures.items():
+            yield (
+                code_span(model.path),
+                code_span(f"{result.collection}, {result.split}"),
+                f"{result.num_documents:,}",
+                f"{result.num_queries:,}",
+                code_span(name),
+                f"{measure.mean:.4f}",
+                _interval(measure.low, measure.high),
+                *_change(result.base, result.differences.get(name)),
+            )
 
 
 def _change(base: str, difference: Difference | None) -> tuple[str, str, str, str]:
