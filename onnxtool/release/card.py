@@ -87,9 +87,7 @@ def _body(facts: ReleaseFacts) -> str:
         record=FACTS_NAME,
         tasks_of_vectors=_VECTORS,
         usage=_usage(facts),
-        evaluations=[
-            row for model in facts.models for result in model.evaluations for row in _evaluation_rows(model, result)
-        ],
+        evaluations=[row for model in facts.models for row in _evaluation_rows(model)],
         verification=[row for model in facts.models for row in _verification_rows(model)],
         latencies=[row for model in facts.models for row in _latency_rows(model)],
         files=[_file_row(file) for file in facts.files],
