@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,46 @@ from tests.optimize.exact_products import with_exact_products
 
 Arrays = Mapping[str, NDArray[Any]]
 CONTEXT = Context()
+Graph = Callable[[], ir.Model]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A pass with graphs on which it fires and graphs that it leaves alone; test_every_pass.py runs all of them.
+
+    Attributes:
+        fires: builders of the graphs by their names; each call returns a new model.
+        stays: those of graphs that stay as they are, with a part of the note of the pass, which is empty where this is.
+        after: the operators that are left of the graphs that it fires on, by their names, or of all.
+        feeds: inputs of the graphs; None for random ones.
+        atol: how far outputs may differ; None for a pass whose numbers its own file compares with another oracle.
+    """
+
+    step: Pass
+    fires: Mapping[str, Graph]
+    stays: Mapping[str, tuple[Graph, str]] = field(default_factory=dict)
+    after: Mapping[str, str] | str = ""
+    feeds: Arrays | None = field(default=None, repr=False)
+    atol: float | None = 1e-5
+
+    def left(self, graph: str) -> list[str]:
+        """Return the operators that are left of a graph; empty where the table does not say."""
+        return (self.after if isinstance(self.after, str) else self.after.get(graph, "")).split()
+
+
+def of_text(text: str, weights: Arrays | None = None, opset: int = 17) -> Graph:
+    """Return the builder of a model; see `build`."""
+    return partial(build, text, weights, opset)
+
+
+def of_body(body: str, weights: Arrays | None = None, opset: int = 17, dtype: str = "float") -> Graph:
+    """Return the builder of a model of nodes that make `y` [B, S, 8] of `x` [B, S, 8]."""
+    return partial(build_body, body, weights, opset, dtype)
+
+
+def as_type(dtype: Any, weights: Arrays) -> dict[str, NDArray[Any]]:
+    """Return weights with floats of another dtype."""
+    return {name: array.astype(dtype) if array.dtype.kind == "f" else array for name, array in weights.items()}
 
 
 def build(graph: str, weights: Arrays | None = None, opset: int = 17) -> ir.Model:

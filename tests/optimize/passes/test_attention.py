@@ -29,6 +29,7 @@ from tests.optimize.attention.graphs import (
 )
 from tests.optimize.passes.builders import (
     Arrays,
+    Row,
     apply,
     assert_left_alone,
     assert_same_numbers,
@@ -38,7 +39,6 @@ from tests.optimize.passes.builders import (
     operators,
     run,
 )
-from tests.optimize.passes.properties import Row
 
 MASK_INPUT, BIAS_INPUT = 3, 5  # of com.microsoft::Attention
 # What each masking becomes: whether there is a mask, a bias, and an attribute for causal.

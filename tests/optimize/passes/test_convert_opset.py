@@ -13,6 +13,7 @@ from onnxtool.optimize.passes.convert_opset import convert_opset
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import passes_for
 from tests.optimize.passes.builders import (
+    Row,
     apply,
     assert_left_alone,
     assert_same_numbers,
@@ -21,7 +22,6 @@ from tests.optimize.passes.builders import (
     normal,
     operators,
 )
-from tests.optimize.passes.properties import Row
 
 ROOT = "r = Sqrt(p) z = Identity(r)"
 POSITIVE = "p = Abs(x)"

@@ -1,25 +1,25 @@
-"""The forms of Gelu that exporters write, and what only looks like one."""
+"""The forms of Gelu that exporters write, what only looks like one, and the bias in front."""
 
 from __future__ import annotations
-
-from functools import partial
 
 import numpy as np
 import pytest
 
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.passes.fold_constants import fold_constants
-from onnxtool.optimize.passes.gelu import gelu
+from onnxtool.optimize.passes.gelu import bias_gelu, gelu
 from tests.optimize.passes.builders import (
+    Row,
     apply,
-    assert_left_alone,
+    as_type,
     assert_same_numbers,
-    build,
     build_body,
     count,
+    normal,
+    of_body,
+    of_text,
     ragged_feeds,
 )
-from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 NUMBERS = {
@@ -51,88 +51,106 @@ FORMS = {
     "sigmoid": ("QuickGelu", "u = Mul(x, slope) e = Sigmoid(u) y = Mul(x, e)"),
 }
 ERF = FORMS["torchscript"][1]
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_becomes_one_node(form: str) -> None:
-    """Whatever the order of its factors."""
-    operator, body = FORMS[form]
-    outcome = apply(gelu, build_body(body, NUMBERS))
-    assert [(node.domain, node.op_type) for node in outcome.model.graph] == [("com.microsoft", operator)]
-    assert outcome.num_changes == 1
-
-
-@pytest.mark.parametrize(("approximate", "operator"), [("none", "Gelu"), ("tanh", "FastGelu")])
-def test_the_standard_operator_becomes_onnxruntimes(approximate: str, operator: str) -> None:
-    """So that later passes find one form."""
-    model = build_body(f'y = Gelu <approximate="{approximate}"> (x)', opset=20)
-    assert_same_numbers(gelu, model)
-    assert count(model, operator, "com.microsoft") == 1
-
-
-@pytest.mark.parametrize("name", ["half", "one", "root"])
-def test_other_constants_are_no_gelu(name: str) -> None:
-    """Each of the three, off by a percent."""
-    assert_left_alone(gelu, build_body(ERF, {**NUMBERS, name: np.float32(1.01) * NUMBERS[name]}))
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "u = Mul(x, slope) e = Sigmoid(u) y = Mul(u, e)",  # gate and factor of different values
-        "e = Sigmoid(x) y = Mul(x, e)",  # SiLU
-        "u = Div(x, root) e = Erf(u) g = Add(e, one) y = Mul(x, g)",  # twice Gelu
-        f"d = Mul(x, x) {CUBE} {GATE} h = Mul(d, half) y = Mul(h, g)",
-    ],
+# A branch of If sees the values around it.
+BRANCHES = (
+    "then_branch = t () => (float[B, S, 8] p) { p = Identity(g) }, "
+    "else_branch = f () => (float[B, S, 8] q) { q = Identity(x) }"
 )
-def test_what_looks_like_gelu_is_left_alone(body: str) -> None:
-    """Other functions with the same operators."""
-    assert_left_alone(gelu, build_body(body, NUMBERS))
-
-
-def test_an_inner_value_that_others_read_is_kept() -> None:
-    """Fused, it would be computed twice."""
-    body = f"{ERF.replace('y =', 'z =')} y = Add(z, e)"
-    assert_left_alone(gelu, build_body(body, NUMBERS), "1 left alone: an inner value is read elsewhere")
-
-
-def test_an_inner_value_that_is_an_output_is_kept() -> None:
-    """It has to be there."""
-    model = build(f"g (float[B, S, 8] x) => (float[B, S, 8] y, float[B, S, 8] g) {{ {ERF} }}", NUMBERS)
-    assert_left_alone(gelu, model, "an inner value is read elsewhere")
-
-
-def test_an_inner_value_that_a_subgraph_reads_is_kept() -> None:
-    """A branch of If sees the values around it."""
-    branches = (
-        "then_branch = t () => (float[B, S, 8] p) { p = Identity(g) }, "
-        "else_branch = f () => (float[B, S, 8] q) { q = Identity(x) }"
-    )
-    body = f"{ERF} z = If <{branches}> (c)"
-    model = build(f"m (float[B, S, 8] x, bool c) => (float[B, S, 8] y, float[B, S, 8] z) {{ {body} }}", NUMBERS)
-    assert_left_alone(gelu, model, "an inner value is read elsewhere")
-
-
-def test_doubles_are_left_alone() -> None:
-    """Onnxruntime's operators have no float64."""
-    numbers = {name: array.astype(np.float64) for name, array in NUMBERS.items()}
-    assert_left_alone(gelu, build_body(ERF, numbers, dtype="double"), "neither float32 nor float16")
+INNER = "an inner value is read elsewhere"
+BIAS = {"b": normal(8)}
+BIASED = {
+    "BiasGelu": "s = Add(x, b) y = com.microsoft.Gelu(s)",
+    "FastGelu": "s = Add(b, x) y = com.microsoft.FastGelu(s)",
+}
+ROWS = (
+    Row(
+        gelu,
+        fires={
+            **{name: of_body(body, NUMBERS) for name, (_, body) in FORMS.items()},
+            "of ONNX": of_body('y = Gelu <approximate="none"> (x)', opset=20),
+            "of ONNX, by tanh": of_body('y = Gelu <approximate="tanh"> (x)', opset=20),
+        },
+        after={
+            **{name: operator for name, (operator, _) in FORMS.items()},
+            "of ONNX": "Gelu",
+            "of ONNX, by tanh": "FastGelu",
+        },
+        stays={
+            # Each of the three constants, off by a percent.
+            **{
+                f"another {name}": (of_body(ERF, {**NUMBERS, name: np.float32(1.01) * NUMBERS[name]}), "")
+                for name in ("half", "one", "root")
+            },
+            "gate and factor of different values": (
+                of_body("u = Mul(x, slope) e = Sigmoid(u) y = Mul(u, e)", NUMBERS),
+                "",
+            ),
+            "SiLU": (of_body("e = Sigmoid(x) y = Mul(x, e)"), ""),
+            "twice Gelu": (of_body("u = Div(x, root) e = Erf(u) g = Add(e, one) y = Mul(x, g)", NUMBERS), ""),
+            "of a square": (of_body(f"d = Mul(x, x) {CUBE} {GATE} h = Mul(d, half) y = Mul(h, g)", NUMBERS), ""),
+            "an inner value is read": (
+                of_body(f"{ERF.replace('y =', 'z =')} y = Add(z, e)", NUMBERS),
+                f"1 left alone: {INNER}",
+            ),
+            "an inner value is an output": (
+                of_text(f"g (float[B, S, 8] x) => (float[B, S, 8] y, float[B, S, 8] g) {{ {ERF} }}", NUMBERS),
+                INNER,
+            ),
+            "a branch reads an inner value": (
+                of_text(
+                    "m (float[B, S, 8] x, bool c) => (float[B, S, 8] y, float[B, S, 8] z) "
+                    f"{{ {ERF} z = If <{BRANCHES}> (c) }}",
+                    NUMBERS,
+                ),
+                INNER,
+            ),
+            "doubles": (of_body(ERF, as_type(np.float64, NUMBERS), dtype="double"), "neither float32 nor float16"),
+        },
+    ),
+    Row(
+        bias_gelu,
+        fires={operator: of_body(body, BIAS) for operator, body in BIASED.items()},
+        after={operator: operator for operator in BIASED},
+        stays={
+            **{
+                f"a bias of shape {shape}": (of_body(BIASED["BiasGelu"], {"b": normal(*shape)}), "no vector as long")
+                for shape in ((1,), (3, 8), (1, 8))
+            },
+            "a bias that widens": (
+                of_text(f"g (float[B, 1] x) => (float[B, 8] y) {{ {BIASED['BiasGelu']} }}", BIAS),
+                "no vector as long",
+            ),
+            "the sum is read": (
+                of_body("s = Add(x, b) z = com.microsoft.Gelu(s) y = Mul(z, s)", BIAS),
+                "the sum is read elsewhere",
+            ),
+            "the sum is an output": (
+                of_text(
+                    f"g (float[B, S, 8] x) => (float[B, S, 8] y, float[B, S, 8] s) {{ {BIASED['BiasGelu']} }}", BIAS
+                ),
+                "the sum is read elsewhere",
+            ),
+            "doubles": (
+                of_body(BIASED["BiasGelu"], as_type(np.float64, BIAS), dtype="double"),
+                "neither float32 nor float16",
+            ),
+        },
+    ),
+)
 
 
 def test_float16_fires_with_its_rounded_constants() -> None:
     """They are off by less than a part in a thousand."""
-    numbers = {name: array.astype(np.float16) for name, array in NUMBERS.items()}
-    assert apply(gelu, build_body(ERF, numbers, dtype="float16")).num_changes == 1
+    assert apply(gelu, build_body(ERF, as_type(np.float16, NUMBERS), dtype="float16")).num_changes == 1
 
 
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_an_export_has_one_in_each_layer(workshop: Workshop, exporter: str) -> None:
-    """TorchScript spells Gelu out, dynamo writes the standard operator."""
+    """TorchScript spells Gelu out, dynamo writes the standard operator; every linear layer in front has a bias."""
     model = load_model(workshop.exported("tiny-encoder", exporter=exporter))
     apply(fold_constants, model)
     assert_same_numbers(gelu, model, ragged_feeds())
     assert count(model, "Gelu", "com.microsoft") == 2
     assert count(model, "Erf") == count(model, "Gelu") == 0
-
-
-ROW = Row(gelu, {name: partial(build_body, body, NUMBERS) for name, (_, body) in FORMS.items()})
+    assert_same_numbers(bias_gelu, model, ragged_feeds())
+    assert (count(model, "BiasGelu", "com.microsoft"), count(model, "Gelu", "com.microsoft")) == (2, 0)

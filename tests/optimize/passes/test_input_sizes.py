@@ -15,6 +15,7 @@ from onnxtool.optimize.passes.input_sizes import input_sizes
 from onnxtool.optimize.pipeline import Outcome
 from tests.optimize.attention.graphs import MASKINGS, attention_graph
 from tests.optimize.passes.builders import (
+    Row,
     apply,
     assert_left_alone,
     build,
@@ -23,7 +24,6 @@ from tests.optimize.passes.builders import (
     operators,
     run,
 )
-from tests.optimize.passes.properties import Row
 
 NUMBERS = {
     "zero": np.array(0),
@@ -171,6 +171,6 @@ def test_a_size_that_is_an_output_stays() -> None:
 ROW = Row(
     input_sizes,
     {name: partial(build, f"{SIGNATURE} {{ {BODIES[name]} }}", NUMBERS) for name in ("heads", "as it is")},
-    {"x": normal(2, 3, 8)},
+    feeds={"x": normal(2, 3, 8)},
     atol=0,
 )

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_ir as ir
-import pytest
 
 from onnxtool.optimize.passes.neutral_operators import neutral_operators
 from tests.optimize.passes.builders import (
+    Row,
     apply,
-    assert_left_alone,
     assert_same_numbers,
     build,
-    build_body,
     count,
+    of_body,
     operators,
     ragged_feeds,
 )
-from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 WEIGHTS = {
@@ -53,31 +49,6 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("name", BODIES)
-def test_what_is_neutral_goes_and_axes_move_once(name: str) -> None:
-    """With the same numbers."""
-    body, left = BODIES[name]
-    assert_same_numbers(neutral_operators, build_body(body, WEIGHTS), atol=0)
-    assert operators(apply(neutral_operators, build_body(body, WEIGHTS)).model) == left
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = Sub(zero, x)",
-        "y = Div(ones, x)",
-        "y = Mul(x, nearly)",
-        "y = Add(x, ones)",
-        "a = Mul(x, wide) y = ReduceSum <keepdims = 0> (a, first)",
-        "a = ReduceSum <keepdims = 1> (x) b = Mul(a, ones) y = Add(b, x)",
-        "y = Mul(zero, zero)",
-    ],
-)
-def test_what_is_not_neutral_stays(body: str) -> None:
-    """The other operand, a number beside it, more axes, or a larger result."""
-    assert_left_alone(neutral_operators, build_body(body, WEIGHTS))
-
-
 def test_conditions_are_neutral_as_booleans() -> None:
     """`And(x, True)` and `Or(False, x)`; `Or(x, True)` is not x."""
     model = build(
@@ -97,13 +68,6 @@ def test_a_branch_reads_what_a_neutral_operator_read() -> None:
     assert operators(model) == ["Abs", "If"]
 
 
-def test_what_nothing_reads_is_dropped() -> None:
-    """With what it alone reads."""
-    model = build("g (float[B] x) => (float[B] y) { a = Abs(x) b = Exp(a) y = Neg(x) }")
-    assert apply(neutral_operators, model).num_changes == 2
-    assert operators(model) == ["Neg"]
-
-
 def test_an_export_has_the_same_numbers(workshop: Workshop) -> None:
     """One in which Unsqueeze nodes of the mask are joined."""
     model = ir.load(workshop.exported("tiny-encoder", exporter="torchscript"))
@@ -112,4 +76,25 @@ def test_an_export_has_the_same_numbers(workshop: Workshop) -> None:
     assert count(model, "Unsqueeze") < before
 
 
-ROW = Row(neutral_operators, {name: partial(build_body, body, WEIGHTS) for name, (body, _) in BODIES.items()}, atol=0)
+ROW = Row(
+    neutral_operators,
+    fires={
+        **{name: of_body(body, WEIGHTS) for name, (body, _) in BODIES.items()},
+        "what nothing reads": of_body("a = Abs(x) b = Exp(a) y = Neg(x)"),
+    },
+    after={**{name: " ".join(left) for name, (_, left) in BODIES.items()}, "what nothing reads": "Neg"},
+    atol=0,
+    # The other operand, a number beside it, more axes, or a larger result.
+    stays={
+        body: (of_body(body, WEIGHTS), "")
+        for body in (
+            "y = Sub(zero, x)",
+            "y = Div(ones, x)",
+            "y = Mul(x, nearly)",
+            "y = Add(x, ones)",
+            "a = Mul(x, wide) y = ReduceSum <keepdims = 0> (a, first)",
+            "a = ReduceSum <keepdims = 1> (x) b = Mul(a, ones) y = Add(b, x)",
+            "y = Mul(zero, zero)",
+        )
+    },
+)

@@ -12,9 +12,8 @@ from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.pipeline import Context
-from tests.optimize.passes.builders import apply, assert_left_alone, count, ragged_feeds, run
+from tests.optimize.passes.builders import Row, apply, assert_left_alone, count, ragged_feeds, run
 from tests.optimize.passes.exports import CAPPED, export
-from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 BERT = Context("bert", num_heads=4, hidden_size=32)

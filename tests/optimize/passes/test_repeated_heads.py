@@ -12,8 +12,7 @@ import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.passes.repeated_heads import repeated_heads
-from tests.optimize.passes.builders import assert_left_alone, assert_same_numbers, build, count, normal, operators
-from tests.optimize.passes.properties import Row
+from tests.optimize.passes.builders import Row, assert_left_alone, assert_same_numbers, build, count, normal, operators
 
 CACHED = "float[B, 4, S, 2] q, float[B, 2, L, 2] keys, float[B, 2, L, 2] values"
 SPLIT = """
@@ -83,4 +82,4 @@ def test_an_expanded_batch_is_left_alone() -> None:
     assert_left_alone(repeated_heads, graph(body, inputs, "float[3, 4, S, L] y"))
 
 
-ROW = Row(repeated_heads, {"cached": graph}, FEEDS)
+ROW = Row(repeated_heads, {"cached": graph}, feeds=FEEDS)

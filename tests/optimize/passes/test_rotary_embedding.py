@@ -10,6 +10,7 @@ from onnxtool.optimize.passes.attention import attention
 from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.runtime.quiet import quiet
 from tests.optimize.passes.builders import (
+    Row,
     apply,
     assert_left_alone,
     assert_same_numbers,
@@ -19,7 +20,6 @@ from tests.optimize.passes.builders import (
     operators,
 )
 from tests.optimize.passes.exports import ARCHITECTURES, ask, ask_torch
-from tests.optimize.passes.properties import Row
 from tests.optimize.passes.test_attention_of_exports import distance, settled
 from tests.workshop import Workshop
 
@@ -141,4 +141,4 @@ def test_queries_and_keys_of_every_layer_are_rotated_so(workshop: Workshop, name
     assert distance(ask(model, feeds), expected, feeds["attention_mask"].astype(bool)) < 1e-4
 
 
-ROW = Row(rotary_embedding, {"positions of each text": rotation}, FEEDS)
+ROW = Row(rotary_embedding, {"positions of each text": rotation}, feeds=FEEDS)

@@ -94,7 +94,7 @@ def test_an_error_of_one_arithmetic_alone_keeps_layers(monkeypatch: pytest.Monke
         return found
 
     assert not to_int8(model, feeds, 0.02, activations="dynamic").kept
-    for module in ("bounded", "switches"):
+    for module in ("bounded", "fallback_layers"):
         monkeypatch.setattr(f"onnxtool.optimize.quantization.{module}.by_arithmetic", with_a_bad_weight)
     found = to_int8(model, feeds, 0.02, activations="dynamic")
     assert [layer.name for layer in found.kept] == ["w"]

@@ -10,6 +10,7 @@ import pytest
 from onnxtool.optimize.quantization.blocks import find_grid
 from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
 from tests.optimize.passes.builders import (
+    Row,
     apply,
     assert_left_alone,
     build,
@@ -17,7 +18,6 @@ from tests.optimize.passes.builders import (
     operators,
     run,
 )
-from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_blocks import dequantize
 from tests.optimize.quantization.test_int8_embeddings import FUSED, FUSED_FEEDS, GATHER, IDS, TABLE, WEIGHTS
 

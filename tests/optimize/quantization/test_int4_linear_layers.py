@@ -16,6 +16,7 @@ from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int4 import quantize_int4
 from tests.optimize.passes.builders import (
     Arrays,
+    Row,
     apply,
     assert_left_alone,
     build,
@@ -26,7 +27,6 @@ from tests.optimize.passes.builders import (
     ragged_feeds,
     run,
 )
-from tests.optimize.passes.properties import Row
 from tests.optimize.quantization.test_blocks import dequantize
 from tests.optimize.quantization.test_int8_linear_layers import ANY, ATTENTION, FORMS, MATRIX, QKV, B, W, X
 from tests.workshop import Workshop

@@ -12,6 +12,7 @@ from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
 from onnxtool.optimize.quantization.int8 import int8_embeddings
 from tests.optimize.passes.builders import (
     Arrays,
+    Row,
     apply,
     assert_left_alone,
     build,
@@ -19,7 +20,6 @@ from tests.optimize.passes.builders import (
     operators,
     run,
 )
-from tests.optimize.passes.properties import Row
 
 TABLE = normal(2000, 16) * np.linspace(0.01, 3, 2000, dtype=np.float32)[:, None]
 GATHER = "g (int64[B, S] i) => (float[B, S, 16] y) { y = Gather(t, i) }"

@@ -23,6 +23,7 @@ from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8
 from tests.optimize.passes.builders import (
     Arrays,
+    Row,
     apply,
     assert_left_alone,
     assert_same_numbers,
@@ -36,7 +37,6 @@ from tests.optimize.passes.builders import (
     run,
     run_as_stored,
 )
-from tests.optimize.passes.properties import Row
 from tests.workshop import Workshop
 
 INT8 = quantize_int8()

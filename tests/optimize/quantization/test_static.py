@@ -14,8 +14,7 @@ from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers
-from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run
-from tests.optimize.passes.properties import Row
+from tests.optimize.passes.builders import Row, apply, build, build_body, normal, operators, run
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, B, W, X
 
