@@ -31,7 +31,7 @@ from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.cpu_arithmetic import PER_ROW, by_arithmetic
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.ranking import compare_vectors, held_out_texts
-from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
+from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, products_saturate
 
 MODELS = ("minilm", "splade-bert-base")
 NUM_TEXTS = 300

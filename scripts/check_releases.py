@@ -37,7 +37,7 @@ from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.ranking import held_out_texts
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION
+from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION
 from onnxtool.runtime.session import open_session
 from onnxtool.summary import summarize_model
 from onnxtool.summary.releases import Usage, least_onnxruntime

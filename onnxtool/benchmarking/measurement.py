@@ -50,8 +50,7 @@ from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.reports import TensorInfo, to_json
-from onnxtool.runtime.device_memory import DeviceMemory, device_memory
-from onnxtool.runtime.machine import installed_versions, processor_name
+from onnxtool.runtime.machine import DeviceMemory, device_memory, installed_versions, processor_name
 from onnxtool.runtime.session import Session, available_cores, disabled_optimizers, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
 

@@ -135,7 +135,7 @@ def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> 
 
 def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list[str]:
     """Say that the license of the model is none of those that are allowed, where any are named."""
-    from onnxtool.model_file.licenses import License
+    from onnxtool.model_file.metadata import License
 
     stats = report.model if isinstance(report, Difference) else report
     found = License(stats.license, stats.license_name)

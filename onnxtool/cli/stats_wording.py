@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from onnxtool.cli.render import format_shape, format_tensor
-from onnxtool.model_file.licenses import License
-from onnxtool.model_file.metadata import STEPS_KEY
+from onnxtool.model_file.metadata import STEPS_KEY, License
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.summary.figures import Cost, MappingDelta, Stats
 

@@ -168,7 +168,7 @@ def check_opset(opset: int | None) -> None:
         return
     import torch
 
-    from onnxtool.runtime.opsets import highest_opset, runtime_version
+    from onnxtool.runtime.providers import highest_opset, runtime_version
 
     highest = highest_opset()
     if not LOWEST_OPSET <= opset <= highest:

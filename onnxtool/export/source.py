@@ -21,7 +21,7 @@ from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError
 from onnxtool.export.downloads import fetch
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called

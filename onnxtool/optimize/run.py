@@ -46,9 +46,8 @@ from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
-from onnxtool.runtime.opsets import runtime_version
 from onnxtool.runtime.probation import check_harmless, death_on
-from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.providers import cuda_problem, runtime_version
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model

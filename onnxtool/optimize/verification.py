@@ -26,10 +26,9 @@ from onnxtool.runtime.comparison import (
     run_reference,
     verify,
 )
-from onnxtool.runtime.extreme_tokens import extreme_case
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.input_cases import input_cases, turning_cases
+from onnxtool.runtime.input_cases import extreme_case, input_cases, turning_cases
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import open_alike
 from onnxtool.verification import Verification

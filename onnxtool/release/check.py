@@ -10,8 +10,7 @@ import numpy as np
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.licenses import License
-from onnxtool.model_file.metadata import WEIGHTS_KEY
+from onnxtool.model_file.metadata import WEIGHTS_KEY, License
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import counted
 from onnxtool.release.bom import BOM_NAME, bom_text, check_bom

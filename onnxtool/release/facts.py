@@ -16,7 +16,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import Difference, Measure
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.reports import short_repr, to_json
 
 FACTS_NAME = "release.json"

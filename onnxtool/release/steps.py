@@ -18,7 +18,7 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.target import layout
 from onnxtool.export.targets import find_target
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.release.config import ReleaseConfig
 from onnxtool.release.facts import LatencyRow, read_facts

@@ -8,12 +8,15 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
+from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_LENGTH_KEY
-from onnxtool.model_file.wire import Node
+from onnxtool.model_file.weights import load_model
+from onnxtool.model_file.wire import Node, read_nodes
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import (
@@ -36,10 +39,8 @@ from onnxtool.runtime.feeds import (
     random_feeds,
     verification_shapes,
 )
-from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, read_sample, shaped
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
-from onnxtool.runtime.operands import with_operands
-from onnxtool.runtime.sample_files import read_sample, shaped
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length, and without a table of positions
@@ -238,3 +239,125 @@ def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:
 def _in_samples(shape: FeedShape) -> FeedShape:
     lengths = tuple(length * _SAMPLES_IN_A_STEP for length in shape.lengths)
     return replace(shape, lengths=lengths, sequence_length=shape.sequence_length * _SAMPLES_IN_A_STEP)
+
+
+_SHAPE, _RATIO, _PARTS, _PLACES = "shape", "ratio", "parts", "places"
+# By operator and place: the shape that the graph declares for its output, that over the shape of its first input, the
+# parts that it is split in, one axis after another, or a number.
+_OPERANDS: Mapping[tuple[str, int], str | float] = {
+    ("ConstantOfShape", 0): _SHAPE,
+    ("CumProd", 1): 0,
+    ("CumSum", 1): 0,
+    ("Expand", 1): _SHAPE,
+    ("MaxUnpool", 2): _SHAPE,
+    ("NonMaxSuppression", 3): 0.5,
+    ("NonMaxSuppression", 4): 0.5,
+    ("Reshape", 1): _SHAPE,
+    ("Resize", 2): _RATIO,
+    ("Resize", 3): _SHAPE,
+    ("Slice", 2): 2,
+    ("Slice", 3): _PLACES,
+    ("Slice", 4): 1,
+    ("Split", 1): _PARTS,
+    ("SplitToSequence", 1): 1,
+    ("Squeeze", 1): _PLACES,
+    ("Unsqueeze", 1): _PLACES,
+    ("Upsample", 1): _RATIO,
+}
+
+
+def with_operands(
+    feeds: Mapping[str, NDArray[Any]],
+    uses: Mapping[str, Sequence[tuple[Node, int]]],
+    outputs: Sequence[TensorInfo],
+) -> dict[str, NDArray[Any]]:
+    """Replace the inputs among `feeds` whose operator takes few values; one whose values cannot be told stays."""
+    shapes = {info.name: info.shape for info in outputs}
+    found = dict(feeds)
+    for name, array in feeds.items():
+        for node, place in uses.get(name, ()):
+            rule = _OPERANDS.get((node.op_type, place))
+            if rule is None or node.inputs[place] != name:
+                continue
+            value = _value(rule, array, feeds.get(node.inputs[0]), [shapes.get(output, ()) for output in node.outputs])
+            if value is not None and value.shape == array.shape:
+                found[name] = value.astype(array.dtype)
+                break
+    return found
+
+
+def _value(
+    rule: str | float, array: NDArray[Any], data: NDArray[Any] | None, outputs: Sequence[Sequence[Any]]
+) -> NDArray[Any] | None:
+    if not isinstance(rule, str):
+        return np.full(array.shape, rule)
+    if rule == _PLACES:
+        return np.arange(array.size).reshape(array.shape)
+    if not all(isinstance(size, int) for shape in outputs for size in shape):
+        return None
+    if rule == _SHAPE:  # some take the last axes alone
+        return np.array(outputs[0][-array.size :])
+    if data is None or any(len(shape) != data.ndim for shape in outputs):
+        return None
+    if rule == _RATIO:
+        return np.asarray(np.array(outputs[0]) / np.array(data.shape))[-array.size :]
+    sums = np.sum(np.array(outputs), axis=0)
+    axis = next((axis for axis, size in enumerate(data.shape) if sums[axis] == size), None)
+    return None if axis is None else np.array([shape[axis] for shape in outputs])
+
+
+_IDS = "input_ids"
+_PIECE = 1 << 14  # rows at a time: the table of a large model is a gigabyte
+
+
+def extreme_case(model: ModelFile, cases: Sequence[Case]) -> Case | None:
+    """Return a case like the first of several rows, of which one has the largest embeddings and another the smallest.
+
+    Outliers of activations begin at few tokens, which random ids rarely hit. None for a model without ids, or whose
+    table of them is not found or does not hold floats.
+    """
+    usual = next((case for case in cases if _is_full(case)), None)
+    norms = _norms(model) if usual is not None else None
+    if usual is None or norms is None:
+        return None
+    ids = usual.feeds[_IDS]
+    stamp = InputStamp.read(model)
+    kind = None if stamp is None else stamp.kinds.get(_IDS)
+    special: list[int] = []  # tokens that stay where they are, and stand nowhere else
+    if kind is not None and kind.kind == IDS:
+        special = [token for token in (*kind.never, kind.first, kind.last, kind.pad) if token is not None]
+        norms = norms[: kind.below]
+    order = [token for token in np.argsort(norms).tolist() if token not in special]
+    if len(order) < 2:
+        return None
+    length = ids.shape[1]
+    rows = np.stack([np.resize(order[::-1][:length], length), np.resize(order[:length], length)])
+    extreme = ids.copy()
+    keep = np.isin(ids[:2], special)
+    extreme[:2] = np.where(keep, ids[:2], rows)
+    return Case("tokens of the largest and the smallest embeddings", {**usual.feeds, _IDS: extreme}, usual.valid)
+
+
+def _is_full(case: Case) -> bool:
+    ids = case.feeds.get(_IDS)
+    is_text = ids is not None and ids.ndim == 2 and len(ids) > 1 and ids.shape[1] > 1
+    return is_text and (case.valid is None or bool(case.valid.all()))
+
+
+def _norms(model: ModelFile) -> NDArray[np.float32] | None:
+    """Return the norms of the embeddings of all ids: float32 [V]."""
+    ids, tables = {_IDS}, set[str]()
+    for node in read_nodes(model.path):
+        if node.op_type == "Cast" and node.inputs[0] in ids:
+            ids.add(node.outputs[0])
+        row = OPERATORS.get((node.domain, node.op_type))
+        named = row.named(node.inputs) if row is not None else {}
+        tables |= {named[table] or "" for indices, table in (row.lookups if row else ()) if named[indices] in ids}
+    floats = {tensor.name for tensor in model.structure.initializers if tensor.dtype in ("float32", "float16")}
+    name = next(iter(tables & floats), None)
+    tensor = None if name is None else load_model(model.path).graph.initializers[name].const_value
+    if tensor is None:
+        return None
+    table = tensor.numpy()
+    pieces = [table[start : start + _PIECE].astype(np.float32) for start in range(0, len(table), _PIECE)]
+    return np.concatenate([np.linalg.norm(piece, axis=1) for piece in pieces])

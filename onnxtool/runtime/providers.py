@@ -99,3 +99,65 @@ def identity_model(opset: int) -> bytes:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
     serialized: bytes = model.SerializeToString()
     return serialized
+
+
+@cache
+def highest_opset() -> int:
+    """Return the newest of ONNX's opsets that onnxruntime loads a graph of, and onnx knows.
+
+    onnxruntime names it nowhere but in the error of a graph that is too new, so graphs of one node are tried.
+    """
+    from onnx import defs
+
+    newest = defs.onnx_opset_version()
+    return next((opset for opset in range(newest, 1, -1) if _loads(opset)), 1)
+
+
+def runtime_version() -> str:
+    """Return the version of the onnxruntime that is installed, whichever of its packages that is."""
+    import onnxruntime
+
+    return str(onnxruntime.__version__)
+
+
+def _loads(opset: int) -> bool:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    try:
+        ort.InferenceSession(identity_model(opset), options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001  onnxruntime's exceptions have no root of their own
+        return False
+    return True
+
+
+# Larger sums of two neighbours do not fit 16 bits.
+_ROWS, _WIDTH, _ACTIVATION, _WEIGHT = 4, 64, 255, 127
+
+EXACT_PRODUCTS_OPTION = "session.x64quantprecision"
+"""The option of a session that makes products of uint8 and int8 exact where they saturate; they take longer then."""
+
+
+@cache
+def products_saturate() -> bool:
+    """Multiply the largest uint8 and int8, and return whether the result is too small.
+
+    On x86 CPUs without VNNI, onnxruntime adds two products in 16 bits, where they saturate.
+    """
+    import numpy as np
+    import onnxruntime as ort
+    from onnx import TensorProto, helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.full((_WIDTH, _WIDTH), _WEIGHT, np.int8), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["x", "w"], ["y"])],
+        "products",
+        [helper.make_tensor_value_info("x", TensorProto.UINT8, [_ROWS, _WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.INT32, [_ROWS, _WIDTH])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": np.full((_ROWS, _WIDTH), _ACTIVATION, np.uint8)})
+    return bool((found != _WIDTH * _ACTIVATION * _WEIGHT).any())

@@ -6,8 +6,7 @@ from collections import Counter
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import ALIAS
-from onnxtool.model_file.licenses import License
-from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
+from onnxtool.model_file.metadata import STEPS_KEY, License, parse_steps
 from onnxtool.model_file.wire import Structure
 from onnxtool.options import StrPath
 from onnxtool.summary.duplicates import find_duplicates

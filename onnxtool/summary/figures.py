@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from onnxtool.model_file.licenses import UNKNOWN
+from onnxtool.model_file.metadata import UNKNOWN
 from onnxtool.reports import Json, TensorInfo, short_repr
 
 _NOTHING: Mapping[str, Json] = MappingProxyType({})

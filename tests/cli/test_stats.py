@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.model_file.licenses import License
-from onnxtool.model_file.metadata import STEPS_KEY, stamp
+from onnxtool.model_file.metadata import STEPS_KEY, License, stamp
 from tests.cli.entry_point import run_onnxtool, run_process
 from tests.graphs import save_operators, value
 

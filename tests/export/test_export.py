@@ -33,9 +33,9 @@ from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.progress import listening
-from onnxtool.runtime.opsets import highest_opset
+from onnxtool.runtime.providers import highest_opset
 from onnxtool.summary import summarize_model
 from tests.workshop import Workshop
 

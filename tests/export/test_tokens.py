@@ -31,8 +31,7 @@ from onnxtool.export.targets import find_target
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import tokens
-from onnxtool.runtime.hard_texts import HARD_TEXTS
-from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
+from onnxtool.runtime.tokens import HARD_TEXTS, OwnTokenizer, hard_texts, read_folder
 from tests.workshop import Workshop, trained_model
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "config.json")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onnxtool.evaluation.measures import Difference, Measure
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.release.facts import (
     EvaluationResult,
     LatencyRow,

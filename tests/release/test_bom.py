@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from onnxtool.errors import InputError
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.release.bom import bom_text, check_bom
 from onnxtool.release.facts import ReleaseFacts, first_difference
 from tests.release.samples import FACTS

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from huggingface_hub import ModelCard
 
-from onnxtool.model_file.licenses import License
+from onnxtool.model_file.metadata import License
 from onnxtool.release.card import card_text
 from onnxtool.release.facts import Provenance, ReleaseFacts, first_difference
 from tests.release.samples import FACTS, FILES

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.session as session_module
 from onnxtool.errors import SessionError
-from onnxtool.runtime.binding import BoundRun
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.session import BoundRun, Session, open_session
 from tests.infer.tiny_models import TinyModel, table
 
 

@@ -10,8 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY, stamp
-from onnxtool.runtime.extreme_tokens import extreme_case
-from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.input_cases import extreme_case, input_cases
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp
 from tests.infer.tiny_models import save_graph
 

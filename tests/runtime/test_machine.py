@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from onnxtool.runtime.device_memory import device_memory
-from onnxtool.runtime.machine import installed_versions, processor_name
+from onnxtool.runtime.machine import device_memory, installed_versions, processor_name
 
 
 def test_the_machine_has_a_name_and_versions() -> None:

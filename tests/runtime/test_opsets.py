@@ -7,7 +7,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from onnxtool.runtime.opsets import highest_opset
+from onnxtool.runtime.providers import highest_opset
 
 
 def load(opset: int) -> None:

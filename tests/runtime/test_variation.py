@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from onnxtool.runtime.comparison import Case, run_reference
+from onnxtool.runtime.comparison import Case, constant_outputs, run_reference
 from onnxtool.runtime.feeds import verification_shapes
-from onnxtool.runtime.variation import constant_outputs
 
 Arrays = Mapping[str, NDArray[Any]]
 TABLE = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)

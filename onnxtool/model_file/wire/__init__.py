@@ -8,15 +8,15 @@ A model file is untrusted input: every length is checked against the message tha
 kept in memory are bounded, and what does not parse raises ModelFileError with the byte at which it went wrong.
 """
 
-from onnxtool.model_file.wire.constants import Constant as Constant
-from onnxtool.model_file.wire.constants import read_constants as read_constants
 from onnxtool.model_file.wire.externalize import LARGE_BYTES as LARGE_BYTES
 from onnxtool.model_file.wire.externalize import externalized as externalized
+from onnxtool.model_file.wire.structure import Constant as Constant
 from onnxtool.model_file.wire.structure import Function as Function
 from onnxtool.model_file.wire.structure import Node as Node
 from onnxtool.model_file.wire.structure import Structure as Structure
 from onnxtool.model_file.wire.structure import Training as Training
 from onnxtool.model_file.wire.structure import encode_metadata as encode_metadata
+from onnxtool.model_file.wire.structure import read_constants as read_constants
 from onnxtool.model_file.wire.structure import read_names as read_names
 from onnxtool.model_file.wire.structure import read_nodes as read_nodes
 from onnxtool.model_file.wire.structure import read_structure as read_structure

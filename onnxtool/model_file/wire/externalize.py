@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from onnxtool.model_file.wire.messages import GRAPH, MODEL, TENSOR
 from onnxtool.model_file.wire.protobuf import (
-    BYTES,
     Data,
+    Message,
+    Span,
     copy_field,
     encode_entry,
     encode_field,
     encode_number,
-    fields,
     opened,
+    read,
 )
 
 # Shapes, axes and scalars stay in the message, because passes read them; a weight matrix is larger than this.
 LARGE_BYTES = 1024
 
-_GRAPH, _INITIALIZER, _RAW_DATA, _EXTERNAL_DATA, _DATA_LOCATION = 7, 5, 9, 13, 14
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
 _EXTERNAL = 1
+
+
+class _Every(Message):
+    """A table that has every field: under its name where `named` has it, and with its tag, undecoded."""
+
+    def __init__(self, named: Message) -> None:
+        self._named = named
+
+    def get(self, tag: int, default: Any = None) -> Any:
+        name = self._named[tag][0] if tag in self._named else ""
+        return name, lambda _, start, end: (tag, start, end)
+
+
+_MODEL, _GRAPH, _TENSOR = _Every(MODEL), _Every(GRAPH), _Every(TENSOR)
 
 
 def externalized(path: Path) -> bytes:
@@ -33,35 +50,35 @@ def externalized(path: Path) -> bytes:
     """
     with opened(path) as data:
         message = bytearray()
-        for number, kind, start, end in fields(data, 0, len(data)):
-            if number == _GRAPH and kind == BYTES:
-                message += encode_field(number, _graph(data, start, end, path.name))
+        for name, (tag, start, end) in read(data, _MODEL, (0, len(data))):
+            if name == "graph":
+                message += encode_field(tag >> 3, _graph(data, (start, end), path.name))
             else:
-                message += copy_field(data, number, kind, start, end)
+                message += copy_field(data, tag, start, end)
         return bytes(message)
 
 
-def _graph(data: Data, start: int, end: int, location: str) -> bytes:
+def _graph(data: Data, place: Span, location: str) -> bytes:
     message = bytearray()
-    for number, kind, first, last in fields(data, start, end):
-        if number == _INITIALIZER and kind == BYTES and last - first > LARGE_BYTES:
-            message += encode_field(number, _tensor(data, first, last, location))
+    for name, (tag, start, end) in read(data, _GRAPH, place):
+        if name == "initializer" and end - start > LARGE_BYTES:
+            message += encode_field(tag >> 3, _tensor(data, (start, end), location))
         else:
-            message += copy_field(data, number, kind, first, last)
+            message += copy_field(data, tag, start, end)
     return bytes(message)
 
 
-def _tensor(data: Data, start: int, end: int, location: str) -> bytes:
-    parts = list(fields(data, start, end))
-    if not any(number == _RAW_DATA and last - first > LARGE_BYTES for number, _, first, last in parts):
-        return data[start:end]
+def _tensor(data: Data, place: Span, location: str) -> bytes:
+    parts = list(read(data, _TENSOR, place))
+    if not any(name == "raw_data" and end - start > LARGE_BYTES for name, (_, start, end) in parts):
+        return data[slice(*place)]
     message = bytearray()
-    for number, kind, first, last in parts:
-        if number == _RAW_DATA and kind == BYTES:
-            place = {"location": location, "offset": str(first), "length": str(last - first)}
-            for key, value in place.items():
+    for name, (tag, start, end) in parts:
+        if name == "raw_data":
+            where = {"location": location, "offset": str(start), "length": str(end - start)}
+            for key, value in where.items():
                 message += encode_entry(_EXTERNAL_DATA, key, value)
             message += encode_number(_DATA_LOCATION, _EXTERNAL)
-        elif number not in (_EXTERNAL_DATA, _DATA_LOCATION):
-            message += copy_field(data, number, kind, first, last)
+        elif name not in ("external_data", "data_location"):
+            message += copy_field(data, tag, start, end)
     return bytes(message)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from onnxtool.errors import ModelFileError
-from onnxtool.model_file.formats import foreign_format
 
-VARINT, BYTES = 0, 2
-_FIXED64, _FIXED32 = 1, 5
+VARINT, BYTES, FIXED32 = 0, 2, 5
+_FIXED64 = 1
 _MAX_FIELD_NUMBER = (1 << 29) - 1
 _MAX_VARINT = (1 << 64) - 1  # the tenth byte of a varint has room for more, which protobuf drops
 
@@ -23,6 +22,10 @@ _JUMP_BYTES = 1 << 12
 _HEADER_BYTES = 20  # a tag and a length, of ten bytes each at most
 _MAX_TEXT_BYTES = 1 << 23  # of one value of metadata
 _MAX_NAME_BYTES = 1 << 16
+
+Span = tuple[int, int]  # where the content of a field begins and ends in the file; of a varint its value, and 0
+Decoder = Callable[["Data", int, int], Any] | None
+Message = dict[int, tuple[str, Decoder]]  # by field number and wire type, as a tag has them
 
 
 class _MalformedError(Exception):
@@ -128,8 +131,12 @@ def _beginning(path: Path) -> tuple[bytes, int]:
         return b"", 0
 
 
-def fields(data: Data, position: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type, and start and end of the content (for a varint: the value, and 0) of every field."""
+def read(data: Data, message: Message, place: Span) -> Iterator[tuple[str, Any]]:
+    """Yield name and content of each field of the message at `place` that the table has.
+
+    The content is what the field's decoder makes of it, and without one where it lies.
+    """
+    position, end = place
     while position < end:
         # A message that fits is read whole; of a larger one, as much as the next headers take.
         needed = end - position if end - position <= _RUN_BYTES else _HEADER_BYTES
@@ -146,27 +153,31 @@ def fields(data: Data, position: int, end: int) -> Iterator[tuple[int, int, int,
                 offset += 1
             else:
                 tag, offset = _varint(window, offset, limit, base)
-            number, kind = tag >> 3, tag & 7
-            if not 0 < number <= _MAX_FIELD_NUMBER:
-                raise malformed(f"field number {number}", base + tag_offset)
-            if kind == BYTES:
-                if offset < limit and window[offset] < 0x80:
-                    length = window[offset]
-                    offset += 1
-                else:
-                    length, offset = _varint(window, offset, limit, base)
-            elif kind == VARINT:
-                value, offset = _varint(window, offset, limit, base)
-                yield number, kind, value, 0
-                continue
-            elif kind in (_FIXED32, _FIXED64):
-                length = 4 if kind == _FIXED32 else 8
+            kind = tag & 7
+            if not 0 < tag >> 3 <= _MAX_FIELD_NUMBER:
+                raise malformed(f"field number {tag >> 3}", base + tag_offset)
+            if kind == VARINT:
+                start, offset = _varint(window, offset, limit, base)
+                stop = 0
             else:
-                raise malformed(f"wire type {kind}", base + tag_offset)
-            if length > limit - offset:
-                raise malformed(f"a field of {length} bytes where {limit - offset} are left", base + tag_offset)
-            start, offset = base + offset, offset + length
-            yield number, kind, start, base + offset
+                if kind == BYTES:
+                    if offset < limit and window[offset] < 0x80:
+                        length = window[offset]
+                        offset += 1
+                    else:
+                        length, offset = _varint(window, offset, limit, base)
+                elif kind in (FIXED32, _FIXED64):
+                    length = 4 if kind == FIXED32 else 8
+                else:
+                    raise malformed(f"wire type {kind}", base + tag_offset)
+                if length > limit - offset:
+                    raise malformed(f"a field of {length} bytes where {limit - offset} are left", base + tag_offset)
+                start, offset = base + offset, offset + length
+                stop = base + offset
+            known = message.get(tag)
+            if known is not None:
+                name, decoder = known
+                yield name, (start, stop) if decoder is None else decoder(data, start, stop)
         position = base + offset
 
 
@@ -226,17 +237,6 @@ def read_name(data: Data, start: int, end: int) -> bytes:
     return data[start:end]
 
 
-def read_entry(data: Data, start: int, end: int, *, kept: bool = True) -> tuple[str, str]:
-    """Return key and value of a StringStringEntryProto; of one that is not `kept` nothing is charged for."""
-    key = value = ""
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            key = read_text(data, first, last, kept=kept)
-        elif number == 2 and kind == BYTES:
-            value = read_text(data, first, last, kept=kept)
-    return key, value
-
-
 def encode_header(number: int, length: int) -> bytes:
     """Encode what precedes the content of a length-delimited field."""
     return _encode_varint(number << 3 | BYTES) + _encode_varint(length)
@@ -257,13 +257,13 @@ def encode_entry(number: int, key: str, value: str) -> bytes:
     return encode_field(number, encode_field(1, key.encode()) + encode_field(2, value.encode()))
 
 
-def copy_field(data: Data, number: int, kind: int, start: int, end: int) -> bytes:
-    """Encode a field as `fields` gave it."""
+def copy_field(data: Data, tag: int, start: int, end: int) -> bytes:
+    """Encode a field that a table of every field gave."""
+    kind = tag & 7
     if kind == VARINT:
-        return encode_number(number, start)
-    if kind == BYTES:
-        return encode_field(number, data[start:end])
-    return _encode_varint(number << 3 | kind) + data[start:end]
+        return _encode_varint(tag) + _encode_varint(start)
+    length = _encode_varint(end - start) if kind == BYTES else b""
+    return _encode_varint(tag) + length + data[start:end]
 
 
 def _encode_varint(value: int) -> bytes:
@@ -273,3 +273,58 @@ def _encode_varint(value: int) -> bytes:
         value >>= 7
     encoded.append(value)
     return bytes(encoded)
+
+
+_HEAD_BYTES = 1024
+_EXPORT = "pass the folder of the checkpoint to onnxtool export --model_name"
+_ORIGIN = "export the checkpoint that it was made of: onnxtool export --model_name"
+_ITSELF = "pass the .onnx file"
+_DOWNLOAD = "download the file itself: its address has /resolve/ where that of the page has /blob/"
+# Where the bytes stand, the bytes, what the file is, and the way out.
+_BEGINNINGS = (
+    (0, b"version https://git-lfs", "a Git LFS pointer to a file that was not fetched", "run `git lfs pull`"),
+    (0, b"GGUF", "a GGUF file, as llama.cpp reads them", _ORIGIN),
+    (4, b"TFL3", "a TensorFlow Lite model", _ORIGIN),
+    (4, b"ORTM", "a model in onnxruntime's own format", "pass the .onnx file that it was made of"),
+    (0, b"\x89HDF\r\n", "an HDF5 file, as Keras writes them", _ORIGIN),
+    (0, b"PAR1", "a Parquet file", _ITSELF),
+    (0, b"\x93NUMPY", "an array of NumPy", _ITSELF),
+    (0, b"\x1f\x8b", "a file packed by gzip", "unpack it first"),
+    (0, b"\x28\xb5\x2f\xfd", "a file packed by zstd", "unpack it first"),
+    (0, b"\xfd7zXZ", "a file packed by xz", "unpack it first"),
+    (0, b"%PDF", "a PDF file", _ITSELF),
+    (257, b"ustar", "a tar archive", "unpack it first"),
+)
+# Of text, in lower case.
+_TEXTS = (
+    (
+        b"<!doctype html",
+        "a web page",
+        _DOWNLOAD,
+    ),
+    (b"<html", "a web page", _DOWNLOAD),
+    (b"<?xml", "an XML file, as OpenVINO writes them", _ORIGIN),
+    (b"{", "a JSON file", _ITSELF),
+    (b"[", "a JSON file", _ITSELF),
+)
+
+
+def foreign_format(head: bytes, size: int) -> tuple[str, str] | None:
+    """Return what a file is that is no ONNX model, and the way out; None where that is not known.
+
+    Args:
+        head: the first kilobyte.
+        size: of the file, in bytes.
+    """
+    for place, magic, name, hint in _BEGINNINGS:
+        if head[place : place + len(magic)] == magic:
+            return name, hint
+    if head[:4] == b"PK\x03\x04":
+        is_torch = b"/data.pkl" in head[:_HEAD_BYTES] or b"/.format_version" in head[:_HEAD_BYTES]
+        return ("a file of PyTorch", _EXPORT) if is_torch else ("a ZIP archive", "unpack it first")
+    if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a pickle, as older PyTorch writes its files", _EXPORT
+    if head[8:10] == b'{"' and int.from_bytes(head[:8], "little") < size:
+        return "a file of safetensors", _EXPORT
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    return next(((name, hint) for begin, name, hint in _TEXTS if text.startswith(begin)), None)

@@ -1,32 +1,46 @@
-"""Read all of a model but its weights."""
+"""Read all of a model but its weights: graphs, nodes and functions are counted rather than kept."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+import struct
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import NamedTuple
 
-from onnxtool.model_file.domains import ALIAS
-from onnxtool.model_file.wire.graphs import Reading, count_node, read_attribute, read_graph, read_node, read_opset
-from onnxtool.model_file.wire.protobuf import (
-    BYTES,
-    VARINT,
-    Data,
-    decode,
-    encode_entry,
-    fields,
-    malformed,
-    opened,
+from onnxtool.model_file.domains import ALIAS, settled
+from onnxtool.model_file.wire.messages import (
+    ANNOTATION,
+    ATTRIBUTE,
+    FUNCTION,
+    GRAPH,
+    INTEGERS,
+    MODEL,
+    NODE,
+    OPERATOR_SET,
+    TENSOR,
+    TENSOR_INTEGERS,
+    TRAINING,
+    VALUE_NOTES,
     read_entry,
-    read_text,
-    signed,
 )
-from onnxtool.model_file.wire.scopes import scope_of_weight
-from onnxtool.model_file.wire.tensors import ExternalData, Tensor
+from onnxtool.model_file.wire.protobuf import Data, Span, decode, encode_entry, malformed, opened, read, read_text
+from onnxtool.model_file.wire.tensors import ExternalData, Tensor, read_sparse_tensor, read_tensor, read_value_info
 from onnxtool.reports import TensorInfo
 
 # What is kept of a file that was made to fill the memory; real models keep a hundredth of it.
 _MAX_TEXT_BYTES = 12 << 20
 _MAX_FUNCTIONS = 10_000
+_MAX_NESTING = 64
+_MAX_KEPT = 100_000  # of tensors, values and operators each; the largest models have a fifth of that
+_MAX_SCOPES = 10_000
+_MAX_SCOPES_BYTES = 1 << 16  # of a node; they take a few hundred
+_MAX_INPUTS = 1000  # of a node, of which one may tell its part; and attributes
+_MAX_MADE_UP = 100  # bytes of a name that an exporter makes up
+_MOST_INTEGERS = 64  # of a constant whose values are read; no shape has more
+_FORMATS = {"int32": "i", "int64": "q"}  # of struct
+_ALIAS = ALIAS.encode()
+_COUNTED = {tag: field for tag, field in NODE.items() if field[0] != "output"}  # of a node
 
 
 class Node(NamedTuple):
@@ -128,43 +142,92 @@ def read_structure(path: Path) -> Structure:
         return _read_model(data)
 
 
+class _Reading:
+    """What has been read of a graph and those inside of it so far."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.metadata: dict[str, str] = {}
+        self.inputs: list[TensorInfo] = []
+        self.outputs: list[TensorInfo] = []
+        self.initializers: list[Tensor] = []
+        self.initialized: set[str] = set()
+        self.sparse_dims: dict[str, tuple[int, ...]] = {}
+        self.denotations: dict[str, tuple[str, ...]] = {}
+        self.quantization: dict[str, dict[str, str]] = {}
+        self.external: list[ExternalData] = []
+        self.ops: Counter[bytes] = Counter()
+        self.most_inputs: dict[bytes, int] = {}
+        self.given_inputs: dict[bytes, set[int]] = {}
+        self.attributes: dict[bytes, dict[bytes, int]] = {}
+        self.scopes: Counter[str] = Counter()
+        self.readers: dict[bytes, str] = {}
+        self.constants: Counter[str] = Counter()
+        self.num_subgraphs = 0
+        self.attribute_bytes = 0
+
+    def apart(self) -> _Reading:
+        """Return a reading for a graph that is no part of this one; its data outside the file belongs to the model."""
+        other = _Reading()
+        other.external = self.external
+        return other
+
+    def check(self, position: int) -> None:
+        """Refuse a file that was made to fill the memory."""
+        kept: tuple[Sized, ...] = (
+            self.initializers,
+            self.external,
+            self.inputs,
+            self.outputs,
+            self.ops,
+            self.quantization,
+        )
+        if max(map(len, kept)) > _MAX_KEPT:
+            raise malformed(f"more than {_MAX_KEPT} tensors, values or operators", position)
+
+    def add(self, tensor: Tensor, depth: int) -> None:
+        """Keep an initializer of a graph `depth` graphs below the main one."""
+        self.initializers.append(tensor)
+        if depth == 0:
+            self.initialized.add(tensor.name)
+
+
 def _read_model(data: Data) -> Structure:
-    model = Reading()
-    numbers = {1: 0, 5: 0}
-    texts = {2: "", 3: "", 4: ""}
+    model = _Reading()
+    numbers = {"ir_version": 0, "model_version": 0}
+    texts = {"producer_name": "", "producer_version": "", "domain": ""}
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
     functions: list[Function] = []
     trainings: list[Training] = []
     has_graph = False
-    for number, kind, start, end in fields(data, 0, len(data)):
-        if kind == VARINT and number in numbers:
-            numbers[number] = signed(start)
-        elif kind != BYTES:
-            continue
-        elif number == 7:
+    for field, content in read(data, MODEL, (0, len(data))):
+        if field in numbers:
+            numbers[field] = content
+        elif field in texts:
+            texts[field] = content
+        elif field == "graph":
             has_graph = True
-            read_graph(data, start, end, model, depth=0)
-        elif number in texts:
-            texts[number] = read_text(data, start, end)
-        elif number == 8:
-            domain, version = read_opset(data, start, end)
+            _read_graph(data, content, model, depth=0)
+        elif field == "opset_import":
+            domain, version = _read_opset(data, content)
             opsets[domain or ALIAS] = version
-        elif number == 14:
-            key, value = read_entry(data, start, end)
+        elif field == "metadata_props":
+            key, value = read_entry(data, content)
             metadata[key] = value
-        elif number in (20, 25) and len(functions) + len(trainings) >= _MAX_FUNCTIONS:
-            raise malformed(f"more than {_MAX_FUNCTIONS} functions", start)
-        elif number == 20:
-            trainings.append(_read_training(data, start, end, model))
-        elif number == 25:
-            functions.append(_read_function(data, start, end, model))
+        elif len(functions) + len(trainings) >= _MAX_FUNCTIONS:
+            raise malformed(f"more than {_MAX_FUNCTIONS} functions", content[0])
+        elif field == "functions":
+            functions.append(_read_function(data, content, model))
+        else:
+            trainings.append(_read_training(data, content, model))
+    ir_version = numbers["ir_version"]
     # Opsets are obligatory from IR version 3 on, and they follow the graph: a copy that broke off lacks them.
-    if not has_graph or not numbers[1] or (numbers[1] >= 3 and not opsets):
+    if not has_graph or not ir_version or (ir_version >= 3 and not opsets):
         raise malformed("no graph, no IR version or no opset in it", len(data))
     return Structure(
-        ir_version=numbers[1],
-        producer=f"{texts[2]} {texts[3]}".strip(),
+        ir_version=ir_version,
+        producer=f"{texts['producer_name']} {texts['producer_version']}".strip(),
         opsets=dict(sorted(opsets.items())),
         metadata=dict(sorted(metadata.items())),
         inputs=tuple(value for value in model.inputs if value.name not in model.initialized),
@@ -180,8 +243,8 @@ def _read_model(data: Data) -> Structure:
         num_functions=len(functions),
         num_subgraphs=model.num_subgraphs,
         external=tuple(model.external),
-        domain=texts[4],
-        model_version=numbers[5],
+        domain=texts["domain"],
+        model_version=numbers["model_version"],
         graph_name=model.name,
         graph_metadata=dict(sorted(model.metadata.items())),
         functions=tuple(functions),
@@ -197,123 +260,179 @@ def _read_model(data: Data) -> Structure:
     )
 
 
-def read_nodes(path: Path) -> Iterator[Node]:
-    """Yield the nodes of the main graph of the ONNX file at `path`, in their order, one at a time.
-
-    Raises:
-        ModelFileError: there is no such file, or it is not an ONNX model.
-    """
-    with opened(path) as data:
-        for number, kind, start, end in fields(data, 0, len(data)):
-            if number == 7 and kind == BYTES:
-                for inner, inner_kind, node_start, node_end in fields(data, start, end):
-                    if inner == 1 and inner_kind == BYTES:
-                        yield Node(*read_node(data, node_start, node_end))
-
-
-def read_names(path: Path) -> tuple[list[str], list[str]]:
-    """Read the names that the main graph of the ONNX file at `path` defines: of initializers, and by its nodes.
-
-    Raises:
-        ModelFileError: there is no such file, or it is not an ONNX model.
-    """
-    initializers: list[str] = []
-    outputs: list[str] = []
-    # The path to the names: an initializer, the values of a sparse one, and an output of a node.
-    places = {5: ((8,), initializers), 15: ((1, 8), initializers), 1: ((2,), outputs)}
-    with opened(path) as data:
-        for number, kind, start, end in fields(data, 0, len(data)):
-            if number != 7 or kind != BYTES:
+def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
+    """Read a GraphProto; its name, inputs, outputs and annotations only where it is the main graph."""
+    if depth > _MAX_NESTING:
+        raise malformed(f"graphs nested more than {_MAX_NESTING} deep", place[0])
+    for field, part in read(data, GRAPH, place):
+        match field:
+            case "node":
+                _count_node(data, part, model, depth)
                 continue
-            for inner, inner_kind, first, last in fields(data, start, end):
-                if inner in places and inner_kind == BYTES:
-                    numbers, names = places[inner]
-                    names.extend(name for name in _texts_at(data, first, last, numbers) if name)
-    return initializers, outputs
+            case "initializer":
+                model.add(read_tensor(data, part, model.external), depth)
+            case "sparse_initializer":
+                values, dims = read_sparse_tensor(data, part, model.external)
+                if values is not None:
+                    model.add(values, depth)
+                    model.sparse_dims[values.name] = dims
+            case "value_info":
+                data.annotation_bytes += sum(b - a for _, (a, b) in read(data, VALUE_NOTES, part))
+            case "metadata_props":
+                data.annotation_bytes += part[1] - part[0]
+                if depth == 0:
+                    key, value = read_entry(data, part)
+                    model.metadata[key] = value
+            case "name" if depth == 0:
+                model.name = read_text(data, *part)
+            case "input" | "output" if depth == 0:
+                info, denotations = read_value_info(data, part)
+                (model.inputs if field == "input" else model.outputs).append(info)
+                if any(denotations):
+                    model.denotations[info.name] = denotations
+            case "quantization_annotation" if depth == 0:
+                name = ""
+                parameters: dict[str, str] = {}
+                for inner, content in read(data, ANNOTATION, part):
+                    if inner == "tensor_name":
+                        name = content
+                    else:
+                        key, tensor = read_entry(data, content)
+                        parameters[key] = tensor
+                model.quantization[name] = parameters
+        model.check(part[0])
 
 
-def _texts_at(data: Data, start: int, end: int, numbers: tuple[int, ...]) -> Iterator[str]:
-    for number, kind, first, last in fields(data, start, end):
-        if number == numbers[0] and kind == BYTES:
-            if len(numbers) == 1:
-                yield read_text(data, first, last)
-            else:
-                yield from _texts_at(data, first, last, numbers[1:])
+def _count_node(data: Data, place: Span, model: _Reading, depth: int) -> None:
+    """Count a NodeProto, and read the graphs and tensors in its attributes."""
+    texts = {"op_type": b"", "domain": b"", "name": b""}
+    scopes = ""
+    inputs: list[bytes] = []
+    attributes: list[tuple[bytes, int]] = []
+    for field, content in read(data, _COUNTED, place):
+        if field == "input":
+            if len(inputs) < _MAX_INPUTS:
+                inputs.append(content)
+        elif field == "attribute":
+            held = model.constants if texts["op_type"] == b"Constant" else None
+            attribute = _read_attribute(data, content, model, depth, held)
+            if len(attributes) < _MAX_INPUTS:
+                attributes.append(attribute)
+        elif field == "metadata_props":
+            first, last = content
+            data.annotation_bytes += last - first
+            if last - first <= _MAX_SCOPES_BYTES and SCOPES_KEY in data[first : min(last, first + 64)]:
+                scopes = read_entry(data, content, kept=False)[1]
+        else:
+            texts[field] = content
+    op_type, domain, name = texts.values()
+    op = domain + b"::" + op_type if domain not in (b"", _ALIAS) else op_type
+    if op not in model.ops:
+        model.check(place[0])
+        data.charge(op.__sizeof__(), place[0])
+    model.ops[op] += 1
+    model.most_inputs[op] = max(len(inputs), model.most_inputs.get(op, 0))
+    model.given_inputs.setdefault(op, set()).update(slot for slot, source in enumerate(inputs, start=1) if source)
+    largest = model.attributes.setdefault(op, {})
+    for key, value in attributes:
+        if key not in largest:
+            data.charge(key.__sizeof__(), place[0])
+        largest[key] = max(value, largest.get(key, value))
+    dotted = () if scopes or b"/" in name else [decode(source, place[0]) for source in inputs if b"." in source]
+    scope = scope_of_node(decode(name, place[0]), scopes, dotted)
+    if scope not in model.scopes and len(model.scopes) >= _MAX_SCOPES:
+        scope = ""
+    model.scopes[scope] += 1
+    if scope and len(model.readers) < _MAX_KEPT:
+        for source in inputs:
+            if len(source) <= _MAX_MADE_UP and b"/" not in source and b"." not in source:
+                model.readers.setdefault(source, scope)
 
 
-def encode_metadata(entries: dict[str, str]) -> bytes:
-    """Encode `entries` as ModelProto.metadata_props; appended to a serialized model, they are added to it.
+def _read_attribute(
+    data: Data, place: Span, model: _Reading, depth: int, constants: Counter[str] | None = None
+) -> tuple[bytes, int]:
+    """Read an AttributeProto, add its elements to `constants` by dtype, and return its name and integer, or 0."""
+    name, value = b"", 0
+    counted: dict[str, int] = defaultdict(int) if constants is None else constants
+    for field, content in read(data, ATTRIBUTE, place):
+        match field:
+            case "name":
+                name = content
+            case "i":
+                value = content
+                counted["int64"] += 1
+            case "ints":
+                counted["int64"] += content
+            case "f" | "floats":
+                counted["float32"] += content
+            case "g" | "graphs":
+                model.num_subgraphs += 1
+                _read_graph(data, content, model, depth + 1)
+            case _:
+                if field.startswith("sparse"):
+                    tensor = read_sparse_tensor(data, content, model.external)[0]
+                else:
+                    tensor = read_tensor(data, content, model.external)
+                if tensor is not None:
+                    model.attribute_bytes += tensor.size_bytes
+                    counted[tensor.dtype] += tensor.num_elements
+                model.check(content[0])
+    return name, value
 
-    Protobuf reads the concatenation of two messages as their merge, so a file of any size is stamped by writing a
-    few bytes at its end. The caller makes sure that no key is there already.
-    """
-    encoded = bytearray()
-    for key, value in entries.items():
-        encoded += encode_entry(14, key, value)
-    return bytes(encoded)
+
+def _read_opset(data: Data, place: Span) -> tuple[str, int]:
+    found = {"domain": "", "version": 0, **dict(read(data, OPERATOR_SET, place))}
+    return str(found["domain"]), int(found["version"])
 
 
-def _read_function(data: Data, start: int, end: int, model: Reading) -> Function:
+def _read_function(data: Data, place: Span, model: _Reading) -> Function:
     body = model.apart()
-    texts = {1: "", 10: "", 13: ""}
-    lists: dict[int, list[str]] = {4: [], 5: [], 6: []}
+    texts = {"domain": "", "name": "", "overload": ""}
+    lists: dict[str, list[str]] = {"input": [], "output": [], "attribute": []}
     opsets: dict[str, int] = {}
     metadata: dict[str, str] = {}
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number == 7:
-            count_node(data, first, last, body, depth=0)
-        elif number == 11:
-            read_attribute(data, first, last, body, depth=0)
-            lists[6].append(_attribute_name(data, first, last))
-        elif number == 9:
-            domain, version = read_opset(data, first, last)
+    for field, content in read(data, FUNCTION, place):
+        if field in texts:
+            texts[field] = content
+        elif field in lists:
+            lists[field].append(content)
+        elif field == "node":
+            _count_node(data, content, body, depth=0)
+        elif field == "attribute_proto":
+            lists["attribute"].append(decode(_read_attribute(data, content, body, depth=0)[0], content[0]))
+        elif field == "opset_import":
+            domain, version = _read_opset(data, content)
             opsets[domain or ALIAS] = version
-        elif number == 14:
-            key, value = read_entry(data, first, last)
+        else:
+            key, value = read_entry(data, content)
             metadata[key] = value
-            data.annotation_bytes += last - first
-        elif number in texts:
-            texts[number] = read_text(data, first, last)
-        elif number in lists:
-            lists[number].append(read_text(data, first, last))
+            data.annotation_bytes += content[1] - content[0]
     return Function(
-        domain=texts[10],
-        name=texts[1],
-        overload=texts[13],
-        inputs=tuple(lists[4]),
-        outputs=tuple(lists[5]),
-        attributes=tuple(lists[6]),
+        **texts,
+        inputs=tuple(lists["input"]),
+        outputs=tuple(lists["output"]),
+        attributes=tuple(lists["attribute"]),
         opsets=dict(sorted(opsets.items())),
         ops=_by_count(body.ops),
         metadata=dict(sorted(metadata.items())),
     )
 
 
-def _attribute_name(data: Data, start: int, end: int) -> str:
-    name = ""
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            name = read_text(data, first, last)
-    return name
+def _read_training(data: Data, place: Span, model: _Reading) -> Training:
+    graphs = {"initialization": model.apart(), "algorithm": model.apart()}
+    bindings: dict[str, dict[str, str]] = {"initialization_binding": {}, "update_binding": {}}
+    for field, content in read(data, TRAINING, place):
+        if field in graphs:
+            _read_graph(data, content, graphs[field], depth=0)
+        else:
+            key, value = read_entry(data, content)
+            bindings[field][key] = value
+    initialization, algorithm = (_by_count(graph.ops) for graph in graphs.values())
+    return Training(initialization, algorithm, *bindings.values())
 
 
-def _read_training(data: Data, start: int, end: int, model: Reading) -> Training:
-    graphs = {1: model.apart(), 2: model.apart()}
-    bindings: dict[int, dict[str, str]] = {3: {}, 4: {}}
-    for number, kind, first, last in fields(data, start, end):
-        if kind != BYTES:
-            continue
-        if number in graphs:
-            read_graph(data, first, last, graphs[number], depth=0)
-        elif number in bindings:
-            key, value = read_entry(data, first, last)
-            bindings[number][key] = value
-    return Training(_by_count(graphs[1].ops), _by_count(graphs[2].ops), bindings[3], bindings[4])
-
-
-def _scope_bytes(model: Reading) -> dict[str, int]:
+def _scope_bytes(model: _Reading) -> dict[str, int]:
     num_bytes: Counter[str] = Counter()
     for tensor in model.initializers:
         num_bytes[scope_of_weight(tensor.name) or model.readers.get(tensor.name.encode(), "")] += tensor.size_bytes
@@ -326,3 +445,159 @@ def _by_count(counted: Mapping[bytes, int]) -> dict[str, int]:
     for op, count in counted.items():
         ops[decode(op, 0)] += count
     return dict(sorted(ops.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _main_graph(data: Data) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield the fields of the main graph."""
+    for field, content in read(data, MODEL, (0, len(data))):
+        if field == "graph":
+            yield from read(data, GRAPH, content)
+
+
+def _read_node(data: Data, place: Span) -> Node:
+    texts = {"op_type": "", "domain": "", "name": ""}
+    lists: dict[str, list[str]] = {"input": [], "output": []}
+    for field, content in read(data, NODE, place):
+        if field in texts:
+            texts[field] = decode(content, place[0])
+        elif field in lists:
+            lists[field].append(decode(content, place[0]))
+    return Node(
+        texts["op_type"], settled(texts["domain"]), texts["name"], tuple(lists["input"]), tuple(lists["output"])
+    )
+
+
+def read_nodes(path: Path) -> Iterator[Node]:
+    """Yield the nodes of the main graph of the ONNX file at `path`, in their order, one at a time.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    with opened(path) as data:
+        for field, place in _main_graph(data):
+            if field == "node":
+                yield _read_node(data, place)
+
+
+def read_names(path: Path) -> tuple[list[str], list[str]]:
+    """Read the names that the main graph of the ONNX file at `path` defines: of initializers, and by its nodes.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    initializers: list[str] = []
+    outputs: list[str] = []
+    with opened(path) as data:
+        for field, place in _main_graph(data):
+            if field == "node":
+                outputs.extend(_read_node(data, place).outputs)
+            elif field == "initializer":
+                initializers.extend(content for name, content in read(data, TENSOR, place) if name == "name")
+            elif field == "sparse_initializer" and (values := read_sparse_tensor(data, place, [])[0]) is not None:
+                initializers.append(values.name)
+    return [name for name in initializers if name], [name for name in outputs if name]
+
+
+class Constant(NamedTuple):
+    """An initializer, or what a Constant node holds.
+
+    Attributes:
+        num_elements: at most.
+        integers: of a small tensor of int32 or int64; None for all else.
+    """
+
+    num_elements: int
+    integers: tuple[int, ...] | None
+
+
+def read_constants(path: Path) -> dict[str, Constant]:
+    """Read the constants of the main graph of the ONNX file at `path`, by name.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    constants: dict[str, Constant] = {}
+    with opened(path) as data:
+        for field, place in _main_graph(data):
+            if field == "initializer":
+                name, constant = _read_constant(data, place)
+                constants[name] = constant
+            elif field == "node":
+                node = _read_node(data, place)
+                if node.op_type == "Constant" and node.outputs:
+                    constants[node.outputs[0]] = _held_constant(data, place)
+    return constants
+
+
+def _read_constant(data: Data, place: Span) -> tuple[str, Constant]:
+    tensor = read_tensor(data, place, [])
+    integers: tuple[int, ...] | None = None
+    if tensor.dtype in _FORMATS and tensor.num_elements <= _MOST_INTEGERS and tensor.external is None:
+        if tensor.payload is not None:
+            first, length = tensor.payload
+            integers = struct.unpack(f"<{tensor.num_elements}{_FORMATS[tensor.dtype]}", data[first : first + length])
+        else:
+            integers = tuple(
+                value for _, values in read(data, TENSOR_INTEGERS[tensor.dtype], place) for value in values
+            )
+    return tensor.name, Constant(tensor.num_elements, integers)
+
+
+def _held_constant(data: Data, place: Span) -> Constant:
+    constant = Constant(place[1] - place[0], None)  # texts and floats: fewer than the bytes that hold them
+    for field, part in read(data, NODE, place):
+        if field != "attribute":
+            continue
+        held = dict(read(data, ATTRIBUTE, part))
+        name = decode(held.get("name", b""), place[0])
+        if name == "value" and "t" in held:
+            constant = _read_constant(data, held["t"])[1]
+        elif name in INTEGERS:
+            integers = tuple(value for _, values in read(data, INTEGERS[name], part) for value in values)
+            constant = Constant(len(integers), integers)
+    return constant
+
+
+def encode_metadata(entries: dict[str, str]) -> bytes:
+    """Encode `entries` as ModelProto.metadata_props; appended to a serialized model, they are added to it.
+
+    Protobuf reads the concatenation of two messages as their merge, so a file of any size is stamped by writing a
+    few bytes at its end. The caller makes sure that no key is there already.
+    """
+    return b"".join(encode_entry(14, key, value) for key, value in entries.items())
+
+
+SCOPES_KEY = b"pkg.torch.onnx.name_scopes"
+
+# What dynamo writes for a node that belongs to no module.
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
+_NAMES_WITHOUT_NUMBER = 2
+_MAX_LENGTH = 200
+
+
+def scope_of_node(name: str, scopes: str, inputs: Iterable[str]) -> str:
+    """Return the part that a node belongs to, by its scopes, its name or the weights that it reads; empty for none."""
+    if scopes:
+        # A list as Python prints it: ['', 'bert', 'bert.encoder', …, 'the node itself'].
+        parents = scopes.strip("[]").split(", ")[:-1]
+        parent = parents[-1].strip("'\"") if parents else ""
+        return "" if parent == _NO_MODULE else _part(parent)
+    if "/" in name:
+        return _part(name.rpartition("/")[0])
+    for source in inputs:
+        if "/" not in source and (part := scope_of_weight(source)):
+            return part
+    return ""
+
+
+def scope_of_weight(name: str) -> str:
+    """Return the part that an initializer belongs to by its name; empty where that is no path."""
+    if "::" in name:  # a name that an exporter made up, such as onnx::MatMul_1344
+        return ""
+    return _part(name.rpartition("/" if "/" in name and "." not in name else ".")[0])
+
+
+def _part(scope: str) -> str:
+    names = [name for name in scope.replace("/", ".").split(".") if name]
+    number = next((index for index, name in enumerate(names) if name.isdecimal()), _NAMES_WITHOUT_NUMBER - 1)
+    return ".".join(names[: number + 1])[:_MAX_LENGTH]

@@ -3,21 +3,23 @@
 from math import prod
 from typing import NamedTuple
 
-from onnxtool.model_file.wire.protobuf import (
-    BYTES,
-    VARINT,
-    Data,
-    fields,
-    malformed,
-    packed_varints,
+from onnxtool.model_file.wire.messages import (
+    DIMENSION,
+    HOLDERS,
+    MAX_RANK,
+    SHAPE,
+    SPARSE_TENSOR,
+    TENSOR,
+    TENSOR_TYPE,
+    TYPE,
+    VALUE_INFO,
     read_entry,
-    read_text,
-    signed,
 )
+from onnxtool.model_file.wire.protobuf import Data, Span, malformed, read
 from onnxtool.reports import Dimension, TensorInfo
 
-_MAX_RANK = 64  # as numpy; the product of many hostile dims would take forever
 _PLACE = ("location", "offset", "length")  # of the entries of external data, those that are read
+_EXTERNAL = 1  # of TensorProto.DataLocation
 _MAX_ELEMENTS = (1 << 63) - 1
 
 # TensorProto.DataType: its name in numpy and ml_dtypes, and the bits of one element (0: variable).
@@ -52,9 +54,6 @@ _DTYPES: dict[int, tuple[str, int]] = {
     27: ("float6_e2m3fn", 6),
     28: ("float6_e3m2fn", 6),
 }
-_OTHER_TYPES = {4: "sequence", 5: "map", 7: "opaque", 8: "sparse_tensor", 9: "optional"}
-_MAP = 5
-_HOLDERS = {4: 1, _MAP: 2, 9: 1}  # the field of each that holds the type of its elements
 _MOST_NESTED = 8
 ELEMENT_BITS = {number: bits for number, (_, bits) in _DTYPES.items()}
 DTYPE_NAMES = frozenset(name for name, _ in _DTYPES.values())
@@ -95,36 +94,28 @@ class Tensor(NamedTuple):
         return prod(self.dims)
 
 
-def read_sparse_tensor(
-    data: Data, start: int, end: int, external: list[ExternalData]
-) -> tuple[Tensor | None, tuple[int, ...]]:
+def read_sparse_tensor(data: Data, place: Span, external: list[ExternalData]) -> tuple[Tensor | None, tuple[int, ...]]:
     """Read a sparse tensor: its values, which are no tensor by themselves, and its own dims."""
-    tensors: dict[int, Tensor] = {}
+    values: Tensor | None = None
     dims: list[int] = []
-    for number, kind, first, last in fields(data, start, end):
-        if number in (1, 2) and kind == BYTES:
-            tensors[number] = read_tensor(data, first, last, external)
-        elif number == 3 and kind in (VARINT, BYTES):
-            dims += _read_dims(data, kind, first, last)
-    values = tensors.get(1)
+    for field, content in read(data, SPARSE_TENSOR, place):
+        match field:
+            case "values":
+                values = read_tensor(data, content, external)
+            case "indices":
+                read_tensor(data, content, external)
+            case "dims":
+                dims += content
     if values is None:
         return None, ()
-    sizes = _checked_dims(values.name, dims, start)
+    sizes = _checked_dims(values.name, dims, place[0])
     return Tensor(values.name, values.dtype, values.dims, values.size_bytes), sizes
 
 
-def _read_dims(data: Data, kind: int, first: int, last: int) -> list[int]:
-    if kind == VARINT:
-        return [first]
-    if last - first > 10 * _MAX_RANK:
-        raise malformed(f"{last - first} bytes of dimensions", first)
-    return packed_varints(data, first, last)
-
-
 def _checked_dims(name: str, dims: list[int], position: int) -> tuple[int, ...]:
-    if len(dims) > _MAX_RANK:
+    if len(dims) > MAX_RANK:
         raise malformed(f"tensor {name!r} has {len(dims)} dimensions", position)
-    sizes = tuple(signed(dim) for dim in dims)
+    sizes = tuple(dims)
     if any(dim < 0 for dim in sizes):
         raise malformed(f"tensor {name!r} has a negative dimension: {list(sizes)}", position)
     if prod(sizes) > _MAX_ELEMENTS:
@@ -132,44 +123,46 @@ def _checked_dims(name: str, dims: list[int], position: int) -> tuple[int, ...]:
     return sizes
 
 
-def read_tensor(data: Data, start: int, end: int, external: list[ExternalData]) -> Tensor:
+def read_tensor(data: Data, place: Span, external: list[ExternalData]) -> Tensor:
     """Read a tensor without its data, and add to `external` where data outside the file lies."""
     name, data_type, stored_bytes = "", 0, 0
     dims: list[int] = []
     payload: tuple[int, int] | None = None
     entries: dict[str, str] = {}
     is_external = False
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind in (VARINT, BYTES):
-            dims += _read_dims(data, kind, first, last)
-            if len(dims) > _MAX_RANK:
-                raise malformed(f"tensor {name!r} has {len(dims)} dimensions or more", start)
-        elif number == 2 and kind == VARINT:
-            data_type = signed(first)
-        elif number == 8 and kind == BYTES:
-            name = read_text(data, first, last)
-        elif number in (4, 5, 6, 7, 9, 10, 11) and kind == BYTES:
-            stored_bytes += last - first
-            if number == 9:
-                payload = (first, last - first)
-        elif number == 13 and kind == BYTES:
-            key, value = read_entry(data, first, last, kept=False)
-            if key in _PLACE:
-                entries[key] = value
-        elif number == 16 and kind == BYTES:
-            data.annotation_bytes += last - first
-        elif number == 14 and kind == VARINT:
-            is_external = first == 1
-    sizes = _checked_dims(name, dims, start)
+    for field, content in read(data, TENSOR, place):
+        match field:
+            case "dims":
+                dims += content
+                if len(dims) > MAX_RANK:
+                    raise malformed(f"tensor {name!r} has {len(dims)} dimensions or more", place[0])
+            case "data_type":
+                data_type = content
+            case "name":
+                name = content
+            case "external_data":
+                key, value = read_entry(data, content, kept=False)
+                if key in _PLACE:
+                    entries[key] = value
+            case "data_location":
+                is_external = content == _EXTERNAL
+            case "metadata_props":
+                data.annotation_bytes += content[1] - content[0]
+            case _:
+                first, last = content
+                stored_bytes += last - first
+                if field == "raw_data":
+                    payload = first, last - first
+    sizes = _checked_dims(name, dims, place[0])
     dtype, bits = _DTYPES.get(data_type, (f"type{data_type}", 0))
     size_bytes = (prod(sizes) * bits + 7) // 8 if bits else stored_bytes
     if is_external:
-        place = _external_data(name, entries, size_bytes if bits else None, start)
-        data.charge(place.location.__sizeof__(), start)
-        external.append(place)
-        return Tensor(name, dtype, sizes, size_bytes if bits else place.length or 0, None, place)
+        outside = _external_data(name, entries, size_bytes if bits else None, place[0])
+        data.charge(outside.location.__sizeof__(), place[0])
+        external.append(outside)
+        return Tensor(name, dtype, sizes, size_bytes if bits else outside.length or 0, None, outside)
     if payload is not None and bits and payload[1] != size_bytes:
-        raise malformed(f"tensor {name!r} needs {size_bytes} bytes and holds {payload[1]}", start)
+        raise malformed(f"tensor {name!r} needs {size_bytes} bytes and holds {payload[1]}", place[0])
     return Tensor(name, dtype, sizes, size_bytes, payload)
 
 
@@ -186,68 +179,70 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
     return ExternalData(entries["location"], offset, length)
 
 
-def read_value_info(data: Data, start: int, end: int) -> tuple[TensorInfo, tuple[str, ...]]:
+def read_value_info(data: Data, place: Span) -> tuple[TensorInfo, tuple[str, ...]]:
     """Read an input or output, with what its dimensions denote.
 
     One that is no tensor has a dtype such as `sequence(map(int64, float32))`, and the shape of the tensors in it.
     """
     name, dtype = "", "undefined"
     shape: list[tuple[Dimension, str]] = []
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            name = read_text(data, first, last)
-        elif number == 2 and kind == BYTES:
-            dtype, shape = _read_type(data, first, last, 0)
+    for field, content in read(data, VALUE_INFO, place):
+        if field == "name":
+            name = content
+        else:
+            dtype, shape = _read_type(data, content, 0)
     return TensorInfo(name, dtype, tuple(size for size, _ in shape)), tuple(text for _, text in shape)
 
 
-def _read_type(data: Data, start: int, end: int, depth: int) -> tuple[str, list[tuple[Dimension, str]]]:
+def _read_type(data: Data, place: Span, depth: int) -> tuple[str, list[tuple[Dimension, str]]]:
     dtype = "undefined"
     shape: list[tuple[Dimension, str]] = []
     if depth > _MOST_NESTED:
-        raise malformed(f"types nested more than {_MOST_NESTED} deep", start)
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == BYTES:
-            dtype, shape = _read_tensor_type(data, first, last)
-        elif number in _OTHER_TYPES and kind == BYTES:
-            parts: list[str] = []
-            shape = []
-            for inner, inner_kind, inner_start, inner_end in fields(data, first, last):
-                if number == _MAP and inner == 1 and inner_kind == VARINT:
-                    parts.append(_DTYPES.get(inner_start, (f"type{inner_start}", 0))[0])
-                elif inner_kind == BYTES and number in _HOLDERS and inner == _HOLDERS[number]:
-                    element, shape = _read_type(data, inner_start, inner_end, depth + 1)
-                    parts.append(element)
-            dtype = f"{_OTHER_TYPES[number]}({', '.join(parts)})" if parts else _OTHER_TYPES[number]
+        raise malformed(f"types nested more than {_MOST_NESTED} deep", place[0])
+    for kind, content in read(data, TYPE, place):
+        if kind == "tensor_type":
+            dtype, shape = _read_tensor_type(data, content)
+            continue
+        parts: list[str] = []
+        shape = []
+        for field, inner in read(data, HOLDERS[kind], content):
+            if field == "key_type":
+                parts.append(_dtype_name(inner))
+            else:
+                element, shape = _read_type(data, inner, depth + 1)
+                parts.append(element)
+        dtype = f"{kind}({', '.join(parts)})" if parts else kind
     return dtype, shape
 
 
-def _read_tensor_type(data: Data, start: int, end: int) -> tuple[str, list[tuple[Dimension, str]]]:
+def _read_tensor_type(data: Data, place: Span) -> tuple[str, list[tuple[Dimension, str]]]:
     dtype = "undefined"
     shape: list[tuple[Dimension, str]] = []
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == VARINT:
-            dtype = _DTYPES.get(first, (f"type{first}", 0))[0]
-        elif number == 2 and kind == BYTES:
-            for inner, inner_kind, dim_start, dim_end in fields(data, first, last):
-                if inner == 1 and inner_kind == BYTES:
-                    shape.append(_read_dimension(data, dim_start, dim_end))
-                    if len(shape) > _MAX_RANK:
-                        raise malformed(f"a value of {len(shape)} dimensions or more", dim_start)
+    for field, content in read(data, TENSOR_TYPE, place):
+        if field == "elem_type":
+            dtype = _dtype_name(content)
+            continue
+        for _, dim in read(data, SHAPE, content):
+            shape.append(_read_dimension(data, dim))
+            if len(shape) > MAX_RANK:
+                raise malformed(f"a value of {len(shape)} dimensions or more", dim[0])
     return dtype, shape
 
 
-def _read_dimension(data: Data, start: int, end: int) -> tuple[Dimension, str]:
+def _dtype_name(data_type: int) -> str:
+    return _DTYPES.get(data_type, (f"type{data_type}", 0))[0]
+
+
+def _read_dimension(data: Data, place: Span) -> tuple[Dimension, str]:
     """Return a dimension, and what it denotes."""
     dimension: Dimension = None
     denotation = ""
-    for number, kind, first, last in fields(data, start, end):
-        if number == 1 and kind == VARINT:
-            size = signed(first)
+    for field, content in read(data, DIMENSION, place):
+        if field == "denotation":
+            denotation = content
+        elif field == "dim_value":
             # Some exporters write -1 for a dimension of any size, and onnxruntime reads it as one.
-            dimension = None if size == -1 else size
-        elif number == 2 and kind == BYTES:
-            dimension = read_text(data, first, last) or None
-        elif number == 3 and kind == BYTES:
-            denotation = read_text(data, first, last)
+            dimension = None if content == -1 else content
+        else:
+            dimension = content or None
     return dimension, denotation

@@ -31,7 +31,7 @@ from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.products import products_saturate
+from onnxtool.runtime.providers import products_saturate
 
 MAX_ERROR = 0.01
 """The default bound of the error by quantization: rankings of texts hardly change below it."""

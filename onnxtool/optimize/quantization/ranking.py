@@ -20,8 +20,8 @@ from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.report import Ranking
+from onnxtool.runtime.comparison import all_same
 from onnxtool.runtime.session import open_session
-from onnxtool.runtime.variation import all_same
 
 _OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks of which a text is a vector
 _NUM_TEXTS = 200

@@ -29,7 +29,7 @@ from onnxtool.optimize.quantization.arithmetic import (
     weight_scale,
 )
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
-from onnxtool.runtime.products import EXACT_PRODUCTS_OPTION, products_saturate
+from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, products_saturate
 from tests.optimize.exact_products import with_exact_products
 from tests.optimize.passes.builders import Row, apply, build, build_body, normal, operators, run_as_stored
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, W, X
