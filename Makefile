@@ -71,7 +71,7 @@ coverage: $(READY) ## Export every model type of transformers from a tiny checkp
 	$(BIN)/python scripts/coverage.py --optimize fp32 int8
 
 retrieval: $(READY) ## Compare checkpoints of every module of sentence-transformers with it, and write docs/retrieval.md.
-	$(BIN)/python scripts/check_retrieval.py --output docs/retrieval.md
+	$(BIN)/python -m tests.retrieval.comparison --output docs/retrieval.md
 
 consumers: $(READY) ## Load exports for every target in their real consumers, and compare the answers with PyTorch's.
 	$(BIN)/python scripts/check_consumers.py --work_dir models/consumers

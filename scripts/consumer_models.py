@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
-from make_models import TOKENIZER_FILES, trained_model
+from make_models import ROOT, TOKENIZER_FILES, trained_model
 
 _WIDTH = 32
 _SHAPE: dict[str, Any] = {"max_position_embeddings": 512, "initializer_range": 0.3}
@@ -15,7 +16,7 @@ _BERT = {"hidden_size": _WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4
 _DISTIL = {"dim": _WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 64, **_SHAPE}
 # Which share of a vocabulary a text of a trained SPLADE has, about.
 _SHARE_OF_TERMS = 0.005
-# Checkpoints of scripts/retrieval: a late-interaction encoder in the layout of Stanford's ColBERT, with its usual
+# Checkpoints of tests/retrieval: a late-interaction encoder in the layout of Stanford's ColBERT, with its usual
 # settings; a sparse encoder whose queries are looked up; a classifier of pairs; and a decoder that says yes or no.
 _SAVED = {
     "colbert": "Stanford without metadata",
@@ -72,8 +73,9 @@ def build_model(name: str, folder: Path) -> Path:
 
 
 def _build_saved(name: str, target: Path) -> Path:
-    """Build a checkpoint of scripts/retrieval; a sparse one with the double logarithm, which fastembed has for it."""
-    from retrieval.checkpoints import CASES
+    """Build a checkpoint of tests/retrieval; a sparse one with the double logarithm, which fastembed has for it."""
+    sys.path.insert(0, str(ROOT))
+    from tests.retrieval.checkpoints import CASES
 
     if target.is_dir():
         return target

@@ -1,52 +1,92 @@
 """Give hostile models, tokenizers and configurations to the commands: each ends with 0, 1 or 2, and with one error.
 
-`python scripts/fuzz_models.py` damages sound models by their structure and runs `stats`, `optimize`, `infer
---benchmark` and `artifacts` on each within 20 s and 1 GB, and `infer` and `export` on checkpoints with damaged files.
-Each case comes from --seed and its own number, so that one can be repeated: `--only 17`. What ends in another way is
-kept in --work_dir/faults with its command. Prints the table of SECURITY.md, when it is interrupted as well. Linux only.
+`python scripts/fuzz_models.py` damages sound models field by field, splices pieces into them that ask for too much, and
+runs `stats`, `optimize`, `infer --benchmark` and `artifacts` on each within 20 s and 1 GB, and `infer` and `export` on
+checkpoints with damaged files. Each case comes from --seed and its own number, so that one can be repeated:
+`--only 17`. What ends in another way is kept in --work_dir/faults with its command. Prints a table, when it is
+interrupted as well. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-_SCRIPTS = Path(__file__).resolve().parent
+_ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT))
 os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
-from fuzzing.documents import damage_document  # noqa: E402
-from fuzzing.mutations import damaged  # noqa: E402
-from fuzzing.running import Ended, preload, run_command  # noqa: E402
-from fuzzing.seeds import make_seeds  # noqa: E402
+import onnx  # noqa: E402
+from google.protobuf.message import Message  # noqa: E402
+from hostile_documents import ABSURD, damage_document  # noqa: E402
 
-MODEL_COMMANDS = {
+from tests.hostile.gadgets import GADGETS, splice  # noqa: E402
+from tests.hostile.seeds import by_hand  # noqa: E402
+
+MAX_SECONDS, MAX_EXPORT_SECONDS = 20.0, 90.0  # an export runs PyTorch on all cases as well
+MAX_BYTES = 1 << 30  # of memory that a process may have for itself
+MAX_STDERR = 100_000
+EXPORTED = (
+    ("fill-mask", "bert"),
+    ("text-generation-with-past", "llama"),
+    ("image-classification", "mobilenet_v1"),
+    ("feature-extraction", "bert"),
+)
+_FILE = ("--model_path", "model.onnx")
+MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", "model.onnx"),
-    "optimize": ("optimize", "--model_path", "model.onnx", "--output", "optimized.onnx", "--force"),
-    "optimize int8": (
-        *("optimize", "--model_path", "model.onnx", "--output", "int8.onnx", "--force", "--precision", "int8"),
-    ),
+    "optimize": ("optimize", *_FILE, "--output", "optimized.onnx", "--force"),
+    "optimize int8": ("optimize", *_FILE, "--output", "int8.onnx", "--force", "--precision", "int8"),
     "infer --benchmark": (
-        *("infer", "--model_path", "model.onnx", "--benchmark", "--runs", "2", "--warmup", "1", "--threads", "1"),
+        *("infer", *_FILE, "--benchmark", "--runs", "2", "--warmup", "1", "--threads", "1"),
         *("--batch_size", "1", "--sequence_length", "8"),
     ),
-    "artifacts": (
-        *("artifacts", "--model_path", "model.onnx", "--loss", "MSELoss", "--output", "training", "--force"),
-    ),
+    "artifacts": ("artifacts", *_FILE, "--loss", "MSELoss", "--output", "training", "--force"),
 }
 _TEXT = ("--text", "Hello world, " + "a" * 45 + "!", "--text", "")
+_NAMES = ("", "x", "y", "a" * 5_000, "\x1b[31mred", "../../up", "\u202eright", "a\nb", "💥", "input_ids", "%s%n{0}")
+_OPERATORS = ("Add", "MatMul", "Reshape", "Loop", "If", "Attention", "SequenceAt", "Shape", "Nonsense", "ai.onnx")
+_PATTERNS = (b"\xff", b"\x00\x00\x00\x80", b"\x00" * 7 + b"\x80", b"\x00\x00\xc0\x7f", b"\x00\x00\x80\x7f", b"\x00")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended: its exit code (below 0 the signal that ended it), seconds, and what it wrote to stderr."""
+
+    code: int
+    seconds: float
+    stderr: str
+    is_late: bool = False
+
+    @property
+    def fault(self) -> str:
+        """Say what a user could not accept; empty where the command ended as it should."""
+        if self.is_late:
+            return f"took more than {self.seconds:.0f} s"
+        if self.code not in (0, 1, 2):
+            return f"ended with {self.code}"
+        if "Traceback" in self.stderr:
+            return "printed a traceback"
+        errors = sum(line.startswith("error:") for line in self.stderr.splitlines())
+        return f"ended with {self.code} and {errors} errors" if errors != (self.code != 0) else ""
 
 
 @dataclass(frozen=True)
@@ -59,60 +99,165 @@ class Tried:
     kept: str = ""
 
 
-def main() -> int:
-    """Run the cases, print the table, and return 1 where a command ended as none may."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=int, default=5_000, help="damaged models, each given to five commands")
-    parser.add_argument("--documents", type=int, default=1_000, help="damaged tokenizers and configurations, for infer")
-    parser.add_argument("--exports", type=int, default=200, help="damaged checkpoints, for export")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first case of each kind")
-    parser.add_argument("--only", type=int, metavar="N", help="the damaged model of this number alone")
-    parser.add_argument(
-        "--by_hand", action="store_true", help="damage graphs made by hand only, for which no export is needed"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "fuzz")
-    arguments = parser.parse_args()
-    seeds = make_seeds(arguments.work_dir / "seeds", by_hand_only=arguments.by_hand)
-    faults = arguments.work_dir / "faults"
-    shutil.rmtree(faults, ignore_errors=True)
-    counts = {"model": arguments.models, "document": arguments.documents, "checkpoint": arguments.exports}
-    if arguments.only is not None:
-        arguments.first, counts = arguments.only, {"model": 1}
-    cases = [
-        (kind, number, arguments.seed, seeds, faults)
-        for kind, count in counts.items()
-        for number in range(arguments.first, arguments.first + count)
-    ]
-    tried: list[Tried] = []
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(arguments.jobs, initializer=_start) as pool, contextlib.suppress(KeyboardInterrupt):
-        for done, results in enumerate(pool.imap_unordered(_try_case, cases, chunksize=4), 1):
-            tried += results
-            for result in results:
-                if result.ended.fault:
-                    print(f"{result.kept}: {result.command} {result.ended.fault}; {result.damage}", flush=True)
-            if done % 200 == 0:
-                print(f"{done} of {len(cases)} cases", file=sys.stderr, flush=True)
-    print("\n".join(_table(tried)))
-    return int(any(result.ended.fault for result in tried))
+def make_seeds(folder: Path, *, by_hand_only: bool) -> list[Path]:
+    """Make all seeds in `folder`, unless they are there, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, model in by_hand().items():
+        onnx.save(model, folder / f"{name}.onnx")
+    for task, model_type in () if by_hand_only else EXPORTED:
+        _export(task, model_type, folder)
+    return sorted(folder.glob("*.onnx"))
 
 
-def _start() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which is for the process that collects the results
-    preload()
+def _export(task: str, model_type: str, folder: Path) -> None:
+    from zoo.checkpoint import make_checkpoint
+    from zoo.tasks import find_task
+
+    from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
+
+    path = folder / f"{model_type}-{task}.onnx"
+    if path.exists():
+        return
+    checkpoint = folder / "checkpoints" / path.stem
+    make_checkpoint(find_task(task), model_type, checkpoint)
+    export_model(ExportOptions(model_name=str(checkpoint), task=task, output=path, force=True))
+    for precision in ("fp32", "int8") if model_type == "bert" else ("fp32",):
+        output = path.with_name(f"{path.stem}-{precision}.onnx")
+        optimize_model(OptimizeOptions(model_path=path, output=output, precision=precision, force=True, verify=False))
 
 
-def _try_case(case: tuple[str, int, int, list[Path], Path]) -> list[Tried]:
-    kind, number, seed, seeds, faults = case
-    choices = random.Random(f"{seed} {kind} {number}")  # noqa: S311  a case, not a secret
+def damaged(seeds: Sequence[Path], choices: random.Random) -> tuple[str, bytes]:
+    """Return what was done to a seed, and the bytes of the model."""
+    seed = choices.choice(seeds)
+    model = onnx.load(seed)
+    done = []
+    for _ in range(choices.choice((1, 1, 2, 4))):
+        if choices.random() < 0.25:
+            name = choices.choice(list(GADGETS))
+            values = [value.name for value in model.graph.input]
+            values += [name for node in model.graph.node for name in node.output if name]
+            splice(model, name, choices.choice(values or ["x"]), f"h{choices.randrange(10**6)}_")
+            done.append(name)
+        else:
+            done.append(_change_field(model, choices))
+    data = bytearray(model.SerializeToString())
+    if choices.random() < 0.05:
+        done.append("bytes")
+        for _ in range(choices.choice((1, 4, 30))):
+            data[choices.randrange(len(data))] = choices.randrange(256)
+    return f"{seed.stem}: {', '.join(done)}", bytes(data)
+
+
+def _messages(message: Message) -> Iterator[Message]:
+    yield message
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type:
+            for inner in value if descriptor.is_repeated else [value]:
+                yield from _messages(inner)
+
+
+def _change_field(model: onnx.ModelProto, choices: random.Random) -> str:
+    """Change one field of one message anywhere in a model, and return where."""
+    by_type = defaultdict(list)
+    for message in _messages(model):
+        by_type[message.DESCRIPTOR.name].append(message)
+    message = choices.choice(by_type[choices.choice(list(by_type))])
+    descriptor = choices.choice(message.DESCRIPTOR.fields)
+    name = descriptor.name
+    if descriptor.message_type:
+        same = by_type.get(descriptor.message_type.name)
+        _change_messages(message, descriptor, choices.choice(same) if same else None, choices)
+    elif descriptor.is_repeated:
+        values = list(getattr(message, name))
+        choices.shuffle(values)
+        kept = values[: choices.randrange(len(values) + 1)] if choices.random() < 0.5 else values
+        new = [_value(descriptor, model, choices) for _ in range(choices.choice((0, 1, 3)))]
+        message.ClearField(name)
+        with contextlib.suppress(ValueError):  # a number that the field cannot hold
+            getattr(message, name).extend([*kept, *new])
+    elif choices.random() < 0.2:
+        message.ClearField(name)
+    else:
+        with contextlib.suppress(ValueError):
+            setattr(message, name, _value(descriptor, model, choices, getattr(message, name)))
+    return f"{message.DESCRIPTOR.name}.{name}"
+
+
+def _change_messages(message: Message, descriptor: Any, other: Message | None, choices: random.Random) -> None:
+    """Drop, shuffle or double messages, or put another one of their type among them or in their place."""
+    copy = other.__class__.FromString(other.SerializeToString()) if other is not None else None
+    if not descriptor.is_repeated:
+        if copy is None or choices.random() < 0.3:
+            message.ClearField(descriptor.name)
+        else:
+            getattr(message, descriptor.name).CopyFrom(copy)
+        return
+    held = getattr(message, descriptor.name)
+    kept = [one.__class__.FromString(one.SerializeToString()) for one in held]
+    action = choices.choice(("drop", "shuffle", "double", "add", "clear"))
+    if action == "shuffle":
+        choices.shuffle(kept)
+    elif action == "clear":
+        kept = []
+    elif action == "drop" and kept:
+        kept.pop(choices.randrange(len(kept)))
+    elif action == "double" and kept:
+        kept.append(choices.choice(kept))
+    elif copy is not None:
+        kept.insert(choices.randrange(len(kept) + 1), copy)
+    message.ClearField(descriptor.name)
+    held.extend(kept)
+
+
+def _value(descriptor: Any, model: onnx.ModelProto, choices: random.Random, old: Any = None) -> Any:
+    """Return a value of the field's type that it should not have at most places."""
+    kinds = type(descriptor)
+    if descriptor.type == kinds.TYPE_STRING:
+        values = [name for node in model.graph.node for name in (*node.input, *node.output)]
+        return choices.choice([*_NAMES, *_OPERATORS, choices.choice(values or ["x"])])
+    if descriptor.type == kinds.TYPE_BYTES:
+        size = len(old or b"") or 8
+        pattern = choices.choice(_PATTERNS)
+        return choices.choice([(pattern * size)[:size], (old or b"")[: size // 2], b"", b"\xff\xfe", b"a" * 10_000])
+    if descriptor.type in (kinds.TYPE_FLOAT, kinds.TYPE_DOUBLE):
+        return choices.choice([0.0, -1.0, float("nan"), float("inf"), 1e38])
+    return choices.choice([*ABSURD, *range(24), 99])
+
+
+def run_command(arguments: Sequence[str], folder: Path) -> Ended:
+    """Run `onnxtool` with `arguments` in `folder`, within limits of time and memory."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+
+    start = time.monotonic()
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "onnxtool", *arguments], cwd=folder, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, preexec_fn=limit,
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        )  # fmt: skip
+        is_late = False
+        try:
+            code = process.wait(MAX_EXPORT_SECONDS if arguments[0] == "export" else MAX_SECONDS)
+        except subprocess.TimeoutExpired:
+            is_late = True
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+        errors.seek(0)
+        return Ended(code, time.monotonic() - start, errors.read(MAX_STDERR).decode(errors="replace"), is_late)
+
+
+def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespace) -> list[Tried]:
+    """Make a case, run its commands, and keep it where one of them ends as none may."""
+    choices = random.Random(f"{given.seed} {kind} {number}")  # noqa: S311  a case, not a secret
     with tempfile.TemporaryDirectory(prefix="onnxtool-fuzz-") as name:
         folder = Path(name)
         results = list(_try(kind, choices, folder, seeds))
-        kept = faults / f"{kind}-{number}"
+        kept = given.work_dir / "faults" / f"{kind}-{number}"
         if any(ended.fault for _, _, ended in results):
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("sparse.bin", "training"))
+            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("training"))
             texts = [f"$ {command}: {ended.code} {ended.fault}\n{ended.stderr}" for command, _, ended in results]
             (kept / "stderr.txt").write_text("\n".join(texts), "utf-8")
         return [Tried(command, damage, ended, str(kept)) for command, damage, ended in results]
@@ -120,7 +265,7 @@ def _try_case(case: tuple[str, int, int, list[Path], Path]) -> list[Tried]:
 
 def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> Iterator[tuple[str, str, Ended]]:
     if kind == "model":
-        damage, data = damaged(seeds, choices, folder)
+        damage, data = damaged(seeds, choices)
         (folder / "model.onnx").write_bytes(data)
         for name, command in MODEL_COMMANDS.items():
             # Calibration takes its time: one in four models is quantized.
@@ -136,27 +281,57 @@ def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> 
     damage = damage_document(folder / "checkpoint", choices)
     if kind == "document":
         shutil.copy(seed, folder / "checkpoint" / "model.onnx")
-        model = ("--model_path", "checkpoint/model.onnx")
-        yield "infer", damage, run_command(("infer", *model, *_TEXT), folder)
+        yield "infer", damage, run_command(("infer", "--model_path", "checkpoint/model.onnx", *_TEXT), folder)
         return
     yield "export", damage, run_command(("export", "--model_name", "checkpoint", "--output", "out.onnx"), folder)
 
 
-def _table(tried: list[Tried]) -> list[str]:
+def print_table(tried: Sequence[Tried]) -> None:
+    """Print a row for each command, as Markdown."""
     by_command: dict[str, list[Ended]] = defaultdict(list)
     for result in tried:
         by_command[result.command].append(result.ended)
-    lines = [
-        "| command | cases | exit code 0 | 1 | 2 | other, tracebacks, no limit | median s | longest s |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    print("| command | cases | exit code 0 | 1 | 2 | other, tracebacks, no limit | median s | longest s |")
+    print("|---|---|---|---|---|---|---|---|")
     for command, ended in by_command.items():
         codes = Counter(one.code for one in ended if not one.fault)
         seconds = [one.seconds for one in ended]
         faulty = sum(bool(one.fault) for one in ended)
         figures = f"{codes[0]} | {codes[1]} | {codes[2]} | {faulty} | {statistics.median(seconds):.2f}"
-        lines.append(f"| `{command}` | {len(ended)} | {figures} | {max(seconds):.1f} |")
-    return lines
+        print(f"| `{command}` | {len(ended)} | {figures} | {max(seconds):.1f} |")
+
+
+def main() -> int:
+    """Run the cases, print the table, and return 1 where a command ended as none may."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", type=int, default=5_000, help="damaged models, each given to five commands")
+    parser.add_argument("--documents", type=int, default=1_000, help="damaged tokenizers and configurations, for infer")
+    parser.add_argument("--exports", type=int, default=200, help="damaged checkpoints, for export")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case of each kind")
+    parser.add_argument("--only", type=int, metavar="N", help="the damaged model of this number alone")
+    parser.add_argument("--by_hand", action="store_true", help="damage graphs made by hand alone, without any export")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--work_dir", type=Path, default=_ROOT / "models" / "fuzz")
+    given = parser.parse_args()
+    seeds = make_seeds(given.work_dir / "seeds", by_hand_only=given.by_hand)
+    shutil.rmtree(given.work_dir / "faults", ignore_errors=True)
+    counts = {"model": given.models, "document": given.documents, "checkpoint": given.exports}
+    if given.only is not None:
+        given.first, counts = given.only, {"model": 1}
+    cases = [(kind, number) for kind, count in counts.items() for number in range(given.first, given.first + count)]
+    tried: list[Tried] = []
+    with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt):
+        running = [pool.submit(partial(try_case, *case, seeds, given)) for case in cases]
+        for done, future in enumerate(as_completed(running), 1):
+            tried += future.result()
+            for result in future.result():
+                if result.ended.fault:
+                    print(f"{result.kept}: {result.command} {result.ended.fault}; {result.damage}", flush=True)
+            if done % 200 == 0:
+                print(f"{done} of {len(cases)} cases", file=sys.stderr, flush=True)
+    print_table(tried)
+    return int(any(result.ended.fault for result in tried))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,8 @@ from onnxtool import sentence_transformers
 from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, OutputExistsError, TargetError, TrainingError
 from onnxtool.export.targets.sentence_transformers import CLASS
 from onnxtool.runtime.session import open_session
+from tests.retrieval.checkpoints import CASES
 from tests.workshop import Workshop
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-from retrieval.checkpoints import CASES
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of other libraries, which these tests run as their users do
 TEXTS = ["", "the weather is lovely today", "naïve café", "a text " * 70, "東京 is in Japan"]
@@ -62,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(output: Path, name: str) -> str:
-    """Save the checkpoint of scripts/retrieval that is called `name`, and return its kind."""
+    """Save the checkpoint of tests/retrieval that is called `name`, and return its kind."""
     case = next(case for case in CASES if case.name == name)
     base = output.with_name("base")
     for place in (output, base):

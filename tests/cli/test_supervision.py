@@ -17,9 +17,8 @@ from onnxtool.cli.supervision import is_supervised
 if sys.platform != "linux":
     pytest.skip("supervision is for Linux", allow_module_level=True)
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from fuzzing.gadgets import splice
-from fuzzing.seeds import by_hand
+from tests.hostile.gadgets import splice
+from tests.hostile.seeds import by_hand
 
 START = "import os, signal, sys, time\nfrom onnxtool.cli.supervision import supervised\n"
 

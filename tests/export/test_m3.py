@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import sys
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -26,9 +25,7 @@ from onnxtool.export.heads.m3 import is_m3, read_m3
 from onnxtool.export.source import Source
 from onnxtool.infer import SparseVectors, TokenVectors, load
 from tests.checkpoint.test_pooling_modules import MASK, run_head
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from retrieval.checkpoints import m3
+from tests.retrieval.checkpoints import m3
 
 LINEAR = {"weight": torch.ones(1, 4), "bias": torch.zeros(1)}
 TEXTS = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ from onnxtool.errors import CheckpointError, ExportError, OutputExistsError
 from onnxtool.export import ExportOptions, export_model, plan_export
 from onnxtool.export.length_verification import verify_export
 from onnxtool.export.report import ExportReport
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "scripts"))
-from retrieval.checkpoints import CASES
+from tests.retrieval.checkpoints import CASES
 
 
 @pytest.fixture(scope="module")

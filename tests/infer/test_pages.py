@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +27,7 @@ from onnxtool.infer import InferOptions, run_texts
 from onnxtool.infer.pictures import load_pictures
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.runtime.session import open_session
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from retrieval.tiny_pages import colmodernvbert, colqwen2, embed, write_pages
+from tests.retrieval.tiny_pages import colmodernvbert, colqwen2, embed, write_pages
 
 MAKERS: dict[str, Callable[[Path], Any]] = {"ColModernVBert": colmodernvbert, "ColQwen2": colqwen2}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,7 @@ from onnxtool.checkpoint.page_modules import page_limit, require_known_pages
 from onnxtool.checkpoint.picture_files import read_picture
 from onnxtool.errors import InputError
 from onnxtool.runtime.pictures import PageProcessor, PictureProcessor
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
-from retrieval.tiny_pages import colmodernvbert_processor, colqwen2_processor, write_pages
+from tests.retrieval.tiny_pages import colmodernvbert_processor, colqwen2_processor, write_pages
 
 SMALL = {"size": {"shortest_edge": 32}, "crop_size": {"height": 40, "width": 24}}
 MAKERS: dict[str, Callable[..., Any]] = {"ColModernVBert": colmodernvbert_processor, "ColQwen2": colqwen2_processor}

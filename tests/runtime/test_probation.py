@@ -15,11 +15,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, read_constants
 from onnxtool.runtime import probation
 from onnxtool.runtime.probation import check_harmless, needs_probation
+from tests.hostile.gadgets import splice
+from tests.hostile.seeds import by_hand
 from tests.workshop import Workshop
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-from fuzzing.gadgets import splice
-from fuzzing.seeds import by_hand
 
 SUSPICIOUS = (
     *("Div of the least int64", "Mod by zero", "Range of 2^60", "Range of NaN", "doubled constants", "doubled values"),

@@ -15,7 +15,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import CLIPModel
 
-from retrieval.checkpoints import Case, draw, seeded, wordpiece
+from tests.retrieval.checkpoints import Case, draw, seeded, wordpiece
 
 PICTURES = "pictures"
 _TEXT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

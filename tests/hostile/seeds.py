@@ -1,54 +1,14 @@
-"""Sound models to damage: tiny exports of several architectures, their optimized files, and graphs made by hand."""
+"""Sound graphs with what tiny exports lack: control flow, functions, sequences, training, QDQ."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-EXPORTED = (
-    ("fill-mask", "bert"),
-    ("text-generation-with-past", "llama"),
-    ("image-classification", "mobilenet_v1"),
-    ("feature-extraction", "bert"),
-)
-
-
-def make_seeds(folder: Path, *, by_hand_only: bool = False) -> list[Path]:
-    """Make all seeds in `folder`, unless they are there, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, model in by_hand().items():
-        onnx.save(model, folder / f"{name}.onnx")
-    if by_hand_only:
-        return sorted(folder / f"{name}.onnx" for name in by_hand())
-    for task, model_type in EXPORTED:
-        _export(task, model_type, folder)
-    return sorted(folder.glob("*.onnx"))
-
-
-def _export(task: str, model_type: str, folder: Path) -> None:
-    from zoo.checkpoint import make_checkpoint
-    from zoo.tasks import find_task
-
-    from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
-
-    path = folder / f"{model_type}-{task}.onnx"
-    if path.exists():
-        return
-    print(f"making {path.name}", file=sys.stderr)
-    checkpoint = folder / "checkpoints" / path.stem
-    make_checkpoint(find_task(task), model_type, checkpoint)
-    export_model(ExportOptions(model_name=str(checkpoint), task=task, output=path, force=True))
-    for precision in ("fp32", "int8") if model_type == "bert" else ("fp32",):
-        output = path.with_name(f"{path.stem}-{precision}.onnx")
-        optimize_model(OptimizeOptions(model_path=path, output=output, precision=precision, force=True, verify=False))
-
 
 def by_hand() -> dict[str, onnx.ModelProto]:
-    """Return graphs with what tiny exports lack, by name: control flow, functions, sequences, training, QDQ."""
+    """Return the graphs by name."""
     weight = numpy_helper.from_array(np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3), "w")
     made = {
         "mlp": _model(

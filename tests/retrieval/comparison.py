@@ -1,8 +1,8 @@
 """Compare what onnxtool computes with what sentence-transformers computes, for checkpoints of every module and setting.
 
-`python scripts/check_retrieval.py` saves each checkpoint of scripts/retrieval with sentence-transformers, exports it,
-runs thirty texts through both, and prints a table. A checkpoint is *equal*, or *refused* with a reason. It fails where
-one is neither: where vectors differ and nobody said so, or where the export succeeds and running it does not.
+`python -m tests.retrieval.comparison` saves each checkpoint with sentence-transformers, exports it, runs thirty texts
+through both, and prints a table. A checkpoint is *equal*, or *refused* with a reason. It fails where one is neither:
+where vectors differ and nobody said so, or where the export succeeds and running it does not.
 
 Equal: cosine of vectors at least 0.99999; weights of terms and scores within 1e-4.
 """
@@ -19,7 +19,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,6 @@ os.environ["TQDM_DISABLE"] = "1"
 import numpy as np
 import torch
 import transformers
-from retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
-from retrieval.pages import PAGES, page_cases
-from retrieval.pictures import PICTURES, picture_cases, write_pictures
-from retrieval.tiny_pages import write_pages
-from retrieval.trained import TRAINED, Paths
 from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncoder
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 from transformers.image_utils import load_image
@@ -45,6 +39,10 @@ from onnxtool.errors import OnnxtoolError
 from onnxtool.infer import InferOptions
 from onnxtool.infer.pictures import encode_query, load_pictures
 from onnxtool.infer.vectors import SparseVectors
+from tests.retrieval.checkpoints import CASES, DENSE, LATE, M3, RERANKER, SPARSE, Case
+from tests.retrieval.pages import PAGES, page_cases
+from tests.retrieval.pictures import PICTURES, picture_cases, write_pictures
+from tests.retrieval.tiny_pages import write_pages
 
 LEAST_COSINE, TOLERANCE = 0.99999, 1e-4
 _LONGEST_QUERY = 100
@@ -330,18 +328,13 @@ def check(case: Case, root: Path) -> tuple[str, str]:
     return "equal", "; ".join(figures)
 
 
-def _by_path(path: Callable[[], tuple[bool, str]]) -> tuple[str, str]:
-    is_equal, figures = path()
-    return "equal" if is_equal else "WRONG", figures
-
-
 def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
     """Write the page of the documentation: a row for each checkpoint."""
     version = importlib.metadata.version("sentence-transformers")
     lines = [
         "# Retrieval checkpoints",
         "",
-        "Made by `make retrieval` (scripts/check_retrieval.py); not edited by hand.",
+        "Made by `make retrieval` (tests/retrieval/comparison.py); not edited by hand.",
         "",
         f"Small checkpoints of every module and setting, saved by sentence-transformers {version} itself, exported,",
         f"and compared with it on {len(TEXTS)} texts: empty, long, of many scripts, with and without prompts.",
@@ -350,9 +343,6 @@ def _page(rows: Sequence[tuple[str, str, str, str]]) -> str:
         f"  within {TOLERANCE:g}.",
         "- *refused*: `onnxtool export` ends with the error that stands here, and writes no file. `--head none`",
         "  exports the model's own outputs.",
-        "",
-        "The last rows are of a model with trained weights: its vectors as they are, cut, and stored as codes and",
-        "bits, in the graph and in a corpus. Codes have to be equal where 1e-5 of a number does not change them.",
         "",
         ", ".join(f"{sum(row[2] == outcome for row in rows)} {outcome}" for outcome in _OUTCOMES) + ".",
         "",
@@ -372,26 +362,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     rows: list[tuple[str, str, str, str]] = []
-
-    def run(kind: str, name: str, folder: str, action: Callable[[], tuple[str, str]]) -> None:
-        if not any(part in f"{kind}: {name}" for part in options.only):
-            return
-        try:
-            outcome, detail = action()
-        except Exception:  # noqa: BLE001  a case of this script, or onnxtool, is broken: the others are still worth knowing
-            traceback.print_exc()
-            outcome, detail = "WRONG", "crashed"
-        rows.append((kind, name, outcome, detail.replace(folder + "/", "")))
-        print(f"{outcome:8}{kind:18}{name:42}{rows[-1][3]}", flush=True)
-
     for case in ALL_CASES:
+        if not any(part in f"{case.kind}: {case.name}" for part in options.only):
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            run(case.kind, case.name, folder, partial(check, case, Path(folder)))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, path in Paths(Path(folder), TEXTS).checks:
-            run(TRAINED, name, folder, partial(_by_path, path))
+            try:
+                outcome, detail = check(case, Path(folder))
+            except Exception:  # noqa: BLE001  the others are still worth knowing
+                traceback.print_exc()
+                outcome, detail = "WRONG", "crashed"
+            rows.append((case.kind, case.name, outcome, detail.replace(folder + "/", "")))
+        sys.stdout.write(f"{outcome:8}{case.kind:18}{case.name:42}{rows[-1][3]}\n")
     counts = {outcome: sum(row[2] == outcome for row in rows) for outcome in _OUTCOMES}
-    print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    sys.stdout.write(", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + "\n")
     if options.output:
         options.output.write_text(_page(rows), encoding="utf-8")
     return 1 if counts["WRONG"] else 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,8 @@ from onnxtool.checkpoint.pooling_modes import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export import ExportOptions, export_model
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-import check_retrieval
-from retrieval import trained
-from retrieval.checkpoints import CASES, Case
+from tests.retrieval.checkpoints import CASES, Case
+from tests.retrieval.comparison import check
 
 
 def case(name: str) -> Case:
@@ -34,22 +30,15 @@ def case(name: str) -> Case:
         ("Pooling without the prompt and Dense of scores", "equal"),
         ("weights of a causal language model", "equal"),
         ("SPLADE, max_active_dims", "equal"),
-        ("three labels, Softmax", "equal"),
-        ("Pooling and Dense of three scores", "equal"),
         ("decoder", "equal"),
-        ("decoder with chat template", "equal"),
         ("chat template of Qwen3-Reranker, prompts, long texts", "equal"),
         ("decoder without modules, template without pairs", "refused"),
         ("inference-free SPLADE", "equal"),
         ("Router of two encoders", "equal"),
-        ("Router of two encoders, the first for any text", "equal"),
         ("Router of a table and an encoder", "equal"),
         ("Router with routes of other names", "equal"),
-        ("Router of two SPLADEs", "equal"),
-        ("Router behind the pooling, by --route", "equal"),
         ("WeightedLayerPooling of all layers", "equal"),
         ("query expansion, fixed, attend False", "equal"),
-        ("PyLate, tokens added", "equal"),
         ("Stanford", "equal"),
         ("HierarchicalTokenPooling", "refused"),
     ],
@@ -57,7 +46,7 @@ def case(name: str) -> Case:
 @pytest.mark.filterwarnings("ignore")  # of other libraries; what is compared is files that one of them writes
 def test_checkpoints_are_equal_to_sentence_transformers_or_refused(tmp_path: Path, name: str, outcome: str) -> None:
     """A few of all; `make retrieval` tries each."""
-    assert check_retrieval.check(case(name), tmp_path)[0] == outcome
+    assert check(case(name), tmp_path)[0] == outcome
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -66,19 +55,7 @@ def test_a_setting_that_is_ignored_is_found(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(
         pooling_modules, "_ENCODER_MODULES", dict.fromkeys(pooling_modules._ENCODER_MODULES, ("", None))
     )
-    assert check_retrieval.check(case("truncate_dim"), tmp_path)[0] == "WRONG"
-
-
-def test_a_code_that_is_not_beside_an_edge_is_found() -> None:
-    """One step in four, and the lowest of eight bits."""
-    vectors = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]], np.float32)
-    ranges = np.array([[0.0] * 4, [0.5] * 4], np.float32)
-    codes = trained._stored(vectors, "int8", ranges)
-    assert trained._codes(codes, vectors, "int8", ranges)[0]
-    assert not trained._codes(codes + np.array([0, 0, 1, 0], np.int8), vectors, "int8", ranges)[0]
-    bits = trained._stored(np.tile(vectors - 0.25, 2), "binary", None)
-    assert trained._codes(bits, np.tile(vectors - 0.25, 2), "binary", None)[0]
-    assert not trained._codes(bits ^ np.int8(1), np.tile(vectors - 0.25, 2), "binary", None)[0]
+    assert check(case("truncate_dim"), tmp_path)[0] == "WRONG"
 
 
 @pytest.mark.filterwarnings("ignore")

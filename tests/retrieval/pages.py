@@ -8,8 +8,8 @@ from typing import Any
 
 from sentence_transformers.multi_vector_encoder import MultiVectorEncoder
 
-from retrieval.checkpoints import Case
-from retrieval.tiny_pages import colmodernvbert, colpali, colqwen2
+from tests.retrieval.checkpoints import Case
+from tests.retrieval.tiny_pages import colmodernvbert, colpali, colqwen2
 
 PAGES = "pages"
 _MAKERS: dict[str, Callable[[Path], Any]] = {"ColPali": colpali, "ColModernVBERT": colmodernvbert, "ColQwen2": colqwen2}

@@ -1,1 +1,0 @@
-"""Make hostile models, tokenizers and configurations, and see how the commands end on them."""

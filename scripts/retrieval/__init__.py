@@ -1,1 +1,0 @@
-"""Retrieval checkpoints as sentence-transformers saves them, and what onnxtool makes of each."""

@@ -1,0 +1,1 @@
+"""Models that ask libraries for too much, and sound ones to damage."""

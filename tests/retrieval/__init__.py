@@ -1,0 +1,1 @@
+"""Retrieval checkpoints of every module and setting, and their comparison with sentence-transformers."""
