@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from onnxtool.checkpoint.files import CheckpointFiles
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.checkpoint.tokenizer_library import first_line
-from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.reports import Json, short_repr

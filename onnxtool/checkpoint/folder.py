@@ -1,17 +1,17 @@
-"""The folder with a model's tokenizer and configuration: where it is, and what its small files say."""
+"""The folder with a model's tokenizer and configuration: how people name it, where it is, and its small files."""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from onnxtool.checkpoint.files import CheckpointFiles
-from onnxtool.checkpoint.hub_names import hub_id, is_path, require_cached_commit
 from onnxtool.checkpoint.late_interaction import METADATA_NAME, as_multi_vector
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
@@ -20,10 +20,94 @@ from onnxtool.checkpoint.sentence_modules import (
     SentenceModules,
     transformer_folder,
 )
-from onnxtool.errors import InputError
+from onnxtool.errors import CheckpointError, InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
+from onnxtool.reports import short_repr
+
+_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)
+_PAGE = re.compile(r"(?P<id>[^/]+/[^/]+)(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/]+)(?:/.*)?)?/?")
+# Of Windows, where a drive or a backslash is in a path and in no id.
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]|.*\\")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a folder in the hub's cache is of: `models--ORG--NAME/snapshots/COMMIT`.
+
+    Attributes:
+        model_id: the id on the hub.
+        commit: of its repository.
+    """
+
+    model_id: str
+    commit: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Snapshot | None:
+        """Read it from an absolute path; None for a folder that is no snapshot."""
+        repository, *names = folder.parent.parent.name.split("--")
+        if folder.parent.name != "snapshots" or repository != "models" or not all(names) or not 1 <= len(names) <= 2:
+            return None
+        return cls("/".join(names), folder.name)
+
+
+def path_parts(model_name: str) -> tuple[str, ...]:
+    """Return the parts of an id, or of a folder's path; the last is the name. A snapshot has the parts of its id."""
+    if not Path(model_name).is_dir():
+        return tuple(model_name.split("/"))
+    path = Path(os.path.abspath(model_name))  # noqa: PTH100  resolve() would follow links to other names
+    snapshot = Snapshot.of(path)
+    return path.parts if snapshot is None else tuple(snapshot.model_id.split("/"))
+
+
+def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | None]:
+    """Return the id that the address of a page on the hub has, and its revision; other names as they are.
+
+    Raises:
+        CheckpointError: it is an address that leads to no model, or to another revision than `revision`.
+    """
+    found = _URL.fullmatch(model_name.strip())
+    if found is None:
+        if "://" in model_name:
+            raise CheckpointError(
+                f"{model_name} is no address of a model on huggingface.co", "pass a folder, or an id such as org/name"
+            )
+        return model_name, revision
+    page = _PAGE.fullmatch(re.split("[?#]", found["rest"])[0])
+    if page is None or page["id"].split("/")[0] in ("datasets", "spaces", "docs", "papers"):
+        raise CheckpointError(f"{model_name} is not the page of a model", "pass an id such as org/name")
+    if revision is not None and page["revision"] not in (None, revision):
+        raise CheckpointError(
+            f"{model_name} is of the revision {page['revision']}, and --revision is {revision}", "pass one of them"
+        )
+    return page["id"], revision or page["revision"]
+
+
+def require_cached_commit(model_name: str, revision: str | None) -> None:
+    """Refuse a cache of the hub in which no regular file names the commit: huggingface_hub would wait for a pipe.
+
+    Raises:
+        CheckpointError: there is a pipe, a socket, a device or a folder.
+    """
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE, "--".join(("models", *model_name.split("/"))), "refs")
+    path = folder / (revision or constants.DEFAULT_REVISION)
+    if path.exists() and not path.is_file():
+        raise CheckpointError(f"{path} is not a regular file", "the hub's cache is damaged: remove it, and fetch again")
+
+
+def is_path(model_name: str) -> bool:
+    """Whether a name can only be a path: no id looks like that."""
+    return (
+        model_name.startswith(("/", "./", "../", "~", "."))
+        or model_name.count("/") > 1
+        or model_name.endswith("/")
+        or _WINDOWS_PATH.match(model_name) is not None
+    )
+
 
 TOKENIZER_NAME = "tokenizer.json"
 
@@ -221,3 +305,62 @@ def _fetch(model_name: str, revision: str | None) -> Path:
             f"{model_name!r} is neither a folder here nor a checkpoint that can be fetched from the hub: {reason}",
             f"without a network, pass --model_name with a folder that holds {TOKENIZER_NAME}",
         ) from error
+
+
+# What looks like a name; a prompt that is none of the checkpoint's has at least a space or a colon.
+_NAME = re.compile(r"[\w.-]+")
+
+
+@short_repr
+@dataclass(frozen=True)
+class Prompts:
+    """What may be written before a text.
+
+    Attributes:
+        by_name: the texts, such as `query: `, by name.
+        default: the name of the one that is used where no other is asked for; None for no prompt.
+    """
+
+    by_name: Mapping[str, str]
+    default: str | None = None
+
+    @classmethod
+    def of(cls, folder: CheckpointFiles) -> Prompts:
+        """Read them from config_sentence_transformers.json, or from where an older late-interaction encoder has them.
+
+        Raises:
+            InputError: the file is malformed, or its default is none of its prompts.
+        """
+        config = as_multi_vector(SentenceModules.of(folder), folder).encoder
+        stated = config.get("prompts") or {}
+        if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
+            raise folder.malformed(ENCODER_NAME, f"its prompts are no texts by name: {stated}")
+        by_name = {name: str(text or "") for name, text in stated.items()}
+        default = config.get("default_prompt_name")
+        if default is not None and (not isinstance(default, str) or default not in by_name):
+            raise folder.malformed(ENCODER_NAME, f"its default prompt {default!r} is none of {', '.join(by_name)}")
+        return cls(by_name, default)
+
+    def find(self, prompt: str | None, task: str | None = None) -> str:
+        """Return the text to write before others.
+
+        Args:
+            prompt: a name, or the text itself; empty for none, and None for the one of the task, or the checkpoint's
+                default where there is no task.
+            task: `query` or `document`, as encode_query and encode_document of sentence-transformers. It has a prompt
+                of its name or none: version 6.2 does not fall back to the default, nor to one called `passage`.
+
+        Raises:
+            InputError: it reads like a name, and the checkpoint has no such prompt.
+        """
+        if prompt is None and task is not None:
+            return self.by_name.get(task, "")
+        if prompt is None:
+            return "" if self.default is None else self.by_name[self.default]
+        if prompt in self.by_name or not _NAME.fullmatch(prompt):
+            return self.by_name.get(prompt, prompt)
+        known = ", ".join(f"{name} ({text!r})" for name, text in self.by_name.items())
+        raise InputError(
+            f"the checkpoint has no prompt called {prompt!r}; " + (f"it has {known}" if known else "it has none"),
+            f"to write it before each text as it is, end it with a space: '{prompt} '",
+        )

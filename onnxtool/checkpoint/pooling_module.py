@@ -2,24 +2,314 @@
 
 `apply` computes it in NumPy, for graphs that end before it. `build` appends it to a graph. `reference` is a few lines
 of PyTorch from the module's definition, by which exports are verified; the caller passes PyTorch in, because this
-package does not load it.
+package does not load it. What modules are made of has the same forms: activations of torch.nn, and modes of Pooling.
 
-Letters of shapes: B batch, S sequence, W width of a vector.
+Letters of shapes: B batch, S sequence, H hidden, N numbers of a token, W width of a vector.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Builder, Floats, Value
-from onnxtool.checkpoint.pooling_modes import Mask
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 from onnxtool.reports import Json
+
+Mask = NDArray[np.bool_]
+
+# The input of graphs that leave prompts out when they pool: int64 [B, S], 0 for tokens that the model reads and that
+# are not pooled over. Padding may be either.
+POOLING_MASK = "pooling_mask"
+
+_SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
+
+
+@dataclass(frozen=True)
+class PoolingMode:
+    """One mode of Pooling, [B, S, H] to [B, H], over the tokens that are pooled over.
+
+    Where that is none of a text, they give what sentence-transformers gives of it alone: zeros, the first token for
+    `cls`, and -inf for `max`.
+
+    Attributes:
+        flag: its name in configurations from before 5.4.
+        apply: in NumPy, with a mask bool [B, S]; or with weights, see `is_weighted`.
+        build: as operators, with a mask float [B, S].
+        reference: in PyTorch (torch, states, mask int64 [B, S]).
+        is_weighted: whether the place of a token in its text, from 1 and counted over all that the model reads, stands
+            in the mask where others have 1.
+    """
+
+    flag: str
+    apply: Callable[[Floats, NDArray[Any]], Floats]
+    build: Callable[[Builder, Value, Value], Value]
+    reference: Callable[[Any, Any, Any], Any]
+    is_weighted: bool = False
+
+
+def behind_prompts(mask: Mask, lengths: Sequence[int] | NDArray[np.int64]) -> Mask:
+    """Return the mask of tokens that are pooled over, bool [B, S], where each text begins with a prompt.
+
+    Args:
+        mask: bool [B, S], of real tokens.
+        lengths: of B prompts, in tokens.
+    """
+    return np.asarray(mask & (mask.cumsum(axis=1) > np.asarray(lengths)[:, None]))
+
+
+def some_prompts(mask: Mask) -> Mask:
+    """Return such a mask for prompts of various lengths, none as long as its text, to verify graphs with."""
+    counts = mask.sum(axis=1)
+    return behind_prompts(mask, counts * (1 + np.arange(len(mask)) % 3) // 4)
+
+
+def places(mask: Mask) -> NDArray[np.int64]:
+    """Return the place of each token from the first real one on, from 1: int64 [B, S]."""
+    return np.asarray(np.arange(1, mask.shape[1] + 1) - mask.argmax(axis=1)[:, None])
+
+
+def build_places(build: Builder, real: Value) -> Value:
+    """Append `places` for a mask float [B, S]."""
+    ones = build.op("Add", build.op("Sub", real, real), build.number(1.0))
+    counted = build.op("CumSum", ones, build.constant(np.array(1, dtype=np.int64)))
+    return build.op("Sub", counted, build.cast(build.op("ArgMax", real, axis=1, keepdims=1)))
+
+
+def places_in_torch(torch: Any, mask: Any) -> Any:
+    """Return `places` for a mask int64 [B, S]."""
+    return torch.arange(1, mask.shape[1] + 1, device=mask.device) - mask.argmax(dim=1, keepdim=True)
+
+
+def largest(values: Floats, mask: Mask) -> Floats:
+    """Return the largest value over real tokens: [B, S, N] to [B, N]; -inf of a text without."""
+    return np.stack([row[valid].max(axis=0, initial=-np.inf) for row, valid in zip(values, mask, strict=True)])
+
+
+def _sum(states: Floats, mask: NDArray[Any]) -> Floats:
+    return np.asarray(np.einsum("bsh,bs->bh", states, mask.astype(states.dtype)))
+
+
+def _mean(states: Floats, mask: NDArray[Any]) -> Floats:
+    return np.asarray(_sum(states, mask) / np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM))
+
+
+def _mean_by_root(states: Floats, mask: NDArray[Any]) -> Floats:
+    return np.asarray(_sum(states, mask) / np.sqrt(np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)))
+
+
+def _first(states: Floats, mask: NDArray[Any]) -> Floats:
+    return np.asarray(states[np.arange(len(states)), mask.argmax(axis=1)])
+
+
+def _last(states: Floats, mask: NDArray[Any]) -> Floats:
+    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
+    return np.asarray(states[np.arange(len(states)), last] * mask.any(axis=1, keepdims=True))
+
+
+def _build_sum(build: Builder, states: Value, real: Value) -> Value:
+    return build.reduce("ReduceSum", build.op("Mul", states, build.as_weights(real)))
+
+
+def _build_division(build: Builder, total: Value, weights: Value, *, root: bool = False) -> Value:
+    """Divide [B, H] by the sum of weights [B, S], or by the root of that."""
+    count = build.op("Max", build.reduce("ReduceSum", weights, keepdims=1), build.number(_SMALLEST_SUM))
+    return build.op("Div", total, build.op("Sqrt", count) if root else count)
+
+
+def _build_mean(build: Builder, states: Value, real: Value) -> Value:
+    return _build_division(build, _build_sum(build, states, real), real)
+
+
+def _build_mean_by_root(build: Builder, states: Value, real: Value) -> Value:
+    return _build_division(build, _build_sum(build, states, real), real, root=True)
+
+
+def _build_largest(build: Builder, states: Value, real: Value) -> Value:
+    is_real = build.op("Greater", build.as_weights(real), build.number(0.0))
+    return build.reduce("ReduceMax", build.op("Where", is_real, states, build.number(float("-inf"))))
+
+
+def _build_first(build: Builder, states: Value, real: Value) -> Value:
+    return build.pick(states, real)
+
+
+def _build_last(build: Builder, states: Value, real: Value) -> Value:
+    """Take the token at which the count of real tokens is first complete, wherever the padding is."""
+    return build.pick(states, build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64))))
+
+
+def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) -> Any:
+    """Reimers and Gurevych, Sentence-BERT, 2019, section 3."""
+    real = mask.unsqueeze(-1).to(states.dtype)
+    count = real.sum(dim=1).clamp(min=_SMALLEST_SUM)
+    return (states * real).sum(dim=1) / (count.sqrt() if root else count)
+
+
+def _mean_by_root_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return _mean_in_torch(torch, states, mask, root=True)
+
+
+def _largest_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
+
+
+def _first_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    return states[torch.arange(len(states), device=states.device), mask.argmax(dim=1)]
+
+
+def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
+    last = mask.shape[1] - 1 - mask.flip(1).argmax(dim=1)
+    return states[torch.arange(len(states), device=states.device), last] * mask.any(dim=1, keepdim=True)
+
+
+# By the names that sentence-transformers gives them; several flags concatenate in this order.
+POOLING_MODES: dict[str, PoolingMode] = {
+    "cls": PoolingMode("pooling_mode_cls_token", _first, _build_first, _first_in_torch),
+    "max": PoolingMode("pooling_mode_max_tokens", largest, _build_largest, _largest_in_torch),
+    "mean": PoolingMode("pooling_mode_mean_tokens", _mean, _build_mean, _mean_in_torch),
+    "mean_sqrt_len_tokens": PoolingMode(
+        "pooling_mode_mean_sqrt_len_tokens", _mean_by_root, _build_mean_by_root, _mean_by_root_in_torch
+    ),
+    # Muennighoff, 2022, arXiv:2202.08904.
+    "weightedmean": PoolingMode(
+        "pooling_mode_weightedmean_tokens", _mean, _build_mean, _mean_in_torch, is_weighted=True
+    ),
+    "lasttoken": PoolingMode("pooling_mode_lasttoken", _last, _build_last, _last_in_torch),
+}
+
+
+Floats = NDArray[np.floating[Any]]
+# What `build` is called with: a Builder of the graph and values of onnx_ir, whose packages are siblings of this one.
+Builder = Any
+Value = Any
+
+_SELU_ALPHA, _SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # Klambauer et al., 2017, arXiv:1706.02515
+_LEAKY_SLOPE = 0.01
+_RRELU_SLOPE = (1 / 8 + 1 / 3) / 2  # what RReLU does outside training
+_SHRINKAGE = 0.5
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An activation of torch.nn with its defaults, in NumPy and as operators."""
+
+    apply: Callable[[Floats], Floats]
+    build: Callable[[Builder, Value], Value]
+
+
+_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def sigmoid(logits: Floats) -> NDArray[np.float64]:
+    """Turn each logit into a probability of its own, in float64."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64))))
+
+
+def _softplus(values: Floats) -> Floats:
+    return np.asarray(np.logaddexp(0.0, values))
+
+
+def _hard_sigmoid(values: Floats) -> Floats:
+    return np.asarray(np.clip(values / 6.0 + 0.5, 0.0, 1.0))
+
+
+def _elu(values: Floats) -> Floats:
+    return np.where(values > 0, values, np.expm1(np.minimum(values, 0.0)))
+
+
+def _leaky(slope: float) -> Activation:
+    return Activation(
+        lambda values: np.where(values >= 0, values, slope * values),
+        lambda build, value: build.op("LeakyRelu", value, alpha=slope),
+    )
+
+
+def _clip(lowest: float, highest: float) -> Activation:
+    return Activation(
+        lambda values: np.clip(values, lowest, highest),
+        lambda build, value: build.op("Clip", value, build.number(lowest), build.number(highest)),
+    )
+
+
+def _operator(op_type: str, apply: Callable[[Floats], Floats], **attributes: float) -> Activation:
+    """Make an activation that is one operator."""
+    return Activation(apply, lambda build, value: build.op(op_type, value, **attributes))
+
+
+def _build_gelu(build: Builder, value: Value) -> Value:
+    """Append x / 2 * (1 + erf(x / sqrt(2))); the operator Gelu came with opset 20."""
+    erf = build.op("Erf", build.op("Mul", value, build.number(0.5**0.5)))
+    return build.op("Mul", build.op("Mul", value, build.number(0.5)), build.op("Add", erf, build.number(1.0)))
+
+
+def _build_hard_sigmoid(build: Builder, value: Value) -> Value:
+    return build.op("HardSigmoid", value, alpha=1 / 6, beta=0.5)
+
+
+# By their class in torch.nn.
+ACTIVATIONS: dict[str, Activation] = {
+    "Identity": Activation(lambda values: values, lambda _build, value: value),
+    "Tanh": _operator("Tanh", np.tanh),
+    "ReLU": _operator("Relu", lambda values: np.maximum(values, 0.0)),
+    "GELU": Activation(lambda values: np.asarray(values * 0.5 * (1.0 + _erf(values / math.sqrt(2.0)))), _build_gelu),
+    "SiLU": Activation(
+        lambda values: np.asarray(values * sigmoid(values)),
+        lambda build, value: build.op("Mul", value, build.op("Sigmoid", value)),
+    ),
+    "Sigmoid": _operator("Sigmoid", sigmoid),
+    "ELU": _operator("Elu", _elu),
+    "CELU": _operator("Elu", _elu),  # differs for other alphas than 1
+    "SELU": _operator(
+        "Selu",
+        lambda values: _SELU_GAMMA * np.where(values > 0, values, _SELU_ALPHA * np.expm1(np.minimum(values, 0.0))),
+        alpha=_SELU_ALPHA,
+        gamma=_SELU_GAMMA,
+    ),
+    "LeakyReLU": _leaky(_LEAKY_SLOPE),
+    "RReLU": _leaky(_RRELU_SLOPE),
+    "ReLU6": _clip(0.0, 6.0),
+    "Hardtanh": _clip(-1.0, 1.0),
+    "Hardsigmoid": Activation(_hard_sigmoid, _build_hard_sigmoid),
+    "Hardswish": Activation(
+        lambda values: values * _hard_sigmoid(values),
+        lambda build, value: build.op("Mul", value, _build_hard_sigmoid(build, value)),
+    ),
+    "Softplus": _operator("Softplus", _softplus),
+    "LogSigmoid": Activation(
+        lambda values: -_softplus(-values),
+        lambda build, value: build.op("Neg", build.op("Softplus", build.op("Neg", value))),
+    ),
+    "Mish": Activation(
+        lambda values: values * np.tanh(_softplus(values)),
+        lambda build, value: build.op("Mul", value, build.op("Tanh", build.op("Softplus", value))),
+    ),
+    "Softsign": _operator("Softsign", lambda values: values / (1.0 + np.abs(values))),
+    "Tanhshrink": Activation(
+        lambda values: values - np.tanh(values), lambda build, value: build.op("Sub", value, build.op("Tanh", value))
+    ),
+    "Hardshrink": _operator(
+        "Shrink", lambda values: np.where(np.abs(values) > _SHRINKAGE, values, 0.0), lambd=_SHRINKAGE, bias=0.0
+    ),
+    "Softshrink": _operator(
+        "Shrink",
+        lambda values: np.sign(values) * np.maximum(np.abs(values) - _SHRINKAGE, 0.0),
+        lambd=_SHRINKAGE,
+        bias=_SHRINKAGE,
+    ),
+}
+
+
+def activation_name(path: Json) -> str | None:
+    """Return the entry of ACTIVATIONS that a checkpoint names by its class in torch.nn; None where it is another."""
+    package, _, name = str(path).rpartition(".")
+    return name if name in ACTIVATIONS and (package == "torch.nn" or package.startswith("torch.nn.")) else None
+
 
 _ALL = 2**31 - 1  # more than any vector has
 

@@ -15,23 +15,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import ACTIVATIONS, Builder, Floats, Value, activation_name
 from onnxtool.checkpoint.module_settings import (
+    WEIGHTED,
     require_known_settings,
     require_known_settings_of_sides,
     transformer_output,
 )
-from onnxtool.checkpoint.pooling_modes import (
+from onnxtool.checkpoint.pooling_module import (
+    ACTIVATIONS,
     POOLING_MODES,
+    Builder,
+    Floats,
     Mask,
     PoolingMode,
+    PoolingModule,
+    Value,
+    activation_name,
     build_places,
+    count_setting,
     places,
     places_in_torch,
-)
-from onnxtool.checkpoint.pooling_module import (
-    PoolingModule,
-    count_setting,
     projected_width,
     require_no_others,
     stored_tensor,
@@ -45,7 +48,6 @@ from onnxtool.checkpoint.sentence_modules import (
     StoredModule,
 )
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SparseAutoEncoder, SpladePooling
-from onnxtool.checkpoint.token_states import WEIGHTED
 from onnxtool.reports import Json
 
 # What lengths of vectors are divided by at least: torch.nn.functional.normalize's default.

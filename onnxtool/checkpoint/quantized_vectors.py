@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxtool.checkpoint.activations import Builder, Floats, Value
+from onnxtool.checkpoint.pooling_module import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ranges_options
 from onnxtool.errors import InputError

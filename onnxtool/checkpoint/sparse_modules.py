@@ -12,11 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Builder, Floats, Value
-from onnxtool.checkpoint.pooling_modes import Mask, largest
 from onnxtool.checkpoint.pooling_module import (
+    Builder,
+    Floats,
+    Mask,
     PoolingModule,
+    Value,
     count_setting,
+    largest,
     projected_width,
     require_no_others,
     stored_tensor,

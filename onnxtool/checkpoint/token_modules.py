@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Builder, Floats, Value
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.pooling_modes import Mask
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_module import Builder, Floats, Mask, PoolingModule, Value
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, require_known_keys, works_on_tokens
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
 from onnxtool.errors import InputError

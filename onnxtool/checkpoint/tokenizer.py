@@ -11,14 +11,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from onnxtool.checkpoint.effective_tokenizer import EffectiveTokenizer, lower_case, stated_token
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK, behind_prompts
-from onnxtool.checkpoint.tokenizer_library import require_bounded, require_character_maps, tokenizer_errors
-from onnxtool.checkpoint.truncation import PLAIN, EncodedText, ReadOptions, Text, TokenOffsets, WholeText, bounded
+from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, Text, TokenOffsets, WholeText, bounded
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, behind_prompts
+from onnxtool.checkpoint.tokenizer_library import (
+    EffectiveTokenizer,
+    lower_case,
+    prefix_tokens,
+    require_bounded,
+    require_character_maps,
+    stated_token,
+    tokenizer_errors,
+)
 from onnxtool.errors import InputError
 from onnxtool.reports import Json
 
@@ -66,7 +72,15 @@ class TextTokenizer:
         self._tokenizer.no_truncation()
         if folder.sentence_modules.lower_cases:
             lower_case(self._tokenizer)
-        self._register(folder.sentence_modules.prefixes)
+        if prefixes := folder.sentence_modules.prefixes:
+            with tokenizer_errors(self._failing):
+                self._tokenizer.add_special_tokens(
+                    prefix_tokens(
+                        prefixes,
+                        self._tokenizer.get_vocab(with_added_tokens=True),
+                        lambda text: self._tokenizer.encode(text, add_special_tokens=False).tokens,
+                    )
+                )
         self._adds_special = folder.sentence_modules.adds_special_tokens
 
     @property
@@ -296,26 +310,6 @@ class TextTokenizer:
 
     def _named_token(self, name: str) -> str | None:
         return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
-
-    def _register(self, prefixes: Sequence[str]) -> None:
-        """Let what the vocabulary has as one token be read as that token where it stands before a text.
-
-        Older late-interaction encoders put the id of a token such as `[unused0]` before a text; written as text, it
-        would be taken apart. As sentence-transformers, and only where the vocabulary has it.
-        """
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
-        found = []
-        for prefix in prefixes:
-            known = (one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in vocabulary)
-            token = next(known, None)
-            with tokenizer_errors(self._failing):
-                is_split = token is not None and (
-                    self._tokenizer.encode(token, add_special_tokens=False).tokens != [token]
-                )
-            if token is not None and is_split:
-                found.append(AddedToken(token, normalized=False, special=True))
-        if found:
-            self._tokenizer.add_special_tokens(found)
 
 
 def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.encoding.sources import Document
 
 _MARK = "#"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.encoding.passages import passages
 from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.folder import Prompts
 from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.export.source import Source
 from onnxtool.runtime.quiet import quiet

@@ -13,12 +13,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.effective_tokenizer import lower_case
 from onnxtool.checkpoint.files import M3_FILES, MODULE_PICKLE, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
-from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions, require_character_maps
+from onnxtool.checkpoint.tokenizer_library import (
+    lower_case,
+    panics_as_exceptions,
+    prefix_tokens,
+    require_character_maps,
+)
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter
@@ -238,7 +242,9 @@ class Checkpoint:
             raise self.source.unreadable(error) from error
         if self.source.sentence_modules.lower_cases and hasattr(tokenizer, "backend_tokenizer"):
             lower_case(tokenizer.backend_tokenizer)
-        _register_prefixes(tokenizer, self.source.sentence_modules.prefixes)
+        prefixes = self.source.sentence_modules.prefixes
+        if prefixes and (found := prefix_tokens(prefixes, tokenizer.get_vocab(), tokenizer.tokenize)):
+            tokenizer.add_special_tokens({"additional_special_tokens": found}, replace_extra_special_tokens=False)
         return tokenizer
 
     def require_sound_tokenizer(self) -> None:
@@ -436,18 +442,6 @@ class Checkpoint:
         if self.source.sentence_modules.is_late_interaction:  # Stanford's projection, which a module reads
             elsewhere.add("linear.weight")
         return [name for name in accounts.unknown if name not in elsewhere]
-
-
-def _register_prefixes(tokenizer: Any, prefixes: tuple[str, ...]) -> None:
-    """Let a known token before texts be read as one, as MultiVectorEncoder of sentence-transformers does."""
-    known = tokenizer.get_vocab() if prefixes else {}
-    for prefix in prefixes:
-        token = next((one for one in (prefix, *prefix.split(None, 1)[:1]) if one.strip() and one in known), None)
-        if token is not None and tokenizer.tokenize(token) != [token]:
-            from transformers import AddedToken
-
-            special = AddedToken(token, normalized=False, special=True)
-            tokenizer.add_special_tokens({"additional_special_tokens": [special]}, replace_extra_special_tokens=False)
 
 
 def _weight_files(source: Source) -> tuple[Path, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
+from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
-from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export.chats import check_chat_template
 from onnxtool.export.checkpoint import Checkpoint

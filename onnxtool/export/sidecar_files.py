@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import TEMPLATE_NAME
-from onnxtool.checkpoint.effective_tokenizer import EffectiveTokenizer
 from onnxtool.checkpoint.files import MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.late_interaction import METADATA_NAME
@@ -30,6 +29,7 @@ from onnxtool.checkpoint.sentence_modules import (
     positive,
 )
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
+from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source
 from onnxtool.export.vocabularies import all_files, files_of, own_files

@@ -15,8 +15,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from onnxtool.checkpoint.files import ADAPTER_NAME
-from onnxtool.checkpoint.folder import AT_THE_TOP, ModuleFiles
-from onnxtool.checkpoint.hub_names import Snapshot, hub_id, is_path, path_parts, require_cached_commit
+from onnxtool.checkpoint.folder import (
+    AT_THE_TOP,
+    ModuleFiles,
+    Snapshot,
+    hub_id,
+    is_path,
+    path_parts,
+    require_cached_commit,
+)
 from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError

@@ -16,13 +16,13 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.effective_tokenizer import read_file
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE

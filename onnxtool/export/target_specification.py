@@ -17,9 +17,9 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK
+from onnxtool.checkpoint.limits import Text
+from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
-from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.builder import Builder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from onnxtool.checkpoint.token_states import TokenStates
+from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.errors import CheckpointError
 
 _LAST, _ALL = "last_hidden_state", "hidden_states"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.head import Head

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.limits import EncodedText, Text
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.text_files import TextInput
-from onnxtool.checkpoint.truncation import EncodedText, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.limits import fixed_shape
-from onnxtool.checkpoint.pooling_modes import behind_prompts
-from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.checkpoint.limits import EncodedText, fixed_shape
+from onnxtool.checkpoint.pooling_module import behind_prompts
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import is_mask

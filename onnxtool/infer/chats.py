@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate, common_end
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
-from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.long_texts import LongTexts
 from onnxtool.reports import short_repr

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from onnxtool.checkpoint.activations import ACTIVATIONS
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.pooling_module import ACTIVATIONS
 from onnxtool.checkpoint.pooling_modules import Normalize
 from onnxtool.checkpoint.sentence_modules import MODULES_NAME, StoredModule
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import overload
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.folder import find_checkpoint_folder
+from onnxtool.checkpoint.folder import Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
-from onnxtool.checkpoint.prompts import Prompts
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer, require_unicode
-from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.errors import InputError
 from onnxtool.infer.options import LongText, Overlap, check_overlap
 from onnxtool.options import Options, checked

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtool.checkpoint.folder import CheckpointFolder, find_checkpoint_folder
-from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError

@@ -14,13 +14,11 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK
-from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.folder import CheckpointFolder, Prompts
+from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
+from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, Text
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch, BatchRules

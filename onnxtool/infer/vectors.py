@@ -13,7 +13,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Floats
+from onnxtool.checkpoint.pooling_module import Floats
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.options import Option, checked
 from onnxtool.reports import short_repr

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from onnxtool.benchmarking import BenchmarkOptions
-from onnxtool.checkpoint.hub_names import path_parts
+from onnxtool.checkpoint.folder import path_parts
 from onnxtool.errors import InputError
 from onnxtool.evaluation import EvaluateOptions
 from onnxtool.export import ExportOptions

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.hub_names import hub_id
+from onnxtool.checkpoint.folder import hub_id
 from onnxtool.errors import InputError, PublishingError
 from onnxtool.options import StrPath, checked
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, parse_facts, read_facts

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK, some_prompts
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
 from onnxtool.errors import InputError
 from onnxtool.graph.operators import OPERATORS
 from onnxtool.model_file import ModelFile

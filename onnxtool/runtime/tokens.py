@@ -8,13 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.effective_tokenizer import ROLES, EffectiveTokenizer, lower_case
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import Limit, Text
 from onnxtool.checkpoint.sentence_modules import STATIC
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.tokenizer_library import first_line, panics_as_exceptions
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.tokenizer_library import (
+    ROLES,
+    EffectiveTokenizer,
+    first_line,
+    lower_case,
+    panics_as_exceptions,
+)
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
 from onnxtool.runtime.quiet import quiet
 

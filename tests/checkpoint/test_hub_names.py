@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from onnxtool.checkpoint.hub_names import Snapshot, hub_id, is_path, path_parts, require_cached_commit
+from onnxtool.checkpoint.folder import Snapshot, hub_id, is_path, path_parts, require_cached_commit
 from onnxtool.errors import CheckpointError
 
 

@@ -18,10 +18,16 @@ from safetensors.torch import save_file
 from sentence_transformers.cross_encoder import modules as reference_modules
 from sentence_transformers.sentence_transformer import modules as sentence_modules
 
-from onnxtool.checkpoint.activations import ACTIVATIONS, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK, POOLING_MODES, behind_prompts
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_module import (
+    ACTIVATIONS,
+    POOLING_MASK,
+    POOLING_MODES,
+    PoolingModule,
+    activation_name,
+    behind_prompts,
+    sigmoid,
+)
 from onnxtool.checkpoint.pooling_modules import (
     Dense,
     LayerNorm,

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from sentence_transformers.sentence_transformer.modules import WeightedLayerPooling
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling, read_pooling_modules
-from onnxtool.checkpoint.token_states import TokenStates
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export.token_states import give_states
 from onnxtool.reports import Json

@@ -11,9 +11,8 @@ import pytest
 from tokenizers import Tokenizer, models, normalizers
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import ReadOptions
 from onnxtool.errors import InputError
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 

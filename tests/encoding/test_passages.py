@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import ReadOptions
 from onnxtool.encoding import (
     CorpusOptions,
     PartOptions,

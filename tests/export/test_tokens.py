@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from onnxtool.checkpoint.effective_tokenizer import read_file
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.checkpoint import Checkpoint

@@ -21,7 +21,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MODES
+from onnxtool.checkpoint.pooling_module import POOLING_MODES
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError, OptionError, OutputExistsError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.checkpoint.truncation import EncodedText, ReadOptions, TokenOffsets
+from onnxtool.checkpoint.limits import EncodedText, ReadOptions, TokenOffsets
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
 from onnxtool.infer.heads.entities import Entities, TaggedToken

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 
 import onnxtool
 from onnxtool.checkpoint import pooling_modules
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK
+from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, TargetError
 from onnxtool.export import ExportOptions, export_model

@@ -8,8 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MASK
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Pooling, truncated
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.errors import CheckpointError, ExportError

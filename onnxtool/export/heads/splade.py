@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from onnxtool.checkpoint.hub_names import path_parts
+from onnxtool.checkpoint.folder import path_parts
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.checkpoint.tasks import SPARSE_TAGS
 from onnxtool.errors import CheckpointError

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
-from onnxtool.checkpoint.pooling_modes import behind_prompts
-from onnxtool.checkpoint.prompts import Prompts
+from onnxtool.checkpoint.folder import Prompts
+from onnxtool.checkpoint.pooling_module import behind_prompts
 from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import ExportError

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from onnxtool.checkpoint.effective_tokenizer import read_vocabulary
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.limits import Text
+from onnxtool.checkpoint.tokenizer_library import read_vocabulary
 from onnxtool.errors import TargetError
 from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.head import Head

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.effective_tokenizer import read_file
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import as_object
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import read_mask
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import TargetError
 from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
 from onnxtool.export.sidecar_files import query_weights

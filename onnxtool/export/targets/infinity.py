@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
-from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.source import Source
 from onnxtool.export.target import (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtool.checkpoint.truncation import Text
+from onnxtool.checkpoint.limits import Text
 from onnxtool.export.target import (
     DENSE,
     HIDDEN_STATES,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -20,7 +21,6 @@ from onnxtool.checkpoint.sentence_modules import (
     as_object,
 )
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.truncation import Text
 from onnxtool.errors import TargetError
 from onnxtool.export.source import Source
 from onnxtool.export.target import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.pooling_modes import POOLING_MODES
+from onnxtool.checkpoint.pooling_module import POOLING_MODES
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.errors import TargetError
 from onnxtool.export.target import (

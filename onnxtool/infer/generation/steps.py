@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.generation.encoders import ENCODER_MASK, IDS, LOGITS, MASK, fits, past_name, shown
 from onnxtool.infer.text_model import TextModel

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
+from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.generation.encoders import LOGITS, find_encoder

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.checkpoint.module_settings import TokenStates
+from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, modules_before, normalize, read_pooling_modules
 from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.checkpoint.token_states import TokenStates
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames

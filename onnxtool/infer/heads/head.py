@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.activations import Floats
-from onnxtool.checkpoint.truncation import EncodedText
+from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.checkpoint.pooling_module import Floats
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.report import Scored, Span

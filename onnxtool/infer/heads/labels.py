@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtool.checkpoint.activations import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, as_object
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import (

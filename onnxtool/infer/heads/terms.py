@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from onnxtool.checkpoint.activations import Floats
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_module import PoolingModule
+from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import apply_all, read_pooling_modules
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite

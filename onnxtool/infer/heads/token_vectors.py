@@ -12,13 +12,12 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
-from onnxtool.checkpoint.limits import Limit
+from onnxtool.checkpoint.limits import EncodedText, Limit
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import apply_all
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.truncation import EncodedText
 from onnxtool.errors import InputError
 from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import VectorHead, require_finite

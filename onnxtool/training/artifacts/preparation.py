@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from onnxtool.checkpoint.hub_names import path_parts
+from onnxtool.checkpoint.folder import path_parts
 from onnxtool.errors import ArtifactError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.model_file import ModelFile, scratch_folder
