@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.dry_run import dry_run_option, emit_plan
-from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.options import derived_options, dry_run_option, report_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration, format_tensor
+from onnxtool.cli.render import (
+    Block,
+    Facts,
+    Heading,
+    Note,
+    Table,
+    emit,
+    emit_plan,
+    format_bytes,
+    format_duration,
+    format_tensor,
+)
 from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 
 if TYPE_CHECKING:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.dry_run import dry_run_option, emit_plan
-from onnxtool.cli.evaluate_blocks import evaluation_blocks
-from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
+from onnxtool.cli.evaluate_blocks import evaluation_blocks, evaluation_page
+from onnxtool.cli.options import FORMATS, PathType, derived_options, dry_run_option, format_options, output_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import emit, write_out
+from onnxtool.cli.render import emit, emit_plan, write_out
 from onnxtool.cli.streams import printable
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.model_file import check_writable
@@ -63,8 +62,6 @@ def command(
     with progress(quiet=quiet):
         report = evaluate_model(model_path, data, options, run_path=save_run, force=force)
     if format_name == "html":
-        from onnxtool.cli.evaluate_page import evaluation_page
-
         write_out(evaluation_page(report), output=output, force=force)
     else:
         emit(report, evaluation_blocks(report), format_name, output=output, force=force)

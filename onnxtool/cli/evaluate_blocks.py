@@ -1,14 +1,17 @@
-"""How an evaluation is laid out: its measures, what differs from the base, and the gates."""
+"""How an evaluation is laid out: its measures, what differs from the base, the gates, and a page with charts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from onnxtool.evaluation.report import Comparison, EvaluationReport, SystemReport
 
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 240, 56, 28, 44
+_MARGIN = 0.25  # of the range, around what is drawn
 _TEXT_OF_A_QUERY = 70
 
 
@@ -97,3 +100,78 @@ def _terms(system: SystemReport) -> list[tuple[str, str]]:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _TEXT_OF_A_QUERY else f"{text[:_TEXT_OF_A_QUERY]}…"
+
+
+class _Point(NamedTuple):
+    """A system: its name, what it costs, its quality with the interval, and its color."""
+
+    name: str
+    cost: float
+    cost_text: str
+    mean: float
+    low: float
+    high: float
+    color: str
+
+
+def evaluation_page(report: EvaluationReport) -> str:
+    """Write an evaluation as an HTML page."""
+    from onnxtool.cli.page import blocks_page
+
+    gates = [gate.text for gate in report.gates if gate.met]
+    title = f"{report.model.name} on {report.data}"
+    return blocks_page(title, evaluation_blocks(report), gates, _charts(report))
+
+
+def _charts(report: EvaluationReport) -> str:
+    """Draw the first measure against the time of a query, and against the size of the file."""
+    measure, ours = next(iter(report.measures.items()))
+    systems = [(report.model, ours.mean, ours.low, ours.high, "var(--model)")]
+    if report.against is not None:
+        base = report.against.measures[measure].base
+        systems.append((report.against.base, base, base, base, "var(--base)"))
+    times, sizes = [], []
+    for system, mean, low, high, color in systems:
+        if system.query_ms is not None:
+            text = format_duration(system.query_ms)
+            times.append(_Point(system.name, system.query_ms, text, mean, low, high, color))
+        if system.size_bytes is not None:
+            text = format_bytes(system.size_bytes)
+            sizes.append(_Point(system.name, system.size_bytes, text, mean, low, high, color))
+    drawn = [(times, f"{measure} and the time of a query"), (sizes, f"{measure} and the size of the file")]
+    return "\n".join(_chart(points, title) for points, title in drawn if points)
+
+
+def _chart(points: Sequence[_Point], title: str) -> str:
+    """Draw points with their intervals; the same figures are in the tables, so a reader of the screen is told where."""
+    most = max(point.cost for point in points) * (1 + _MARGIN)
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    span = (high - low) or 0.1
+    low, high = low - _MARGIN * span, high + _MARGIN * span
+
+    def across(cost: float) -> float:
+        return _LEFT + cost / most * (_WIDTH - _LEFT)
+
+    def down(value: float) -> float:
+        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    from onnxtool.cli.page import render_template
+
+    placed = [(point, across(point.cost), down(point.mean), down(point.low), down(point.high)) for point in points]
+    return render_template(
+        "chart.svg.jinja",
+        {"last_part": _short},
+        title=title,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
+        marks=[(value, down(value)) for value in (low, (low + high) / 2, high)],
+        points=placed,
+    ).rstrip()
+
+
+def _short(name: str) -> str:
+    """Return the last part of a path."""
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2][-40:]

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.dry_run import dry_run_option, emit_plan
-from onnxtool.cli.options import derived_options, report_options
+from onnxtool.cli.options import derived_options, dry_run_option, report_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_duration, format_tensor
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_duration, format_tensor
 from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport

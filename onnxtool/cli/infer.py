@@ -15,14 +15,21 @@ from click.core import ParameterSource
 
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
-from onnxtool.cli.dry_run import dry_run_option, emit_plan
 from onnxtool.cli.infer_answers import answer_blocks, generation_blocks
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.infer_lines import FORMAT as LINES
 from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
-from onnxtool.cli.options import FORMATS, LocationType, PathType, derived_options, format_options, option_names
+from onnxtool.cli.options import (
+    FORMATS,
+    LocationType,
+    PathType,
+    derived_options,
+    dry_run_option,
+    format_options,
+    option_names,
+)
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import emit, write_out
+from onnxtool.cli.render import emit, emit_plan, write_out
 from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
 from onnxtool.encoding.progress_files import ProgressOptions

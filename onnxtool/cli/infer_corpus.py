@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.dry_run import emit_plan
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.encoding.progress_files import ProgressFiles, ProgressOptions

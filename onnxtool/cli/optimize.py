@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.dry_run import dry_run_option, emit_plan
-from onnxtool.cli.options import PathType, derived_options, report_options
+from onnxtool.cli.options import PathType, derived_options, dry_run_option, report_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
 from onnxtool.cli.verification import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions

@@ -248,3 +248,12 @@ class CountList(click.ParamType[tuple[int, ...]]):
         if not all(part.isdecimal() and len(part) < 20 for part in parts):
             self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
         return tuple(map(int, parts))
+
+
+def dry_run_option(command: Command) -> Command:
+    """Add --dry_run."""
+    return click.option(
+        "--dry_run",
+        is_flag=True,
+        help="Check options and inputs as far as that is quick, say which files would be written, and write none.",
+    )(command)

@@ -17,7 +17,7 @@ import click
 
 from onnxtool.cli.streams import json_document, printable
 from onnxtool.model_file import write_text
-from onnxtool.reports import Dimension, TensorInfo
+from onnxtool.reports import Dimension, TensorInfo, WritePlan
 
 
 class Heading(NamedTuple):
@@ -75,6 +75,18 @@ def emit(
         _print_rich(blocks)
     else:
         write_out(text, output=output, force=force)
+
+
+def emit_plan(plan: WritePlan, format_name: str) -> None:
+    """Print what would be written."""
+    rows = [(file.path, file.change) for file in plan.files]
+    blocks: list[Block] = [
+        Heading(f"onnxtool {plan.command} would write"),
+        Table(("file", "which is"), rows) if rows else Facts([("files", "none; the result is printed")]),
+        *map(Note, plan.notes),
+        Note("nothing was written"),
+    ]
+    emit({"dry_run": True, **plan._asdict()}, blocks, format_name)
 
 
 def write_out(text: str, *, output: Path | None, force: bool) -> None:

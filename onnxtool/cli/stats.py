@@ -12,7 +12,7 @@ import click
 from onnxtool.cli.config_option import configured
 from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
 from onnxtool.cli.render import emit, write_out
-from onnxtool.cli.stats_blocks import difference_blocks
+from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
 from onnxtool.cli.streams import printable
 from onnxtool.reports import to_json
@@ -151,6 +151,9 @@ def _comment(report: Stats | Difference, gates: Sequence[str]) -> str:
 
 
 def _page(report: Stats | Difference, gates: Sequence[str]) -> str:
-    from onnxtool.cli.stats_page import difference_page, summary_page
+    from onnxtool.cli.page import sections_page
 
-    return difference_page(report, gates) if isinstance(report, Difference) else summary_page(report, gates)
+    if isinstance(report, Stats):
+        return sections_page(report.path, summary_sections(report), gates)
+    title = f"{report.model.path} against {report.base.path}"
+    return sections_page(title, difference_sections(report), gates, difference_notes(report))
