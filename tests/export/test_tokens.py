@@ -330,7 +330,7 @@ def test_a_file_says_which_tokenizer_is_effective(cased: tuple[Path, Path], monk
     checkpoint, path = cased
     content = (path.with_suffix("") / "tokenizer.json").read_bytes()
     assert ModelFile.open(path).metadata["onnxtool.tokenizer_sha256"] == hashlib.sha256(content).hexdigest()
-    monkeypatch.setattr(tokens, "_load", lambda _folder: pytest.fail("transformers was asked"))
+    monkeypatch.setattr(tokens, "load_by_transformers", lambda _folder: pytest.fail("transformers was asked"))
     (read,) = load(path, provider="cpu").tokenizer.encode(["Hello World"])
     assert [list(read.ids)] == ids_of_transformers(checkpoint, ["Hello World"])
 
