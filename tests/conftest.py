@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 import gc
 import os
@@ -13,6 +14,8 @@ import pytest
 
 from tests.workshop import Workshop, trained_model
 
+TESTS = Path(__file__).resolve().parent
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test, and no process that a test starts, may ask a hub
 # The other test processes have the other cores, and PyTorch's threads spin while they wait for one: with two, an
 # export of a tiny model takes 3 to 4 s of CPU time in place of 0.8 s. Tests that need more than one ask for them.
@@ -23,7 +26,34 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 gc.set_threshold(20_000, 20, 50)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Left out by --fast before anything of them is imported: they compile, export models of their own, or start processes,
+# servers and stores. Folders and files below tests/, as patterns.
+COSTLY = (
+    *("torch_backend", "training/trainer", "training/web", "training/test_reference*", "retrieval", "examples"),
+    *("docs/test_commands.py", "docs/test_types.py", "export/test_decoding.py", "export/test_lengths.py"),
+    *("export/test_m3.py", "export/test_pair.py", "infer/test_pages.py", "infer/test_pictures.py"),
+    *("encoding/test_stores*.py", "encoding/test_engines*.py", "encoding/test_parts*.py", "encoding/test_ray*.py"),
+    *("cli/test_supervision.py", "test_pipeline.py", "test_sentence_transformers.py", "test_interruption.py"),
+    "model_file/test_wire_fuzz.py",
+)
+# What is made for these takes seconds: exports of models that tests share.
+COSTLY_FIXTURES = {"workshop", "minilm", "reader"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of `make test_fast`."""
+    parser.addoption("--fast", action="store_true", help="leave out what compiles, exports models or starts processes")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the costly files out of a fast run."""
+    if not config.getoption("fast") or TESTS not in collection_path.parents:
+        return None
+    path = collection_path.relative_to(TESTS).as_posix()
+    return any(fnmatch.fnmatch(path, pattern) for pattern in COSTLY) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the folders that have slow tests, and end with what is quick: no process waits long for the other.
 
     A folder stays together, as its modules share fixtures. The last ones of the alphabet compile, and the first do not.
@@ -31,6 +61,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     slow = {item.path.parent for item in items if item.get_closest_marker("slow")}
     rank = {path: number for number, path in enumerate(dict.fromkeys(item.path for item in items))}
     items.sort(key=lambda item: (item.path.parent not in slow, -rank[item.path]))
+    if config.getoption("fast"):
+        costly = [item for item in items if _is_costly(item)]
+        config.hook.pytest_deselected(items=costly)
+        items[:] = [item for item in items if not _is_costly(item)]
+
+
+def _is_costly(item: pytest.Item) -> bool:
+    names = set(getattr(item, "fixturenames", ()))
+    return item.get_closest_marker("slow") is not None or bool(COSTLY_FIXTURES & names)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """Judge an optimized file by its input, in a process of its own, with onnxruntime and NumPy alone.
 
-`python judging.py judge INPUT RESULT FEEDS…` prints how far the outputs are apart, as JSON; `python judging.py serve
-MODEL FEEDS THREADS` answers requests for steps.
+`python judging.py INPUT RESULT FEEDS…` prints how far the outputs are apart, as JSON.
 """
 
 from __future__ import annotations
@@ -92,19 +91,6 @@ def _apart(wanted: NDArray[Any], found: NDArray[Any]) -> tuple[float, float]:
     return float(np.abs(first - second).max() / max(float(np.abs(first).max()), _LEAST)), cosine
 
 
-def main() -> None:
-    """Do what the arguments say."""
-    what, *arguments = sys.argv[1:]
-    if what == "judge":
-        source, result, *files = arguments
-        print(json.dumps(judge(source, result, [load(file) for file in files])))
-        return
-    from harness.workers import serve_steps
-
-    path, feeds, threads = arguments
-    session, inputs = open_plainly(path, threads=int(threads)), load(feeds)
-    serve_steps(lambda: session.run(None, inputs))
-
-
 if __name__ == "__main__":
-    main()
+    source, result, *files = sys.argv[1:]
+    print(json.dumps(judge(source, result, [load(file) for file in files])))

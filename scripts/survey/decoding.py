@@ -30,15 +30,13 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         folder: the checkpoint.
-        files: `model`, one graph for every step, and `encoder` where the cache begins with what that one gives; or
-            `prefill` for the first step and `decode` for all others.
+        files: `model`, one graph for every step, and `encoder` where the cache begins with what that one gives.
     """
     try:
         sessions = {role: open_session(file) for role, file in files.items()}
     except Exception as error:  # noqa: BLE001  onnxruntime has no public tree of errors
         return verdict(0, 0.0, f"onnxruntime does not load it: {first_line(error)}")
-    first = sessions.get("prefill") or sessions["model"]
-    step = sessions.get("decode") or first
+    step = sessions["model"]
     facts = Facts.read(Path(folder))
     asked, largest = 0, 0.0
     for seed, (name, lengths) in enumerate(PROMPTS):
@@ -54,7 +52,7 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
             continue
         try:
             if encoder is None:
-                found = follow(first, step, prompt, tokens)
+                found = follow(step, prompt, tokens)
             else:
                 found = follow_encoder(encoder, step, prompt, tokens, start_id(model))
         except Exception as error:  # noqa: BLE001
@@ -67,16 +65,15 @@ def judge_decoding(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     return verdict(asked, largest, "" if asked else "no prompt could be asked")
 
 
-def follow(first: Any, step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:
-    """Feed the graphs with the prompt and then with `tokens` [B, T], one at a time; return their logits [B, T, V]."""
+def follow(step: Any, prompt: Feeds, tokens: NDArray[Any]) -> NDArray[Any]:
+    """Feed the graph with the prompt and then with `tokens` [B, T], one at a time; return their logits [B, T, V]."""
     batch = len(tokens)
     mask = prompt.get("attention_mask", np.ones_like(prompt["input_ids"]))
-    past = _empty_past(first, batch)
+    past = _empty_past(step, batch)
     ids = prompt["input_ids"]
     logits = []
     for position in range(tokens.shape[1]):
-        session = step if position else first
-        outputs = _run(session, ids, mask, past)
+        outputs = _run(step, ids, mask, past)
         logits.append(outputs["logits"][:, -1])
         past = _as_past(step, outputs)
         ids = tokens[:, position : position + 1]
@@ -140,15 +137,10 @@ def _empty_past(session: Any, batch: int) -> Feeds:
 
 
 def _as_past(session: Any, outputs: Feeds) -> Feeds:
-    """Rename what a step gave to what the next one takes.
-
-    That is `present.0.key` to `past_key_values.0.key`; transformers' own exporter sets `output.` and `input.` before
-    the names where they would be equal.
-    """
+    """Rename what a step gave to what the next one takes: `present.0.key` to `past_key_values.0.key`."""
     wanted = {value.name for value in session.get_inputs()}
     past: Feeds = {}
     for name, value in outputs.items():
-        rest, bare = name.removeprefix("present"), name.removeprefix("output.")
-        names = (f"past_key_values{rest}", f"past{rest}", f"input.{bare}", bare)
-        past |= {taken: value for taken in names if taken in wanted}
+        rest = name.removeprefix("present")
+        past |= {taken: value for taken in (f"past_key_values{rest}", f"past{rest}", name) if taken in wanted}
     return past

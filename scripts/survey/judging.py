@@ -49,7 +49,7 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
 
     Args:
         folder: the checkpoint.
-        files: `model`, one graph; or `encoder` and `decoder`, which are run one after the other.
+        files: `model`, one graph.
 
     Returns:
         `right` (None where the file cannot be asked), `cases` (how many were asked), `error` (the largest, in parts of
@@ -57,8 +57,7 @@ def judge(folder: str, files: Mapping[str, str]) -> dict[str, Any]:
     """
     facts = Facts.read(Path(folder))
     try:
-        sessions = {role: open_session(file) for role, file in files.items()}
-        session = sessions["model"] if "model" in sessions else Chained(sessions["encoder"], sessions["decoder"])
+        session = open_session(files["model"])
     except Exception as error:  # noqa: BLE001  onnxruntime has no public tree of errors
         return verdict(0, 0.0, f"onnxruntime does not load it: {first_line(error)}")
     asked, largest = 0, 0.0
@@ -101,55 +100,8 @@ def open_session(file: str) -> Any:
     return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
 
 
-@dataclass(frozen=True)
-class _Named:
-    """What onnxruntime tells of an input or output."""
-
-    name: str
-    shape: list[Any]
-    type: str
-
-
-# What a decoder apart calls the inputs of the whole.
-_DECODER_INPUTS = {"input_ids": "decoder_input_ids", "encoder_attention_mask": "attention_mask"}
-
-
 class UnknownInputError(Exception):
     """A file takes something that nobody who has this task has."""
-
-
-class Chained:
-    """An encoder and a decoder, as optimum writes them, that answer like one session: the decoder's outputs."""
-
-    def __init__(self, encoder: Any, decoder: Any) -> None:
-        self._encoder, self._decoder = encoder, decoder
-
-    def get_inputs(self) -> list[_Named]:
-        """Return the encoder's inputs and the decoder's own, whose ids are `decoder_input_ids` here."""
-        inputs = [_Named(value.name, value.shape, value.type) for value in self._encoder.get_inputs()]
-        known = {value.name for value in inputs}
-        for value in self._decoder.get_inputs():
-            name = _DECODER_INPUTS.get(value.name, value.name)
-            if name not in known and name != "encoder_hidden_states":
-                inputs.append(_Named(name, value.shape, value.type))
-        return inputs
-
-    def get_outputs(self) -> list[Any]:
-        """Return the decoder's outputs."""
-        return list(self._decoder.get_outputs())
-
-    def run(self, _names: None, feeds: Feeds) -> list[Any]:
-        """Run both."""
-        encoder_feeds = {value.name: feeds[value.name] for value in self._encoder.get_inputs()}
-        states = self._encoder.run(None, encoder_feeds)[0]
-        given = {
-            "encoder_hidden_states": states,
-            "encoder_attention_mask": feeds.get("attention_mask", np.ones(states.shape[:2], dtype=np.int64)),
-            "input_ids": feeds["decoder_input_ids"],
-            **{name: value for name, value in feeds.items() if name.startswith("decoder_")},
-        }
-        answers = self._decoder.run(None, {value.name: given[value.name] for value in self._decoder.get_inputs()})
-        return list(answers)
 
 
 def fixed_axes(session: Any) -> dict[str, dict[int, int]]:

@@ -90,7 +90,7 @@ def _write(sessions: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> N
     prompt, tokens = _part(_FEEDS, arrays), arrays["tokens"]
     if "encoder" in sessions:
         return follow_encoder(sessions["encoder"], sessions["model"], prompt, tokens, int(arrays["start"]))
-    return follow(sessions["model"], sessions["model"], prompt, tokens)
+    return follow(sessions["model"], prompt, tokens)
 
 
 def optimize(path: str, output: str, precision: str) -> dict[str, Any]:

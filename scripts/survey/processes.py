@@ -21,7 +21,7 @@ from typing import Any
 
 PRELOADED = (
     *("torch", "torch.export", "torch.onnx", "onnxruntime", "onnxscript", "transformers"),
-    *("transformers.exporters.exporter_onnx", "survey.judging", "zoo.checkpoint", "onnxtool.cli", "onnxtool.export"),
+    *("survey.judging", "zoo.checkpoint", "onnxtool.cli", "onnxtool.export"),
 )
 
 BUG = 70  # the exit code of a step that ended with an exception

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zoo.tasks import TASKS, find_task, model_classes
 
 from survey.optimizing import PRECISIONS
 
-_TOOLS = {"onnxtool": "onnxtool", "exporters": "transformers.exporters", "optimum": "optimum-onnx"}
-_NOT_RUN = "not run"
 _UNSEEN = "no Softmax of the graph weights values"
 _INTRODUCTION = """# Coverage
 
@@ -23,14 +21,12 @@ on the same inputs, several batches, lengths or sizes, padded on either side, wi
   with the same answer twice.
 - *right*: the file gives PyTorch's answers on all cases; with an asterisk, with an axis that the export fixed and said.
 - *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: no error
-  of its own, or out of time or memory. *none*, of a peer: refused or crashed.
+  of its own, or out of time or memory.
 - *fp32*, *int8*: the file after `onnxtool optimize` in that precision, judged by the exported file on the judge's own
   inputs: within 1e-4 of the largest value, in int8 by a cosine of 0.97 on random ids. *refused*: no file. int8 is
   refused where the weights, which are random here, do not hold its bound of the error.
 - *attention*: how many attentions of the graph are one operator in the optimized file, of how many.
-- *not run*: a peer that nobody has run on this yet, which says nothing about it. *unjudged*: its file takes inputs that
-  the task does not have, or the judge does not load the checkpoint in the peer's own version of transformers. *not
-  tried*: an export that nobody has optimized with this script yet.
+- *not tried*: an export that nobody has optimized with this script yet.
 """
 
 
@@ -53,9 +49,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _summary(by_task: Mapping[str, Mapping[str, Any]]) -> str:
-    tools = _tools(result for types in by_task.values() for result in types.values())
     head = ["task", "types", "tried", "runnable", "right", "of them fixed", "refused", "wrong", "crashed", "right %"]
-    head += [f"{_TOOLS[tool]}: right, wrong, none" for tool in tools if tool != "onnxtool"]
     rows = []
     for name, types in by_task.items():
         runnable = [result for result in types.values() if not result["runnable"].get("reason")]
@@ -64,12 +58,7 @@ def _summary(by_task: Mapping[str, Mapping[str, Any]]) -> str:
         counts = [sum(tried["verdict"] == verdict for tried in ours) for verdict in ("refused", "wrong", "crashed")]
         fixed = sum(bool(tried["fixed_axes"]) for tried in right)
         row = [name, len(model_classes(find_task(name))), len(types), len(runnable), len(right), fixed, *counts]
-        row.append(f"{100 * len(right) / len(ours):.1f}" if ours else "")
-        for tool in tools:
-            if tool != "onnxtool":
-                verdicts = [result[tool]["verdict"] for result in runnable if tool in result]
-                row.append(_counts(verdicts, len(runnable)))
-        rows.append(row)
+        rows.append([*row, f"{100 * len(right) / len(ours):.1f}" if ours else ""])
     return _table(head, rows)
 
 
@@ -149,42 +138,19 @@ def _fused(tried: Mapping[str, Any]) -> str:
     return " of ".join(map(str, tried["attentions"])) if "attentions" in tried else ""
 
 
-def _counts(verdicts: list[str], runnable: int) -> str:
-    """Return how many are right, wrong and without a file, and of how many where that is not all of them."""
-    if not verdicts:
-        return _NOT_RUN
-    right, wrong = verdicts.count("right"), verdicts.count("wrong")
-    judged = len(verdicts) - verdicts.count("unjudged")
-    part = "" if judged == runnable else f" (of {judged})"
-    return f"{right}, {wrong}, {judged - right - wrong}{part}"
-
-
 def _details(name: str, types: Mapping[str, Any]) -> str:
-    tools = [tool for tool in _tools(types.values()) if tool != "onnxtool"]
-    was_optimized = any("optimized" in result for result in types.values())
-    optimized = [*PRECISIONS, "attention"] if was_optimized else []
-    head = ["type", "verdict", "way", "s", "why", *optimized, *(_TOOLS[tool] for tool in tools)]
+    head = ["type", "verdict", "way", "s", "why", *PRECISIONS, "attention"]
     rows = []
     for model_type, result in types.items():
-        if result["runnable"].get("reason"):
-            rows.append(
-                [
-                    model_type,
-                    "not runnable",
-                    "",
-                    "",
-                    _cell(result["runnable"]["reason"]),
-                    *("" for _ in (*optimized, *tools)),
-                ]
-            )
+        if reason := result["runnable"].get("reason"):
+            rows.append([model_type, "not runnable", "", "", _cell(reason), *("" for _ in PRECISIONS), ""])
             continue
         tried = result.get("onnxtool", {"verdict": "not tried", "way": "", "seconds": "", "reason": ""})
         star = "*" if tried.get("fixed_axes") and tried["verdict"] == "right" else ""
-        fixed = "".join(f", {axis} {size}" for axis, size in (tried.get("fixed_axes") or {}).items())
-        verdict, way = tried["verdict"] + star, tried["way"] + fixed
-        peers = [result[tool]["verdict"] if tool in result else _NOT_RUN for tool in tools]
-        after = _after(result) if was_optimized else []
-        rows.append([model_type, verdict, way, tried["seconds"], _cell(tried["reason"]), *after, *peers])
+        way = tried["way"] + "".join(f", {axis} {size}" for axis, size in (tried.get("fixed_axes") or {}).items())
+        rows.append(
+            [model_type, tried["verdict"] + star, way, tried["seconds"], _cell(tried["reason"]), *_after(result)]
+        )
     return f"## {name}\n\n" + _table(head, rows)
 
 
@@ -195,11 +161,6 @@ def _after(result: Mapping[str, Any]) -> list[str]:
     tried = result.get("optimized", {})
     verdicts = [tried[precision]["verdict"] if precision in tried else "not tried" for precision in PRECISIONS]
     return [*verdicts, _fused(tried.get("fp32", {}))]
-
-
-def _tools(results: Iterable[Mapping[str, Any]]) -> list[str]:
-    present = {tool for result in results for tool in result}
-    return [tool for tool in _TOOLS if tool in present]
 
 
 def _table(head: list[str], rows: list[list[Any]]) -> str:

@@ -1,21 +1,19 @@
-"""Try one model type for one task: make it, export it with each tool, judge what came out."""
+"""Try one model type for one task: make it, export it, judge what came out."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import shutil
-import subprocess
-import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.tasks import find_task
 
 from survey.decoding import judge_decoding
-from survey.exports import export_with_onnxtool, export_with_transformers, make
 from survey.judging import judge
 from survey.optimizing import judge_optimized, optimize, record_cases, together
 from survey.processes import BUG, Outcome, Workers
@@ -34,28 +32,45 @@ class Trial:
         return f"{self.task}/{self.model_type}"
 
 
-def try_type(
-    trial: Trial, tools: list[str], known: dict[str, Any], workers: Workers, work_dir: Path, optimum: Path | None
-) -> dict[str, Any]:
-    """Return `runnable` (facts, or the reason why not) and one verdict for each tool, those in `known` as they are.
+def make(task: str, model_type: str, folder: str) -> dict[str, Any]:
+    """Make the checkpoint; return its facts, or `reason` where it cannot be made and run."""
+    try:
+        return vars(make_checkpoint(find_task(task), model_type, Path(folder)))
+    except NotRunnableError as error:
+        return {"reason": str(error)}
 
-    A type that is known to be runnable stays so: where it cannot be made again, for want of time, memory or a package,
-    its missing tools stay missing.
+
+def export(folder: str, task: str, output: str) -> None:
+    """Run `onnxtool export` as its entry point does.
+
+    Raises:
+        SystemExit: always, with the exit code of the command.
+    """
+    import onnxtool.cli
+
+    sys.argv = [
+        *("onnxtool", "export", "--model_name", folder, "--task", task, "--output", output),
+        *("--format", "json", "--quiet", "--force"),
+    ]
+    onnxtool.cli.run()
+    sys.exit(0)
+
+
+def try_type(trial: Trial, known: dict[str, Any], workers: Workers, work_dir: Path) -> dict[str, Any]:
+    """Return `runnable` (facts, or the reason why not) and the verdict `onnxtool`, where `known` has none.
+
+    A type that is known to be runnable stays so where it cannot be made again, for want of time, memory or a package.
     """
     folder = work_dir / trial.task / trial.model_type
     checkpoint = folder / "checkpoint"
     result = dict(known)
-    missing = [tool for tool in tools if tool not in result]
-    if "runnable" not in result or (missing and not result["runnable"].get("reason") and not checkpoint.exists()):
-        made = _make(trial, checkpoint, workers, folder)
-        result.setdefault("runnable", made)
-        if made.get("reason"):
-            return result
-    if result["runnable"].get("reason"):
+    if "onnxtool" in result or result.get("runnable", {}).get("reason"):
         return result
-    for tool in missing:
-        result[tool] = _try_tool(tool, trial, checkpoint, folder, workers, optimum)
-    shutil.rmtree(checkpoint, ignore_errors=True)
+    made = _make(trial, checkpoint, workers, folder)
+    result.setdefault("runnable", made)
+    if not made.get("reason"):
+        result["onnxtool"] = _try_export(trial, checkpoint, folder, workers)
+        shutil.rmtree(checkpoint, ignore_errors=True)
     return result
 
 
@@ -90,7 +105,7 @@ def _export_again(trial: Trial, folder: Path, exported: Path, cases: Path, worke
         return f"made again: {made['reason']}"
     shutil.rmtree(exported.parent, ignore_errors=True)
     exported.parent.mkdir(parents=True)
-    outcome = workers.run(export_with_onnxtool, folder, "export", str(checkpoint), trial.task, str(exported))
+    outcome = workers.run(export, folder, "export", str(checkpoint), trial.task, str(exported))
     if not exported.exists():
         return f"exported again: {_why_ended(outcome, workers)}"
     recorded = workers.run(record_cases, folder, "record", str(checkpoint), _files(exported), str(cases))
@@ -142,108 +157,34 @@ def _make(trial: Trial, checkpoint: Path, workers: Workers, folder: Path) -> dic
     return {"reason": _why_ended(outcome, workers)}
 
 
-def _try_tool(
-    tool: str, trial: Trial, checkpoint: Path, folder: Path, workers: Workers, optimum: Path | None
-) -> dict[str, Any]:
-    output = folder / tool / "model.onnx"
+def _try_export(trial: Trial, checkpoint: Path, folder: Path, workers: Workers) -> dict[str, Any]:
+    output = folder / "onnxtool" / "model.onnx"
     shutil.rmtree(output.parent, ignore_errors=True)
     output.parent.mkdir(parents=True)
-    if tool == "optimum" and optimum is not None:
-        outcome = _run_optimum(optimum, checkpoint, trial.task, output.parent, workers)
-    else:
-        step = export_with_onnxtool if tool == "onnxtool" else export_with_transformers
-        outcome = workers.run(step, folder, tool, str(checkpoint), trial.task, str(output))
+    outcome = workers.run(export, folder, "onnxtool", str(checkpoint), trial.task, str(output))
     report = _report(outcome)
     tried = {
         "seconds": round(outcome.seconds, 1),
         "exit_code": outcome.exit_code,
         "way": " ".join(str(report[name]) for name in ("exporter", "attention") if report.get(name)),
         "fixed_axes": report.get("fixed_axes") or {},
-        "notes": list(report.get("notes") or ()),
     }
-    files = _files(output)
-    if files:
-        judged = _judge(tool, trial, checkpoint, files, folder, workers, optimum)
-        verdict = judged.value or {"right": None, "reason": f"the judge: {_why_ended(judged, workers)}"}
-        tried |= {"verdict": _name_verdict(tool, verdict["right"]), "reason": verdict["reason"], "judge": verdict}
-    elif outcome.exit_code is None or outcome.exit_code < 0 or (tool == "onnxtool" and outcome.exit_code == BUG):
-        tried |= {"verdict": "crashed", "reason": _why_ended(outcome, workers)}
+    if files := _files(output):
+        judges = judge_decoding if find_task(trial.task).has_cache else judge
+        judged = workers.run(judges, folder, "onnxtool-judge", str(checkpoint), files)
+        verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged, workers)}"}
+        tried |= {"verdict": "right" if verdict["right"] else "wrong", "reason": verdict["reason"], "judge": verdict}
     else:
-        tried |= {"verdict": "refused", "reason": _why_ended(outcome, workers)}
+        crashed = outcome.exit_code is None or outcome.exit_code < 0 or outcome.exit_code == BUG
+        tried |= {"verdict": "crashed" if crashed else "refused", "reason": _why_ended(outcome, workers)}
     shutil.rmtree(output.parent, ignore_errors=True)
     return tried
 
 
-def _name_verdict(tool: str, right: bool | None) -> str:
-    """Return what the table calls a judgement; where there is none, a peer is not blamed for it, and onnxtool is."""
-    if right is None and tool != "onnxtool":
-        return "unjudged"
-    return "right" if right else "wrong"
-
-
 def _files(output: Path) -> dict[str, str]:
-    """Return the graphs that a tool wrote, by what they are for.
-
-    One `model`, and `encoder` where it goes before it; or `prefill` and `decode`, which hand on a cache; or optimum's
-    `encoder` and `decoder`.
-    """
-    candidates = {"model": output} | {
-        role: output.with_name(f"{output.stem}-{role}{output.suffix}") for role in ("prefill", "decode")
-    }
-    candidates |= {role: output.with_name(f"{role}_model.onnx") for role in ("encoder", "decoder")}
-    beside = output.with_name(f"{output.stem}-encoder{output.suffix}")
-    if beside.exists():  # the encoder of a decoder with its cache
-        candidates["encoder"] = beside
+    """Return the graphs that were written, by what they are for: `model`, and `encoder` where one goes before it."""
+    candidates = {"model": output, "encoder": output.with_name(f"{output.stem}-encoder{output.suffix}")}
     return {role: str(path) for role, path in candidates.items() if path.exists()}
-
-
-def _judge(
-    tool: str,
-    trial: Trial,
-    checkpoint: Path,
-    files: dict[str, str],
-    folder: Path,
-    workers: Workers,
-    optimum: Path | None,
-) -> Outcome:
-    judges = judge_decoding if find_task(trial.task).has_cache else judge
-    if tool == "optimum" and optimum is not None:
-        # By the transformers that exported it: another version may read the same configuration otherwise.
-        return _run_judge_of(optimum / "bin" / "python", judges, checkpoint, files, workers)
-    return workers.run(judges, folder, f"{tool}-judge", str(checkpoint), files)
-
-
-def _run_optimum(optimum: Path, checkpoint: Path, task: str, output: Path, workers: Workers) -> Outcome:
-    return _run_command(
-        [
-            *(str(optimum / "bin" / "optimum-cli"), "export", "onnx"),
-            *("--model", str(checkpoint), "--task", task, str(output)),
-        ],
-        workers,
-    )
-
-
-def _run_judge_of(
-    python: Path, judges: Callable[..., Any], checkpoint: Path, files: dict[str, str], workers: Workers
-) -> Outcome:
-    program = (
-        f"import json, sys; from {judges.__module__} import {judges.__name__} as judge; "
-        "print(json.dumps(judge(sys.argv[1], json.loads(sys.argv[2]))))"
-    )
-    outcome = _run_command([str(python), "-c", program, str(checkpoint), json.dumps(files)], workers)
-    lines = outcome.stdout.strip().splitlines()
-    return replace(outcome, value=json.loads(lines[-1]) if outcome.exit_code == 0 and lines else None)
-
-
-def _run_command(command: list[str], workers: Workers) -> Outcome:
-    start = time.perf_counter()
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=workers.limits.time_s, check=False, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
-        return Outcome(None, None, "", "", time.perf_counter() - start)
-    return Outcome(done.returncode, None, done.stdout, done.stderr, time.perf_counter() - start)
 
 
 def _report(outcome: Outcome) -> dict[str, Any]:

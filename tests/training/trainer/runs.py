@@ -1,0 +1,112 @@
+"""Whole runs of a trainer, in one process and in two: the loss of every step, and the parameters after the last.
+
+As a program, under torch.distributed.run, this is one of two processes: `runs.py STEPS FOLDER`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from transformers import BertConfig, BertForMaskedLM, PrinterCallback, Trainer, TrainingArguments
+
+from onnxtool.training import OrtTrainer
+
+LENGTH, WORDS, BATCH, EXAMPLES, HIDDEN_SHARE = 24, 400, 4, 46, 0.15
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The loss of every step, and the parameters after the last."""
+
+    losses: tuple[float, ...]
+    parameters: dict[str, torch.Tensor]
+
+    def loss_difference(self, other: Run, first_step: int = 0) -> float:
+        """Return the largest relative difference of the losses of a step, from `first_step` on."""
+        pairs = list(zip(self.losses, other.losses, strict=True))[first_step:]
+        return max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+
+    def parameter_difference(self, other: Run) -> float:
+        """Return the largest absolute difference of a parameter."""
+        return max(float((value - other.parameters[name]).abs().max()) for name, value in self.parameters.items())
+
+
+def examples() -> list[dict[str, torch.Tensor]]:
+    """Return texts with 15 % of their tokens to find."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(1, WORDS, (EXAMPLES, LENGTH), generator=draw)
+    labels = torch.where(torch.rand(tokens.shape, generator=draw) < HIDDEN_SHARE, tokens, -100)
+    return [
+        {"input_ids": row, "attention_mask": torch.ones_like(row), "labels": label}
+        for row, label in zip(tokens, labels, strict=True)
+    ]
+
+
+def train(trainer_class: type[Trainer], folder: Path, steps: int, *, resumed_from: Path | None = None) -> Run:
+    """Train a new BERT of one layer with dropout; half of the way there is a checkpoint, in `folder`.
+
+    Gradients are accumulated over two batches, of different sizes at the end of each epoch, and clipped; labels are
+    smoothed.
+    """
+    torch._dynamo.reset()  # as PyTorch's documentation has it
+    torch.manual_seed(0)
+    arguments = TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=BATCH, gradient_accumulation_steps=2,
+        label_smoothing_factor=0.1, learning_rate=1e-3, logging_steps=1, save_steps=steps // 2, use_cpu=True,
+        report_to=[], disable_tqdm=True,
+    )  # fmt: skip
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=WORDS, intermediate_size=64, max_position_embeddings=LENGTH, **sizes)
+    trainer = trainer_class(model=BertForMaskedLM(config), args=arguments, train_dataset=examples())
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=str(resumed_from) if resumed_from else None)
+    losses = tuple(entry["loss"] for entry in trainer.state.log_history if "loss" in entry)
+    return Run(losses, {name: value.detach().clone() for name, value in trainer.model.named_parameters()})
+
+
+def two_processes(steps: int) -> float:
+    """Return the largest relative difference of a loss where Trainer and OrtTrainer train in two processes."""
+    with tempfile.TemporaryDirectory() as name:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [*command, str(steps), name], env=environment, capture_output=True, encoding="utf-8", check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"the two processes failed:\n{done.stderr}")
+        return float(json.loads((Path(name) / "difference.json").read_text(encoding="utf-8")))
+
+
+def be_one_of_two(steps: int, folder: Path) -> None:
+    """Train both; the first process writes down the difference, all insist on equal parameters."""
+    import torch.distributed as dist
+
+    plain = train(Trainer, folder / "plain", steps)
+    ours = train(OrtTrainer, folder / "ours", steps)
+    for name, value in ours.parameters.items():
+        values = [torch.empty_like(value) for _ in range(dist.get_world_size())]
+        dist.all_gather(values, value)
+        if not all(torch.equal(value, other) for other in values):
+            raise RuntimeError(f"{name} is not the same in all processes")
+    if dist.get_rank() == 0:
+        (folder / "difference.json").write_text(json.dumps(ours.loss_difference(plain)), encoding="utf-8")
+    # The trainers are gone, but for cycles of references in which DistributedDataParallel keeps the process group. What
+    # holds it keeps its threads running: at the end of the interpreter, they would end the process by an abort.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    be_one_of_two(int(sys.argv[1]), Path(sys.argv[2]))
