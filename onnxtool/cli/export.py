@@ -38,8 +38,8 @@ def command(
     file is compared with PyTorch on several shapes, masks and texts before it is kept.
     """
     from onnxtool.export import export_model, plan_export  # with all that traces, which --help needs not
-    from onnxtool.export.pair import partner_paths
-    from onnxtool.export.targets import find_target
+    from onnxtool.export.preparation import partner_paths
+    from onnxtool.export.target import find_target
 
     if optimize and find_target(options.target).reads_folder:
         raise click.UsageError(

@@ -41,14 +41,12 @@ class Adapter:
     stored: Mapping[str, StoredTensor]
 
     @classmethod
-    def find(cls, source: Source) -> Adapter | None:
-        """Return the adapter of a checkpoint; None where it has none.
+    def find(cls, source: Source) -> Adapter:
+        """Return the adapter of a checkpoint that has one.
 
         Raises:
             CheckpointError: its weights are missing or in a pickle that was not allowed, or PEFT is not installed.
         """
-        if not source.adapter:
-            return None
         file = source.locate(_WEIGHTS)
         if file is None and (pickle := source.locate(_PICKLE)) is not None:
             if not source.allow_pickle:

@@ -5,9 +5,11 @@ Weights are safetensors unless a user allows a pickle, which can run code.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +18,15 @@ from typing import Any
 from onnxtool.checkpoint.files import M3_FILES, MODULE_PICKLE, MODULE_WEIGHTS
 from onnxtool.checkpoint.folder import TOKENIZER_NAME
 from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, recognize_task
+from onnxtool.checkpoint.tasks import (
+    LATE_INTERACTION,
+    RANKING,
+    TASKS,
+    TEXT_TO_TEXT_WITH_CACHE,
+    Task,
+    find_task,
+    recognize_task,
+)
 from onnxtool.checkpoint.tokenizer_library import (
     lower_case,
     panics_as_exceptions,
@@ -26,29 +36,22 @@ from onnxtool.checkpoint.tokenizer_library import (
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter
-from onnxtool.export.configuration import (
-    architecture_for,
-    base_architecture,
-    candidates,
-    find_class,
-    load_config,
-    task_of_architecture,
-)
-from onnxtool.export.quantizers import is_quantized, require_known_quantizer
-from onnxtool.export.source import Source, plain_name, reason
-from onnxtool.export.vocabularies import has_vocabulary, missing_packages
+from onnxtool.export.source import Source, has_vocabulary, missing_packages, reason
 from onnxtool.export.weights import (
     FLOAT_CHECKPOINT,
     Accounts,
     StoredTensor,
     account,
     foreign_prefix,
+    is_quantized,
     key_mapping,
     misplaced,
     read_headers,
+    require_known_quantizer,
     require_scaled,
     some,
     surplus_layers,
+    weight_files,
 )
 from onnxtool.reports import Json
 from onnxtool.runtime.quiet import quiet
@@ -59,28 +62,7 @@ _AUTO_CLASSES = {
     "feature extractor": ("AutoFeatureExtractor", "sound"),
     "processor": ("AutoProcessor", "pictures and texts"),
 }
-_WEIGHTS = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
 _WITH_LABELS = ("text-classification", "token-classification", RANKING)
-_CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
-# What else a folder may hold its weights as.
-_OTHER_WEIGHTS = (
-    ("tf_model*.h5", "a model of TensorFlow", _CONVERT.format("transformers before 5, from_tf=True")),
-    ("flax_model*.msgpack", "a model of Flax", _CONVERT.format("transformers before 5, from_flax=True")),
-    ("*.ckpt.index", "a checkpoint of TensorFlow 1", _CONVERT.format("the conversion script of its architecture")),
-    ("*.gguf", "GGUF", _CONVERT.format("from_pretrained(..., gguf_file=...)")),
-    ("onnx/*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
-    ("*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
-    ("openvino_model.bin", "OpenVINO's own format", "take the checkpoint that it was converted from"),
-    ("rust_model.ot", "a model of rust-bert", "take the checkpoint that it was converted from"),
-    ("*.ckpt", "a trainer's checkpoint", "save the model with save_pretrained(...) where it was trained"),
-    ("model.*.safetensors", "a variant", "rename the file to model.safetensors where it is the one to export"),
-    ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors where it is the model's"),
-    ("consolidated*.pth", "the format of its authors", "take the checkpoint that was converted for transformers"),
-    ("*.bin", "a pickle of another name", "save the model with save_pretrained(...) where it was trained"),
-    ("*.pt", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
-    ("*.pth", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
-)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
 
 
@@ -118,8 +100,8 @@ class Checkpoint:
         """
         source.require_transformer()
         if source.weights.is_local:  # known from names in a moment; of the hub, weights are fetched once all is right
-            _weight_files(source.weights)
-        config, adapter = load_config(source.weights), Adapter.find(source)
+            weight_files(source.weights)
+        config, adapter = load_config(source.weights), Adapter.find(source) if source.adapter else None
         require_known_quantizer(config, source)
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
@@ -147,9 +129,19 @@ class Checkpoint:
         if LogitScore.__name__ in kinds:  # which reads the logits of a causal language model
             architecture, general = architecture_for(config, RANKING), "text-generation"
         task = recognize_task(general, kinds=kinds, tags=source.card_tags)
-        if task == "feature-extraction" and not kinds and all(source.locate(name) for name in M3_FILES):
+        if task == "feature-extraction" and not kinds and source.is_m3:
             task = "sentence-similarity"
         return cls(source, config, architecture, task, adapter)
+
+    @property
+    def is_of_pages(self) -> bool:
+        """Whether it is a retriever of pages as pictures."""
+        return self.architecture.endswith("ForRetrieval")
+
+    @property
+    def writes_from_encoder(self) -> bool:
+        """Whether it is an encoder-decoder that is exported with its cache, as two files."""
+        return self.task == TEXT_TO_TEXT_WITH_CACHE and bool(getattr(self.config, "is_encoder_decoder", False))
 
     @property
     def revision(self) -> str:
@@ -165,7 +157,7 @@ class Checkpoint:
         Raises:
             CheckpointError: there are none, or not all of them.
         """
-        return _weight_files(self.source.weights)
+        return weight_files(self.source.weights)
 
     @property
     def is_pickle(self) -> bool:
@@ -186,7 +178,10 @@ class Checkpoint:
         names = [module.file(name) for module in stored for name in (MODULE_WEIGHTS, MODULE_PICKLE)]
         found = dict.fromkeys(path for path in map(self.source.locate, (*names, *M3_FILES)) if path is not None)
         adapter = () if self.adapter is None else (self.adapter.file,)
-        return _sha256(dict.fromkeys((*self.weight_files, *adapter, *found)))
+        digest = hashlib.sha256()
+        for path in dict.fromkeys((*self.weight_files, *adapter, *found)):
+            digest.update(_digest(path).digest())
+        return digest.hexdigest()
 
     @property
     def checkpoint_sha256(self) -> str:
@@ -194,8 +189,7 @@ class Checkpoint:
         digest = hashlib.sha256(self.weights_sha256.encode())
         for name, path in sorted(self.source.files_read.items()):
             if path.suffix not in WEIGHT_SUFFIXES:
-                with path.open("rb") as file:
-                    digest.update(f"\n{name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+                digest.update(f"\n{name} {_digest(path).hexdigest()}".encode())
         return digest.hexdigest()
 
     @property
@@ -444,66 +438,169 @@ class Checkpoint:
         return [name for name in accounts.unknown if name not in elsewhere]
 
 
-def _weight_files(source: Source) -> tuple[Path, ...]:
-    files = _files(source, _WEIGHTS)
-    if files:
-        return files
-    pickles = _files(source, _PICKLE)
-    if pickles and source.allow_pickle:
-        return pickles
-    if pickles:
+def _digest(path: Path) -> Any:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256")
+
+
+_MOST_PARTS = 4096  # layers of the deepest models are some hundreds, experts two thousand
+_MOST_LABELS = 1_000_000
+# What a class of transformers builds one by one, by the names of its settings.
+_PARTS = re.compile(r"(^|_)(n|num|nb)_?(\w+_)?(layers?|blocks?|stages?|experts)$|_layers$|(^|_)depths?$|^layers$")
+
+
+def load_config(source: Source) -> Any:
+    """Read config.json into its class of transformers.
+
+    Raises:
+        CheckpointError: it cannot be read, or transformers does not know its kind of model.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    _require_counts(source, source.read("config.json"))
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(source.model_name, **source.arguments)
+    except ValueError as error:
+        model_type = source.read("config.json").get("model_type")
+        if isinstance(model_type, str) and model_type in CONFIG_MAPPING_NAMES:
+            raise source.unreadable(error) from error
+        if source.read("config.json").get("auto_map") and not source.trust_remote_code:
+            raise CheckpointError(
+                f"{source.model_name} is a model with code of its own (auto_map in config.json), which was not run",
+                "read that code, and pass --trust_remote_code if you trust it",
+            ) from error
+        near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
         raise CheckpointError(
-            f"{source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
-            "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
-        )
-    raise _without_weights(source)
+            f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
+            (f"did you mean {', '.join(near)}? " if near else "") + "a newer transformers may know it",
+        ) from error
+    except Exception as error:  # each configuration checks its values in its own way, or not at all
+        raise source.unreadable(error) from error
 
 
-def _without_weights(source: Source) -> CheckpointError:
-    """Make the error for a checkpoint without weights that are read, and say which others it has."""
-    folder = Path(source.model_name) / source.transformer_folder
-    for pattern, kind, hint in _OTHER_WEIGHTS:
-        local = sorted(folder.glob(pattern)) if source.is_local else []
-        found = local[0].name if local else pattern if "*" not in pattern and source.locate(pattern) else ""
-        if found:
-            return CheckpointError(
-                f"{source.model_name} has its weights as {kind} ({found}) only, and onnxtool reads {_WEIGHTS}", hint
-            )
+def _require_counts(source: Source, settings: Mapping[str, Json]) -> None:
+    """Refuse more layers, experts or labels than any model has: each is built one by one, for hours and in memory."""
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            if len(value) > _MOST_LABELS:
+                raise _too_many(source, name, len(value), _MOST_LABELS)
+            _require_counts(source, value)
+        limit = _MOST_LABELS if name == "num_labels" else _MOST_PARTS
+        numbers = value if isinstance(value, list) else [value]
+        if name == "num_labels" or _PARTS.search(name):
+            for number in numbers:
+                if isinstance(number, int | float) and number > limit:
+                    raise _too_many(source, name, number, limit)
+
+
+def _too_many(source: Source, name: str, number: float, limit: int) -> CheckpointError:
     return CheckpointError(
-        f"{source.model_name} has no weights ({_WEIGHTS})",
-        "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
+        f"config.json of {source.model_name} has {number} as {name}, and no model has more than {limit}",
+        "the file is damaged, or made to do harm; fetch it again",
     )
 
 
-def _files(source: Source, name: str) -> tuple[Path, ...]:
-    """Return the file called `name`, or the shards that its index names; nothing where there is neither.
+def find_class(architecture: str, config: Any, source: Source) -> Any:
+    """Return the class called `architecture`, or transformers' automatic one for a checkpoint with code of its own.
 
     Raises:
-        CheckpointError: the index is malformed, or a shard is missing.
+        CheckpointError: transformers has none of this name, it is no model, or it is one of another configuration.
     """
-    single = source.locate(name)
-    if single is not None:
-        return (single,)
-    index = f"{name}.index.json"
-    names = source.read(index).get("weight_map")
-    if names is None and source.locate(index) is None:
-        return ()
-    if not isinstance(names, dict) or not names:
-        raise source.malformed(index, "it has no weight_map, which says what shard holds which weight")
-    shards = {str(shard): source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))}
-    missing = [shard for shard, path in shards.items() if path is None]
-    if missing:
+    import torch
+    import transformers
+
+    if source.trust_remote_code:
+        for auto_class, reference in (getattr(config, "auto_map", None) or {}).items():
+            if str(reference).rsplit(".", 1)[-1] == architecture:
+                return getattr(transformers, auto_class)
+    model_class = getattr(transformers, architecture, None)
+    if not isinstance(model_class, type) or not hasattr(model_class, "from_pretrained"):
         raise CheckpointError(
-            f"{source.model_name} lacks {len(missing)} of {len(shards)} shards of its weights: {some(missing)}",
-            f"fetch the whole checkpoint; {index} lists all of them",
+            f"transformers {transformers.__version__} has no architecture {architecture!r} "
+            f"(config.json of {source.model_name})",
+            f"pass --task: {candidates(config)}; a model with code of its own needs --trust_remote_code",
         )
-    return tuple(path for path in shards.values() if path is not None)
+    # The bases of a model's classes have weights and no forward.
+    is_base = getattr(model_class, "forward", None) is torch.nn.Module.forward
+    if not issubclass(model_class, transformers.PreTrainedModel) or is_base:
+        raise CheckpointError(
+            f"{architecture}, which config.json of {source.model_name} names as its architecture, is no model",
+            f"name the class that the weights are of, or pass --task: {candidates(config)}",
+        )
+    wanted = getattr(model_class, "config_class", None)
+    if isinstance(wanted, type) and not isinstance(config, wanted):
+        raise CheckpointError(
+            f"config.json of {source.model_name} is one of {config.model_type}, and names {architecture}, "
+            f"which is a model of {getattr(wanted, 'model_type', wanted.__name__)}",
+            f"the folder mixes two models; take both from one, or pass --task: {candidates(config)}",
+        )
+    return model_class
 
 
-def _sha256(files: Iterable[Path]) -> str:
-    """Hash the hashes of several files, in their order."""
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
+def architecture_for(config: Any, task: str) -> str:
+    """Return the class for `task`: the one that config.json names where it serves it, else transformers' own.
+
+    Raises:
+        CheckpointError: transformers has none for it.
+    """
+    row = find_task(task)
+    names = architectures(row, config.model_type)
+    named = getattr(config, "architectures", None) or ()
+    own = [name for name in named if name in names or serves(name, row) or name.endswith(row.own_suffixes)]
+    if own:
+        return str(own[0])
+    if not names:
+        raise CheckpointError(
+            f"{config.model_type} has no architecture for the task {task}", f"pass one of: {candidates(config)}"
+        )
+    return names[0]
+
+
+def base_architecture(config: Any) -> str:
+    """Return the class of the model without a head; of an encoder-decoder, that of its encoder where there is one.
+
+    Raises:
+        CheckpointError: transformers has none.
+    """
+    named = architecture_for(config, "feature-extraction")
+    if not getattr(config, "is_encoder_decoder", False):
+        return named
+    names = architectures(find_task("feature-extraction"), config.model_type)
+    return next((name for name in names if name.endswith("EncoderModel")), named)
+
+
+def candidates(config: Any) -> str:
+    """List the tasks that a configuration could be used for, with their classes."""
+    found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
+    return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
+
+
+def task_of_architecture(model_type: str, architecture: str) -> str:
+    """Tell what an architecture is for: one of TASK_NAMES, or `other`."""
+    known = next((task.name for task in TASKS if architecture in architectures(task, model_type)), None)
+    return known or next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
+
+
+def architectures(task: Task, model_type: str) -> tuple[str, ...]:
+    """Return the names of the classes that transformers has for a task and a model type."""
+    import transformers
+
+    names: list[str] = []
+    for auto_class in task.auto_classes:
+        # Private, and the only list of what exists; by name, so that nothing is imported. transformers 5.23.
+        found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
+        names += [found] if isinstance(found, str) else found
+    return tuple(names)
+
+
+def serves(architecture: str, task: Task) -> bool:
+    """Whether an architecture is for a task, whatever its model type: parts of larger models have their own."""
+    import transformers
+
+    for auto_class in task.auto_classes:
+        for names in getattr(transformers, auto_class)._model_mapping._model_mapping.values():  # noqa: SLF001  as above
+            if architecture in ((names,) if isinstance(names, str) else names):
+                return True
+    return False

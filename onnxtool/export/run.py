@@ -5,29 +5,28 @@ from __future__ import annotations
 import filecmp
 import gc
 import hashlib
+import importlib.metadata
 import json
 import logging
+import os
 import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
-from onnxtool.checkpoint.tasks import TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.length_verification import ShorterError, longest_case, merged_reference, verify_export
+from onnxtool.export.decoding.encoder_decoder import encoder_path
 from onnxtool.export.lengths import Lengths
-from onnxtool.export.modalities.sizes import SEQUENCE
+from onnxtool.export.modalities.modality import SEQUENCE, DescribedInputs
 from onnxtool.export.options import ExportOptions, check_opset
-from onnxtool.export.pair import Side, find_sides
-from onnxtool.export.pipelines import EncoderDecoderPipeline, GenerationPipeline, encoder_path
-from onnxtool.export.preparation import Job, open_checkpoint, prepare
-from onnxtool.export.provenance import describe
+from onnxtool.export.preparation import Job, Request, find_requests, prepare
 from onnxtool.export.report import ExportReport
 from onnxtool.export.sidecar_files import (
     SIDECAR_FILES,
@@ -36,10 +35,9 @@ from onnxtool.export.sidecar_files import (
     state_length,
     write_sidecar_files,
 )
-from onnxtool.export.static import is_static
-from onnxtool.export.strategies import ExportStrategy
-from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.export.vocabularies import all_files
+from onnxtool.export.source import all_files
+from onnxtool.export.tracing import ExportStrategy
+from onnxtool.export.verification import ShorterError, Verifier
 from onnxtool.export.weights import FLOAT_CHECKPOINT, some
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
@@ -53,11 +51,17 @@ from onnxtool.model_file import (
 from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.metadata import (
     DECODER_KEY,
-    ENCODER_KEY,
+    DTYPE_KEY,
+    FILES_KEY,
+    HEAD_KEY,
     INPUTS_KEY,
-    MAX_DECODER_LENGTH_KEY,
+    MAX_LENGTH_KEY,
+    READS_KEY,
+    ROUTE_KEY,
+    TASK_KEY,
     TOKENIZER_KEY,
     VERIFIED_LENGTH_KEY,
+    WEIGHTS_KEY,
     stamp,
     stamp_step,
 )
@@ -70,6 +74,14 @@ from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
 
 _LOGGER = logging.getLogger(__name__)
+_PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+
+# The names that onnxruntime's optimizer and the tutorials go by, and transformers' common names for them.
+_FIGURES = {
+    "num_heads": "num_attention_heads",
+    "hidden_size": "hidden_size",
+    "num_layers": "num_hidden_layers",
+}
 _Failure = ExportError | VerificationError | SessionError
 
 
@@ -91,7 +103,7 @@ def export_model(options: ExportOptions) -> ExportReport:
     """
     with ExitStack() as outputs:
         check_opset(options.opset)
-        reports = [_export(side, outputs) for side in find_sides(options)]
+        reports = [_export(request, outputs) for request in find_requests(options)]
         if len(reports) == 1:
             return reports[0]
         _require_comparable(*reports)
@@ -108,21 +120,22 @@ def _require_comparable(first: ExportReport, second: ExportReport) -> None:
         )
 
 
-def _export(side: Side, outputs: ExitStack) -> ExportReport:
-    """Export one side by the first strategy that is right; its files get their names when `outputs` closes."""
-    options = side.options
-    job = replace(prepare(options, side.located), stamps=side.stamps)
+def _export(request: Request, outputs: ExitStack) -> ExportReport:
+    """Export one file by the first strategy that is right; it gets its name when `outputs` closes."""
+    options = request.options
+    job = prepare(request)
     if not options.force:
-        check_sidecar_files(job.paths.graph, job.paths.files, lambda folder: _write_sidecar_files(job, folder))
+        check_sidecar_files(request.paths.graph, request.paths.files, lambda folder: _write_sidecar_files(job, folder))
     _check_tokens(job)
+    verifier = Verifier(job)
     failures: list[tuple[ExportStrategy, _Failure]] = []
-    for strategy in job.pipeline.strategies(options.exporter, verified=options.verify):
+    for strategy in job.plan.pipeline.strategies(options.exporter, verified=options.verify):
         if _has_longer_texts(failures, strategy):
             break
         if (strategy.fixed and options.require_dynamic) or _would_take_too_long(strategy, failures):
             continue
         try:
-            report = _export_by(strategy, job, outputs)
+            report = _export_by(strategy, job, verifier, outputs)
         except (ExportError, VerificationError, SessionError) as error:
             failures.append((strategy, error))
             _LOGGER.info("strategy %s failed: %s", strategy.name, _without_staging(error.message))
@@ -133,12 +146,14 @@ def _export(side: Side, outputs: ExitStack) -> ExportReport:
     while shorter is not None:
         strategy, limit = shorter
         try:
-            return _with_reasons(_export_by(strategy, replace(job, lengths=limit.lengths), outputs), strategy, others)
+            report = _export_by(strategy, replace(job, lengths=limit.lengths), verifier, outputs)
         except ShorterError as error:  # below the maximum thresholds are tried that were not before
             shorter = (strategy, error)
+        else:
+            return _with_reasons(report, strategy, others)
     if not failures:
         raise ExportError(
-            f"{options.exporter} cannot trace for the task {job.task}", "leave --exporter out, or pass another one"
+            f"{options.exporter} cannot trace for the task {job.plan.task}", "leave --exporter out, or pass another one"
         )
     failed = _sum_up(failures)
     if job.checkpoint.quantizer:
@@ -176,16 +191,16 @@ def plan_export(options: ExportOptions) -> WritePlan:
     Raises:
         OnnxtoolError: as `export_model`, as far as it is known without the model.
     """
-    plans = [_plan(side) for side in find_sides(options)]
+    plans = [_plan_files(request) for request in find_requests(options)]
     files = [file for plan in plans for file in plan.files]
     return WritePlan("export", tuple(files), tuple(dict.fromkeys(note for plan in plans for note in plan.notes)))
 
 
-def _plan(side: Side) -> WritePlan:
-    options, (source, target, paths) = side.options, side.located
-    checkpoint = open_checkpoint(options, source, target)
+def _plan_files(request: Request) -> WritePlan:
+    options, source, target, paths = request.options, request.source, request.target, request.paths
+    checkpoint = request.open()
     graphs = [paths.graph]
-    if checkpoint.task == TEXT_TO_TEXT_WITH_CACHE and getattr(checkpoint.config, "is_encoder_decoder", False):
+    if checkpoint.writes_from_encoder:
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
@@ -206,7 +221,7 @@ def _plan(side: Side) -> WritePlan:
         notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
     if not target.takes_any_graph:
         notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
-    if not is_static(source) and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
+    if not source.is_static and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
         notes.append("weights of more than 1.9 GB go to a file of their own beside the graph")
     return WritePlan("export", (*planned_files(graphs), *sidecars), tuple(notes))
 
@@ -219,32 +234,19 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
     )
 
 
-def _export_by(strategy: ExportStrategy, job: Job, outputs: ExitStack) -> ExportReport:
-    options, checkpoint, stopwatch = job.options, job.checkpoint, job.stopwatch
+def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> ExportReport:
+    """Trace, write, verify and stamp by one strategy."""
+    options, plan, paths, stopwatch = job.request.options, job.plan, job.request.paths, job.stopwatch
+    specification = plan.specification
     model = job.models.take(strategy.attention)
     architecture = type(model).__name__
     stopwatch.lap("load")
     tell(f"tracing {architecture} by {strategy.name}")
-    graphs = job.pipeline.trace(model, strategy, options.opset)
-    graph, encoder = graphs.model, graphs.encoder
-    del graphs
-    job = replace(job, lengths=_lengths_of(job, strategy).seen_in(graph if encoder is None else encoder))
-    paths, specification = job.paths, job.specification
-    described = describe(
-        checkpoint,
-        task=job.task,
-        head=job.head_name,
-        strategy=strategy,
-        files=paths.stamp,
-        dtype=options.dtype,
-        max_length=job.lengths.longest,
-        choices=options.choices,
-    )
-    described |= job.stamps
-    graph.metadata_props.update(described)
-    if encoder is not None:
-        graph.metadata_props.update(_describe_decoder(job))
-        encoder.metadata_props.update({**described, DECODER_KEY: paths.graph.name})
+    graph, *encoders = plan.pipeline.trace(model, strategy, options.opset)
+    job = replace(job, lengths=_lengths_of(job, strategy).seen_in((graph, *encoders)[-1]))
+    described = {**_describe(job, strategy), **job.request.stamps}
+    for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
+        one.metadata_props.update({**described, **links})
     opset = default_opset(graph.opset_imports)
     second = None
     if specification is not None:
@@ -255,37 +257,44 @@ def _export_by(strategy: ExportStrategy, job: Job, outputs: ExitStack) -> Export
     with ExitStack() as output:
         staging = output.enter_context(staged(paths.graph, force=options.force, root=paths.root))
         tell(f"writing {paths.graph}")
-        path = save_model(graph, staging)
-        twin = _write_second(specification, second, path)
-        before = [] if encoder is None else [save_beside(encoder, staging, encoder_path(path).name)]
-        staging.obsolete.extend([] if before else _encoder_of(paths.graph))
-        del graph, second, encoder, model
+        files = [save_model(graph, staging)]
+        if specification is not None and second is not None:
+            files.append(specification.target.second_path(files[0], specification.model.name))
+            write_inline(second, files[-1])
+        num_verified = len(files)  # an encoder is verified with its decoder
+        files += [save_beside(encoder, staging, encoder_path(files[0]).name) for encoder in encoders]
+        staging.obsolete.extend([] if encoders else _encoder_of(paths.graph))
+        del graph, second, encoders, one, model
         gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
-        staging.obsolete.extend(obsolete_sidecar_files(checkpoint.source, sidecars, paths.files))
+        staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
         stopwatch.lap("write")
-        verifications = [verify_export(file, job, strategy) if options.verify else None for file in (path, *twin)]
+        verifications: list[Verification | None] = [None]
+        if options.verify:
+            verifications = [verifier.verify(file, strategy, job.lengths) for file in files[:num_verified]]
         if specification is not None:
-            specification.check(sidecars, path)
-        # The two graphs of an encoder-decoder are verified together.
-        stamped = [*zip((path, *twin), verifications, strict=True), *((file, verifications[0]) for file in before)]
-        for file, figures in stamped:
-            _stamp_inputs(file, job, strategy, figures, is_encoder=file in before)
+            specification.check(sidecars, files[0])
+        inputs = plan.pipeline.inputs(strategy, verifier.cases(strategy, job.lengths))
+        for number, file in enumerate(files):
+            figures = verifications[number if number < len(verifications) else 0]
+            _stamp_inputs(file, inputs[number if number < len(inputs) else 0])
+            if figures is not None and job.lengths.longest is not None:
+                stamp(file, {VERIFIED_LENGTH_KEY: str(verifier.longest_case(figures))})
             _stamp_tokenizer(file, job, sidecars)
             stamp_step(file, "export", figures, exporter=strategy.exporter.name)
         if specification is not None:
-            specification.target.pack(specification.model, sidecars, path)
-        exported = ModelFile.open(path)
+            specification.target.pack(specification.model, sidecars, files[0])
+        exported = ModelFile.open(files[0])
         outputs.push(output.pop_all())
     return ExportReport(
         output=str(paths.graph),
         files=str(paths.files),
-        source=checkpoint.source.model_name,
-        model_type=checkpoint.config.model_type,
-        architecture=checkpoint.architecture,
-        task=job.task,
-        head=job.head_name,
+        source=job.request.source.model_name,
+        model_type=job.checkpoint.config.model_type,
+        architecture=job.checkpoint.architecture,
+        task=plan.task,
+        head=plan.head_name,
         exporter=strategy.exporter.name,
         attention=strategy.attention or "",
         fixed_axes=dict(strategy.fixed),
@@ -295,12 +304,11 @@ def _export_by(strategy: ExportStrategy, job: Job, outputs: ExitStack) -> Export
         metadata=exported.metadata,
         verification=verifications[0],
         notes=(
-            *job.reasons,
-            *_loading_notes(checkpoint),
+            *plan.reasons,
+            *_loading_notes(job.checkpoint),
             *_tokenizer_notes(job),
-            *job.pipeline.notes(architecture, strategy),
+            *plan.pipeline.notes(architecture, strategy),
             *job.lengths.notes,
-            *_answer_notes(job),
             *(() if specification is None else specification.notes),
         ),
         duration_ms=stopwatch.laps_ms,
@@ -309,10 +317,10 @@ def _export_by(strategy: ExportStrategy, job: Job, outputs: ExitStack) -> Export
 
 def _write_sidecar_files(job: Job, folder: Path) -> None:
     """Write the sidecar files to `folder`: the checkpoint's own, and those of the target."""
-    checkpoint, specification = job.checkpoint, job.specification
+    checkpoint, source, specification = job.checkpoint, job.request.source, job.plan.specification
     with_weights = specification is not None and specification.needs_module_weights
-    write_sidecar_files(checkpoint.source, job.tokenizer, folder, job.paths.files, module_weights=with_weights)
-    if checkpoint.source.base is not None:
+    write_sidecar_files(source, job.tokenizer, folder, job.request.paths.files, module_weights=with_weights)
+    if source.base is not None:
         content = json.dumps(checkpoint.adapted_config, indent=2, ensure_ascii=False) + "\n"
         (folder / "config.json").write_text(content, encoding="utf-8")
     if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
@@ -329,13 +337,13 @@ def _check_tokens(job: Job) -> None:
     """
     if job.tokenizer is None:
         return
-    source, specification = job.checkpoint.source, job.specification
+    source, specification = job.request.source, job.plan.specification
     texts = hard_texts(job.tokenizer)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         _write_sidecar_files(job, folder)
         if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint that is exported beside itself keeps its own
-            folder = job.paths.files
+            folder = job.request.paths.files
         if not (folder / TOKENIZER_NAME).is_file():
             return
         own = OwnTokenizer(job.tokenizer, source.model_name, source.sentence_modules.adds_special_tokens)
@@ -351,30 +359,6 @@ def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
         stamp(file, {TOKENIZER_KEY: hashlib.sha256(path.read_bytes()).hexdigest()})
 
 
-def _describe_decoder(job: Job) -> dict[str, str]:
-    """Return what the decoder of an encoder-decoder says of itself: where its encoder is, and what bounds it."""
-    longest = _longest_answer(job)
-    limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
-    return {ENCODER_KEY: encoder_path(job.paths.graph).name, **limit}
-
-
-def _longest_answer(job: Job) -> int | None:
-    """Return the most tokens of the decoder of an encoder-decoder; None for no limit, and for other models."""
-    if not isinstance(job.pipeline, EncoderDecoderPipeline):
-        return None
-    return job.pipeline.verified_answer if job.options.verify else job.pipeline.longest
-
-
-def _answer_notes(job: Job) -> tuple[str, ...]:
-    """Say where answers are shorter than the decoder's own, because longer ones are not verified."""
-    longest = _longest_answer(job)
-    stated = job.pipeline.longest if isinstance(job.pipeline, EncoderDecoderPipeline) else None
-    if longest == stated:
-        return ()
-    of_stated = "" if stated is None else f", of the {stated} that the checkpoint states"
-    return (f"for answers of up to {longest} tokens{of_stated}: longer ones are not verified",)
-
-
 def _encoder_of(decoder: Path) -> list[Path]:
     """Return the encoder that an earlier export wrote beside the file that is replaced; nothing where it wrote none."""
     try:
@@ -384,36 +368,84 @@ def _encoder_of(decoder: Path) -> list[Path]:
     return [encoder.path] if encoder.metadata.get(DECODER_KEY) == decoder.name else []
 
 
-def _write_second(specification: TargetSpecification | None, second: Any, path: Path) -> list[Path]:
-    """Write the second graph beside the first, where the target has one."""
-    if specification is None or second is None:
-        return []
-    twin = specification.target.second_path(path, specification.model.name)
-    write_inline(second, twin)
-    return [twin]
-
-
 def _lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
     """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
-    given = {} if isinstance(job.pipeline, GenerationPipeline) else job.pipeline.signature.given
+    given = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.given
     fixed = {**given, **strategy.fixed}.get(SEQUENCE)
     return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
-def _stamp_inputs(
-    file: Path, job: Job, strategy: ExportStrategy, verification: Verification | None, *, is_encoder: bool
-) -> None:
+def _stamp_inputs(file: Path, described: DescribedInputs) -> None:
     """Write into a file what inputs it takes, as far as it takes those of the model, and how long its texts were."""
-    reference, pipeline = merged_reference(job, strategy), job.pipeline
-    if is_encoder and isinstance(pipeline, EncoderDecoderPipeline):
-        described = pipeline.encoder_inputs(strategy, reference)
-    else:
-        described = pipeline.inputs(strategy, reference)
-    found = InputStamp.of(ModelFile.open(file).structure.inputs, described.kinds, described.cases)
+    found = InputStamp.of(ModelFile.open(file).structure.inputs, *described)
     if found.kinds:
         stamp(file, {INPUTS_KEY: found.json})
-    if verification is not None and job.lengths.longest is not None:
-        stamp(file, {VERIFIED_LENGTH_KEY: str(longest_case(verification, pipeline))})
+
+
+def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
+    """Return the metadata of an export. The same export with the same packages has the same, whenever and wherever.
+
+    A folder is named without its path, which is of no use elsewhere.
+    """
+    checkpoint, options, max_length = job.checkpoint, job.request.options, job.lengths.longest
+    config = checkpoint.config
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    figures = {key: _figure(text_config, name) for key, name in _FIGURES.items()}
+    source = checkpoint.source
+    metadata = {
+        "model_type": str(config.model_type),
+        **{key: str(value) for key, value in figures.items() if isinstance(value, int)},
+        "onnxtool.source": source.origin,
+        "onnxtool.revision": checkpoint.revision,
+        WEIGHTS_KEY: checkpoint.weights_sha256,
+        "onnxtool.checkpoint_sha256": checkpoint.checkpoint_sha256,
+        "onnxtool.adapter_base": "" if source.base is None else source.base.name,
+        ROUTE_KEY: source.route or "",
+        READS_KEY: ", ".join(
+            task for task, route in source.sentence_modules.route_of.items() if task and route == source.route
+        ),
+        "onnxtool.architecture": checkpoint.architecture,
+        "onnxtool.random_weights": ", ".join(checkpoint.initialized),
+        **source.license.stamps,
+        TASK_KEY: job.plan.task,
+        HEAD_KEY: job.plan.head_name,
+        "onnxtool.exporter": strategy.exporter.name,
+        "onnxtool.attention": strategy.attention or "",
+        "onnxtool.prompts": strategy.prompts,
+        "onnxtool.fixed_axes": ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items()),
+        DTYPE_KEY: options.dtype,
+        FILES_KEY: job.request.paths.stamp,
+        MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
+        "onnxtool.options": json.dumps(options.choices, sort_keys=True) if options.choices else "",
+        "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
+        "onnxtool.date": _date(),
+    }
+    return {key: value for key, value in metadata.items() if value}
+
+
+def _figure(config: Any, name: str) -> Any:
+    """Return a figure of an architecture; None where it has none, or not the same one in all layers."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # of transformers, for a figure that its layers do not share
+        return None
+
+
+def _date() -> str:
+    """Return the day of SOURCE_DATE_EPOCH, or nothing: the day of an export would make every export another file.
+
+    Raises:
+        ExportError: the variable is set to something else than seconds.
+    """
+    epoch: Any = os.environ.get("SOURCE_DATE_EPOCH", "")
+    if not epoch:
+        return ""
+    try:
+        return datetime.fromtimestamp(int(epoch), tz=UTC).strftime("%Y-%m-%d")
+    except (ValueError, OverflowError, OSError):
+        raise ExportError(
+            f"SOURCE_DATE_EPOCH is {epoch!r}, not a number of seconds", "unset it, or set it to e.g. $(date +%s)"
+        ) from None
 
 
 def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -431,7 +463,7 @@ def _tokenizer_notes(job: Job) -> tuple[str, ...]:
     tokenizer = job.tokenizer
     if tokenizer is None or hasattr(tokenizer, "backend_tokenizer"):
         return ()
-    if job.checkpoint.source.locate(TOKENIZER_NAME) is not None:  # which was compared
+    if job.request.source.locate(TOKENIZER_NAME) is not None:  # which was compared
         return ()
     return (f"no {TOKENIZER_NAME}, because {type(tokenizer).__name__} runs in Python: `onnxtool infer` reads no texts",)
 

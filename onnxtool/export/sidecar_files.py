@@ -31,8 +31,7 @@ from onnxtool.checkpoint.sentence_modules import (
 from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, SparseStaticEmbedding, table_files
 from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer
 from onnxtool.errors import CheckpointError
-from onnxtool.export.source import Source
-from onnxtool.export.vocabularies import all_files, files_of, own_files
+from onnxtool.export.source import Source, all_files, files_of, own_files
 from onnxtool.reports import Json
 
 _VOCABULARY = "vocab.txt"  # of WordPiece

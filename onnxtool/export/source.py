@@ -5,16 +5,20 @@ Everything is read through transformers, so that its cache, its mirrors and its 
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 import socket
 import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
-from onnxtool.checkpoint.files import ADAPTER_NAME
+from onnxtool.checkpoint.files import ADAPTER_NAME, M3_FILES
 from onnxtool.checkpoint.folder import (
     AT_THE_TOP,
     ModuleFiles,
@@ -25,10 +29,10 @@ from onnxtool.checkpoint.folder import (
     require_cached_commit,
 )
 from onnxtool.checkpoint.module_settings import require_no_routes
-from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, stays_inside
+from onnxtool.checkpoint.sentence_modules import STATIC_KINDS, TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError
-from onnxtool.export.downloads import fetch
 from onnxtool.model_file.metadata import License
+from onnxtool.progress import Stage, listener
 from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
@@ -209,6 +213,16 @@ class Source(ModuleFiles):
         """The folder or id as the user wrote it."""
         return self.model_name
 
+    @property
+    def is_static(self) -> bool:
+        """Whether the checkpoint begins with a table instead of a transformer."""
+        return self.sentence_modules.kinds[:1] != () and self.sentence_modules.kinds[0] in STATIC_KINDS
+
+    @property
+    def is_m3(self) -> bool:
+        """Whether the checkpoint has the layers of M3."""
+        return all(self.locate(name) is not None for name in M3_FILES)
+
     @cached_property
     def card(self) -> dict[str, Any]:
         """The front matter of the model card; empty where it has none that can be read."""
@@ -356,3 +370,127 @@ def _hub_resolves() -> bool:
     except OSError:
         return bool(urllib.request.getproxies())  # a proxy resolves names for us
     return True
+
+
+_MB = 1_000_000
+
+
+def fetch(model_name: str, name: str, revision: str | None) -> None:
+    """Fetch a file of a checkpoint into the hub's cache, unless it is there; failures are left to whoever reads it.
+
+    Transformers fetches it as well, with a bar of its own that would run into that of the command line.
+    """
+    from huggingface_hub import hf_hub_download
+
+    with suppress(OSError, ValueError), open(os.devnull, "w", encoding="utf-8") as nowhere:  # noqa: PTH123  no path
+        hf_hub_download(model_name, name, revision=revision or "main", tqdm_class=_bar(name, nowhere))
+
+
+def _bar(name: str, nowhere: IO[str]) -> Any:
+    """Return a class of bars that show nothing, of which the first tells how far it is."""
+    from huggingface_hub.utils import tqdm
+
+    say = listener()  # of this thread; the hub's own may call
+    made: list[Any] = []
+
+    class Told(tqdm):  # type: ignore[misc]
+        def __init__(self, *args: Any, **more: Any) -> None:
+            made.append(self)
+            super().__init__(*args, **{**more, "file": nowhere, "disable": False})
+            self._tell()
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown: bool | None = super().update(n)
+            self._tell()
+            return shown
+
+        def _tell(self) -> None:
+            if self is made[0] and self.total and self.total >= _MB:
+                say(Stage(f"downloading {name}, MB", int(self.n) // _MB, int(self.total) // _MB))
+
+    return Told
+
+
+# What transformers reads for any tokenizer, whatever its class.
+_ANY_CLASS = "tokenizer.json"
+# Of Marian's and BARTpho's classes, which transformers can only import with sentencepiece.
+_BEHIND_SENTENCEPIECE = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "dict.txt")
+# What a class calls the files that lie beside a vocabulary and hold no tokens.
+_NO_VOCABULARY = ("tokenizer_config_file", "merges_file", "normalizer_file", "emoji_file")
+_PACKAGES = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
+
+
+def own_files(source: Source, model_type: str) -> tuple[str, ...]:
+    """Return the files of the tokenizer class that the checkpoint names, or else of the one of its `model_type`."""
+    return files_of(_own_class(source, model_type))
+
+
+def all_files(*, vocabularies: bool = False) -> Iterator[str]:
+    """Yield the files of all tokenizer classes that transformers can import here; a name may come twice."""
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    yield _ANY_CLASS
+    for name in dict.fromkeys(filter(None, TOKENIZER_MAPPING_NAMES.values())):
+        yield from files_of(getattr(transformers, name, None), vocabularies=vocabularies)
+    yield from _BEHIND_SENTENCEPIECE
+
+
+def files_of(tokenizer: Any, *, vocabularies: bool = False) -> tuple[str, ...]:
+    """Return the files that a tokenizer, or a class of them, is read from; empty where it says none.
+
+    Raises:
+        CheckpointError: a class of the checkpoint's own names a path outside its folder.
+    """
+    names = _stated(tokenizer)
+    return tuple(
+        plain_name(name)
+        for use, name in (names if isinstance(names, dict) else {}).items()
+        if isinstance(name, str) and not (vocabularies and use in _NO_VOCABULARY)
+    )
+
+
+def has_vocabulary(source: Source, model_type: str) -> bool:
+    """Whether the checkpoint has a vocabulary, or a tokenizer of characters or bytes (CANINE, ByT5), which has none."""
+    own = _own_class(source, model_type)
+    if isinstance(own, type) and _stated(own) == {}:
+        return True
+    names = iter((_ANY_CLASS, *files_of(own, vocabularies=True)))
+    return _any(source, names) or _any(source, all_files(vocabularies=True))
+
+
+def missing_packages(source: Source, model_type: str) -> tuple[str, ...]:
+    """Return the packages that reading the tokenizer takes and that are not installed, by their names on PyPI.
+
+    Where it cannot read a SentencePiece model, transformers names another one (tiktoken), or none.
+    """
+    missing = tuple(package for module, package in _PACKAGES.items() if not _is_installed(module))
+    pieces = (name for name in (*own_files(source, model_type), *all_files()) if name.endswith((".model", ".spm")))
+    needed = missing and source.locate(_ANY_CLASS) is None and _any(source, pieces)
+    return missing if needed else ()
+
+
+def _own_class(source: Source, model_type: str) -> Any:
+    import transformers
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    named = source.read("tokenizer_config.json").get("tokenizer_class")
+    return getattr(transformers, str(named or TOKENIZER_MAPPING_NAMES.get(model_type)), None)
+
+
+def _stated(tokenizer: Any) -> Any:
+    try:
+        return getattr(tokenizer, "vocab_files_names", None)
+    except ImportError:  # transformers puts a class that raises in place of one whose library is not installed
+        return None
+
+
+def _any(source: Source, names: Iterator[str]) -> bool:
+    return any(source.locate(name) is not None for name in names)
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # the package that it lies in is not there either
+        return False

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, STATIC_KINDS, as_object, positive
+from onnxtool.checkpoint.sentence_modules import SPARSE_STATIC, STATIC, as_object, positive
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, read_vectors
 from onnxtool.checkpoint.tokenizer_library import panics_as_exceptions
 from onnxtool.errors import CheckpointError
@@ -24,11 +24,6 @@ from onnxtool.runtime.quiet import quiet
 
 _TASKS = {STATIC: "sentence-similarity", SPARSE_STATIC: "sparse-encoding"}
 _MODEL_TYPE = "static-embedding"
-
-
-def is_static(source: Source) -> bool:
-    """Whether a checkpoint begins with a table in place of a transformer."""
-    return bool(source.sentence_modules.modules) and source.sentence_modules.kinds[0] in STATIC_KINDS
 
 
 @dataclass(frozen=True)

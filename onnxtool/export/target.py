@@ -7,6 +7,7 @@ Axes of shapes: batch_size, sequence; None for a width that the model decides.
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,13 @@ from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import TargetError
+from onnxtool.export import targets
 from onnxtool.export.heads.head import Head
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.source import Source
 from onnxtool.model_file import follow_link
 from onnxtool.reports import Json, TensorInfo
+from onnxtool.runtime.tokens import read_by_transformers
 
 TEXT_INPUTS = ("input_ids", "token_type_ids", "attention_mask")
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -148,6 +151,24 @@ class TargetModel:
         return () if self.head is not None else self.modules
 
 
+@dataclass(frozen=True)
+class Delivery:
+    """What a consumer gets files for.
+
+    Attributes:
+        config: the PretrainedConfig.
+        tokenizer: the checkpoint's.
+        folder: where the files are.
+        max_length: the most tokens that a text may have; None where nothing bounds it.
+    """
+
+    model: TargetModel
+    config: Any
+    tokenizer: Any
+    folder: Path
+    max_length: int | None
+
+
 class Target:
     """One consumer. Subclasses set the attributes, and override the methods where it differs from others.
 
@@ -160,6 +181,8 @@ class Target:
         batch: the batch size that it calls the graph with; None for any.
         max_ir, max_opset: the highest that its onnxruntime reads; None for no bound.
         refused: kinds that it does not take, each with what to do instead.
+        tokenizer_of: the library that makes its tokens: tokenizers, transformers or sentence-transformers.
+        pads: what it pads, for which it needs a padding token; empty for nothing.
     """
 
     name: str
@@ -171,6 +194,8 @@ class Target:
     max_ir: int | None = None
     max_opset: int | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    tokenizer_of: str = "tokenizers"
+    pads: str = ""
 
     @property
     def takes_any_graph(self) -> bool:
@@ -233,10 +258,17 @@ class Target:
                 f"{self.title} reads tokenizer.json, which {type(tokenizer).__name__} cannot be written as",
                 "a newer transformers or tokenizers may convert it; else pass --target plain",
             )
+        if self.pads and getattr(tokenizer, "pad_token", None) is None:
+            raise TargetError(
+                f"{self.title} pads {self.pads}, and this tokenizer has no padding token",
+                "set one with tokenizer.pad_token = tokenizer.eos_token, save the tokenizer, and export again",
+            )
 
     def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
         """Return the ids that it makes of texts by its files in `folder`; a text of more tokens than `limit` is cut."""
-        return read_file(folder / TOKENIZER_NAME, texts, limit)
+        if self.tokenizer_of == "tokenizers":
+            return read_file(folder / TOKENIZER_NAME, texts, limit)
+        return read_by_transformers(folder, lower_cases=self.tokenizer_of == "sentence-transformers")(texts, limit)
 
     def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
         """Whether it can be held to the tokenizer's ids of a text, or reads such texts otherwise in any model."""
@@ -257,17 +289,8 @@ class Target:
         """Turn what the graph gave for `batch` texts into the outputs of the head, to be compared with PyTorch's."""
         return dict(outputs)
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
-        """Write what it reads and the checkpoint's own files lack into `folder`, in which those lie already.
-
-        Args:
-            model: which model.
-            config: the PretrainedConfig.
-            tokenizer: the checkpoint's.
-            folder: where the files are.
-            max_length: the most tokens that a text may have; None where nothing bounds it.
+    def write_files(self, to: Delivery) -> None:
+        """Write what it reads and the checkpoint's own files lack into a folder, in which those lie already.
 
         Raises:
             TargetError: a setting that it needs is not there.
@@ -322,6 +345,12 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
     return Layout(root, graph, root, "")
 
 
+def find_target(name: str) -> Target:
+    """Return the target called `name`, which must be one of TARGET_NAMES."""
+    target: Target = importlib.import_module(f"{targets.__name__}.{targets.MODULES[name]}").TARGET
+    return target
+
+
 def kind_of(task: str, *, looks_up_queries: bool) -> str:
     """Return the kind of a model by its task, and by whether queries are encoded without it."""
     return INFERENCE_FREE if looks_up_queries else KINDS.get(task, OTHER)
@@ -339,6 +368,19 @@ def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") ->
         changed["pad_token"] = pad_token
     if changed != {**config, **({} if stated is None else {"model_max_length": stated})}:
         write_json(path, changed)
+
+
+def require_bound(title: str, folder: Path) -> None:
+    """Refuse files that do not state how long a text may be, which a consumer needs to know.
+
+    Raises:
+        TargetError: tokenizer_config.json does not.
+    """
+    if "model_max_length" not in read_object(folder / TOKENIZER_CONFIG):
+        raise TargetError(
+            f"{title} needs the length that texts are cut to, and neither tokenizer nor model says it",
+            "write model_max_length into tokenizer_config.json of the checkpoint",
+        )
 
 
 def read_object(path: Path) -> dict[str, Json]:

@@ -22,15 +22,23 @@ from onnxtool.checkpoint.pooling_module import POOLING_MASK
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.heads.builder import Builder
 from onnxtool.export.heads.choice import read_head, require_expanding_token, task_with_head
-from onnxtool.export.heads.head import Head
-from onnxtool.export.heads.m3 import is_m3
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Modality
+from onnxtool.export.heads.head import Builder, Head
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
-from onnxtool.export.target import DENSE, INFERENCE_FREE, SPARSE, TOKENS, Target, TargetModel, kind_of, write_json
+from onnxtool.export.target import (
+    DENSE,
+    INFERENCE_FREE,
+    SPARSE,
+    TOKENS,
+    Delivery,
+    Target,
+    TargetModel,
+    kind_of,
+    write_json,
+)
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
@@ -197,7 +205,7 @@ class TargetSpecification:
         """
         self._complete_tokenizer(tokenizer, folder)
         bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
-        self.target.write_files(self.model, config, tokenizer, folder, min(bounds, default=None))
+        self.target.write_files(Delivery(self.model, config, tokenizer, folder, min(bounds, default=None)))
 
     def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
         """Compare the tokens that the target makes of texts, by the files in `folder`, with those of transformers.
@@ -287,8 +295,8 @@ class TargetSpecification:
 
 def specify(
     target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any, head_name: str = "auto"
-) -> TargetSpecification | None:
-    """Work out what the export of a checkpoint must be for a target; None for one that takes any graph.
+) -> TargetSpecification:
+    """Work out what the export of a checkpoint must be for a target that does not take any graph.
 
     Args:
         target: the consumer.
@@ -301,8 +309,6 @@ def specify(
         CheckpointError: the checkpoint pools as onnxtool cannot.
         TargetError: the target takes no such model, needs something of it that it does not have, or needs another head.
     """
-    if target.takes_any_graph:
-        return None
     task = task_with_head(head_name, checkpoint.task)
     source, architecture = checkpoint.source, checkpoint.architecture
     inputs, outputs = tuple(signature.inputs), signature.outputs
@@ -324,7 +330,7 @@ def specify(
     pads_left = getattr(tokenizer, "padding_side", "right") == "left"
     use = target.use_for(task, modules, pads_left=pads_left, looks_up_queries=looks_up)
     left_out = ""
-    if kind == DENSE and is_m3(source):
+    if kind == DENSE and source.is_m3:
         left_out = f"{target.title} gets the dense vector of this M3 embedder alone, no weights or vectors of tokens"
         if not source.sentence_modules.modules:
             raise TargetError(

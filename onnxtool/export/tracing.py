@@ -6,20 +6,23 @@ The only module with workarounds for these two exporters. Tested with torch 2.13
 from __future__ import annotations
 
 import gc
+import io
 import math
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import onnx
 import onnx_ir as ir
+from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxtool.errors import ExportError
+from onnxtool.export.modalities.modality import Axis
 from onnxtool.export.signature import Signature
-from onnxtool.export.torchscript import trace_torchscript
 from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
@@ -190,20 +193,319 @@ def _inverse_error_function(value: Any) -> Any:
     return found
 
 
-def _trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
-    return trace_torchscript(model, sample, signature.inputs, signature.outputs, opset)
-
-
-EXPORTERS: tuple[Exporter, ...] = (
-    Exporter("dynamo", (None, "eager"), _trace_dynamo),
-    # onnxruntime's attention fusions know the shape of eager attention under TorchScript.
-    Exporter("torchscript", ("eager",), _trace_torchscript),
-)
-
-
 def reason_of(error: BaseException) -> str:
     """Return the type and the first line of what caused an error in the first place."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+
+
+# Newer opsets than this are not written by torch's TorchScript exporter with all of its operators.
+_OPSET = 17
+
+
+def trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
+    """Trace `model` on `sample` (input name to tensor) by TorchScript, with the weights kept out of the trace.
+
+    The graph holds its weights under the names they have in the model, matrices transposed where the graph wants them
+    so, and refers to the model's memory until it is saved.
+    """
+    import torch
+
+    weights = _weights_of(model, taken={*signature.inputs, *signature.outputs})
+    axes = {
+        name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
+        for name, shape in {**signature.inputs, **signature.outputs}.items()
+    }
+    buffer = io.BytesIO()
+    with traceable_calls():
+        torch.onnx.export(
+            _with_weights_as_inputs(model, tuple(sample), weights, tuple(signature.outputs)),
+            (*sample.values(), *(tensor.detach() for tensor in weights.values())),
+            buffer,
+            input_names=[*sample, *weights],
+            output_names=list(signature.outputs),
+            dynamic_axes=axes,
+            opset_version=opset or _OPSET,
+            do_constant_folding=True,
+            dynamo=False,
+        )
+    graph: ir.Model = ir.from_proto(onnx.ModelProto.FromString(buffer.getbuffer()))
+    _attach(graph.graph, weights)
+    _transpose(graph.graph)
+    return graph
+
+
+def _weights_of(model: Any, taken: set[str]) -> dict[str, Any]:
+    """Return the parameters and buffers of a module by name, tied ones once, none under a name that is `taken`."""
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in tensors.items() if name not in taken}
+
+
+def _with_weights_as_inputs(
+    model: Any, inputs: tuple[str, ...], weights: Mapping[str, Any], outputs: tuple[str, ...]
+) -> Any:
+    """Give `model` positional inputs, its own weights the last of them, and a tuple of outputs."""
+    import torch
+
+    class Stateless(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
+        def named_modules(self, *_args: Any, **_kwargs: Any) -> Iterator[tuple[str, Any]]:
+            """Yield the modules that nodes are named after; they are no children, as those would bring weights."""
+            yield "", self
+            yield from model.named_modules(prefix="model")
+
+        def forward(self, *tensors: Any) -> tuple[Any, ...]:
+            traced = dict(zip(weights, tensors[len(inputs) :], strict=True))
+            with _replaced(model, {id(weights[name]): tensor for name, tensor in traced.items()}):
+                result = model(**dict(zip(inputs, tensors, strict=False)))
+            return (result,) if isinstance(result, torch.Tensor) else tuple(result[name] for name in outputs)
+
+    return Stateless().eval()
+
+
+@contextmanager
+def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
+    """Put `tensors` in the place of the weights with these ids while the block runs.
+
+    torch.func.functional_call is for this, and refuses to run in a trace.
+    """
+    places = [
+        (own, name, weight)
+        for module in model.modules()
+        for own in (module._parameters, module._buffers)  # noqa: SLF001  attributes would not take a plain tensor
+        for name, weight in own.items()
+        if id(weight) in tensors
+    ]
+    try:
+        for own, name, weight in places:
+            own[name] = tensors[id(weight)]
+        yield
+    finally:
+        for own, name, weight in places:
+            own[name] = weight
+
+
+def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
+    """Turn the inputs that are weights into initializers; drop those that nothing uses."""
+    found = {str(value.name): value for value in graph.inputs}
+    graph.inputs[:] = [value for name, value in found.items() if name not in weights]
+    for name, tensor in weights.items():
+        value = found.get(name)
+        if value is not None and value.uses():
+            value.const_value = TorchTensor(tensor.detach(), name=name)
+            graph.register_initializer(value)
+
+
+def _transpose(graph: ir.Graph) -> None:
+    """Replace `Transpose(weight)` by a transposed weight where nothing wants it as it is.
+
+    The fusions of onnxruntime know a MatMul by the weight at its input. A weight that is used both ways, an embedding
+    tied to the output layer, stays one with a Transpose: onnxruntime resolves that when it loads the file.
+    """
+    for value in list(graph.initializers.values()):
+        nodes = [node for node, _ in value.uses()]
+        orders = {tuple(node.attributes["perm"].as_ints()) for node in nodes if _transposes(node)}
+        if len(orders) != 1 or not all(map(_transposes, nodes)) or value.is_graph_output():
+            continue
+        tensor: Any = value.const_value
+        turned = TorchTensor(tensor.raw.permute(*orders.pop()), name=tensor.name)  # a view: no memory
+        value.const_value, value.shape = turned, ir.Shape(turned.shape)
+        for node in nodes:
+            node.outputs[0].replace_all_uses_with(value, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+
+
+def _transposes(node: ir.Node) -> bool:
+    return node.op_type == "Transpose" and node.domain == "" and "perm" in node.attributes
+
+
+# Functions that make a tensor from a shape; torch's exporter writes them as nodes that draw in every run.
+_DRAWS = ("rand", "randn", "randint", "randperm")
+_NO_SEED_OF_A_MODEL = 0x6F6E6E78746F6F6C
+
+
+@contextmanager
+def traceable_calls() -> Iterator[None]:
+    """Let a model be traced that uses strides, autograd functions of its own, or draws under a seed."""
+    with _strides_of_contiguous_tensors(), _autograd_functions_called(), _seeded_draws_as_constants():
+        yield
+
+
+@contextmanager
+def _strides_of_contiguous_tensors() -> Iterator[None]:
+    """Let `as_strided` see contiguous tensors, which is how ONNX lays them out; Longformer's windows are made by it.
+
+    Of a view, the strides that it asks for are those of the view's own memory; each is scaled to what it would be.
+    """
+    import torch
+
+    original = torch.Tensor.as_strided
+
+    def as_strided(tensor: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if tensor.is_contiguous() or storage_offset or len(stride) != tensor.dim():
+            return original(tensor, size, stride, storage_offset)
+        contiguous = tensor.contiguous()
+        pairs = zip(stride, tensor.stride(), contiguous.stride(), strict=True)
+        return original(contiguous, size, [int(wanted * after // before) for wanted, before, after in pairs])
+
+    torch.Tensor.as_strided = as_strided
+    try:
+        yield
+    finally:
+        torch.Tensor.as_strided = original
+
+
+@contextmanager
+def _autograd_functions_called() -> Iterator[None]:
+    """Call the `forward` of autograd functions as any function: an inference has no use for their `backward`.
+
+    The trace knows an autograd function as one node, and torch's exporter fails to put its body there where it holds
+    modules, as Reformer's does, which holds all layers. One that brings an ONNX `symbolic` is left as it is.
+    """
+    import torch
+
+    function = torch.autograd.Function
+    original = vars(function)["apply"]  # the classmethod itself, as the attribute is bound
+    without_context = torch.autograd.function._SingleLevelFunction.setup_context  # noqa: SLF001  how torch itself asks
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(cls, "symbolic"):
+            return original.__get__(None, cls)(*args, **kwargs)
+        if cls.setup_context is not without_context:  # then forward takes no context
+            return cls.forward(*args, **kwargs)
+        context = torch.autograd.function.FunctionCtx()
+        context.needs_input_grad = (False,) * len(args)
+        return cls.forward(context, *args, **kwargs)
+
+    function.apply = classmethod(apply)
+    try:
+        yield
+    finally:
+        function.apply = original
+
+
+@contextmanager
+def _seeded_draws_as_constants() -> Iterator[None]:
+    """Let a model that seeds torch's generator have what it draws then as a constant, which it is: Reformer's hashes.
+
+    What it draws without a seed of its own stays a draw, and so does what comes of a generator of its own. The state
+    of torch's generator is afterwards what it was.
+    """
+    import torch
+
+    originals = {name: getattr(torch, name) for name in _DRAWS}
+
+    def constant(original: Any) -> Any:
+        def draw(*args: Any, **kwargs: Any) -> Any:
+            if torch.initial_seed() == _NO_SEED_OF_A_MODEL or kwargs.get("generator") is not None:
+                return original(*args, **kwargs)
+            with _untraced():
+                return original(*_numbers(args), **{name: _numbers(value) for name, value in kwargs.items()})
+
+        return draw
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(_NO_SEED_OF_A_MODEL)
+        for name, original in originals.items():
+            setattr(torch, name, constant(original))
+        try:
+            yield
+        finally:
+            for name, original in originals.items():
+                setattr(torch, name, original)
+
+
+@contextmanager
+def _untraced() -> Iterator[None]:
+    """Record nothing while the block runs; a tensor made in it is a constant of the trace."""
+    import torch
+
+    state = torch._C._get_tracing_state()  # noqa: SLF001  torch.jit has no public way to pause a trace
+    torch._C._set_tracing_state(None)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        torch._C._set_tracing_state(state)  # noqa: SLF001
+
+
+def _numbers(value: Any) -> Any:
+    """Return sizes as numbers, which are tensors in a trace."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(map(_numbers, value)) if isinstance(value, (tuple, list)) else value
+
+
+EXPORTERS: tuple[Exporter, ...] = (
+    Exporter("dynamo", (None, "eager"), _trace_dynamo),
+    # onnxruntime's attention fusions know the shape of eager attention under TorchScript.
+    Exporter("torchscript", ("eager",), trace_torchscript),
+)
+
+# dynamo reasons about every dynamic size, and about those of Swin's rolling windows without an end.
+_TIMEOUT_S = 180.0
+
+
+@dataclass(frozen=True)
+class ExportStrategy:
+    """A strategy to trace a model: an exporter with its settings.
+
+    Attributes:
+        attention: transformers' attention implementation; None leaves the choice to it.
+        fixed: the axes that are not dynamic in the file, with their sizes.
+        prompts: how a file with a cache runs its prompts; empty for others.
+        timeout_s: how long the trace may take, where other strategies are left; None for no limit.
+    """
+
+    exporter: Exporter
+    attention: str | None
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    prompts: str = ""
+    timeout_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What notes call it, e.g. `dynamo with eager attention, sequence fixed to 512`."""
+        attention = f" with {self.attention} attention" if self.attention else ""
+        fixed = "".join(f", {axis} fixed to {size}" for axis, size in self.fixed.items())
+        prompts = f", prompts {self.prompts}" if self.prompts else ""
+        return f"{self.exporter.name}{attention}{fixed}{prompts}"
+
+
+def strategies_for(
+    exporter: str, axes: Iterable[Axis], default_attention: str | None, *, verified: bool = True
+) -> Iterator[ExportStrategy]:
+    """List the strategies for a model, the most useful file first.
+
+    All axes are dynamic in the first ones; then the lengths are fixed, which a user can pad to; then the batch as well.
+
+    TorchScript comes first where verification reaches the largest size that the model takes: it traces in a tenth of
+    the time, and onnxruntime fuses its attention. It keeps the branches that the sample took, which verification would
+    show. Where sizes have no bound, dynamo comes first, which guards what it assumes.
+
+    Args:
+        exporter: a name of EXPORTER_NAMES; `auto` for all of them.
+        axes: the dynamic axes of the model's inputs.
+        default_attention: what transformers chooses, which need not be tried twice.
+        verified: whether the file will be verified; else dynamo, which guards what it assumes, comes first.
+    """
+    axes = tuple(axes)
+    chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
+    if verified and all(axis.is_covered for axis in axes if axis.may_fail):
+        chosen.sort(key=lambda row: row.name != "torchscript")
+    contents = {axis.name: axis.fixed_size for axis in axes if axis.may_fail}
+    batches = {axis.name: axis.fixed_size for axis in axes if not axis.may_fail}
+    for row in chosen:
+        for attention in row.attentions:
+            if attention is None or attention != default_attention or None not in row.attentions:
+                yield ExportStrategy(row, attention, timeout_s=_TIMEOUT_S if len(chosen) > 1 else None)
+    if contents:
+        yield from (ExportStrategy(row, row.attentions[0], contents) for row in chosen)
+    yield from (ExportStrategy(row, row.attentions[0], contents | batches) for row in chosen)
+
+
+def attention_of(model: Any) -> str | None:
+    """Return the attention implementation that a loaded model has."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None)

@@ -1,156 +1,206 @@
-"""Verify an exported file against the PyTorch model that it came from."""
+"""Verify an export on the usual cases and on texts up to its maximum; find for how long texts it is right otherwise."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
-from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.errors import ExportError
-from onnxtool.export.heads.head import Head
-from onnxtool.export.modalities.sizes import SEQUENCE, Modality, text_case, usual_sizes
-from onnxtool.export.signature import Shape, run_torch_tensors, to_numpy
-from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
-from onnxtool.runtime.session import open_session
+from onnxtool.errors import CheckpointError, VerificationError
+from onnxtool.export.lengths import WORK, Lengths
+from onnxtool.export.preparation import Job
+from onnxtool.export.tracing import ExportStrategy
+from onnxtool.progress import tell
+from onnxtool.runtime.comparison import Case, ReferenceOutputs
 from onnxtool.verification import Verification
 
-_FEWEST_CASES = 6
-_SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: about what a file may differ by
+# A file that is wrong for longer texts than these is a wrong trace, and not one side of a threshold.
+_LEAST = 60
+_IDS = ("input_ids", "inputs")
 
 
-@dataclass(frozen=True)
-class TorchReference:
-    """The PyTorch model that an exported file has to agree with, and how to call it.
+class ShorterError(VerificationError):
+    """A file is right for texts up to some length, and wrong for longer ones.
 
     Attributes:
-        outputs: those that the file has, before a head, with their shapes.
-        fixed: the sizes of the axes that are not dynamic.
+        lengths: those for which it is right.
+        is_own: whether the model itself does not run on longer ones, so that no other trace does.
     """
 
-    model: Any
-    modality: Modality
-    outputs: Mapping[str, Shape]
-    fixed: Mapping[str, int]
-    head: Head | None
-    keep_raw: bool = False
+    def __init__(self, error: VerificationError, lengths: Lengths, *, is_own: bool) -> None:
+        super().__init__(error.message, error.hint, error.verification)
+        self.lengths, self.is_own = lengths, is_own
 
-    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Run the model on what the file will be run on: several sizes and masks, and real content.
+    @property
+    def longest(self) -> int:
+        """The most tokens of a text for which it is right."""
+        return self.lengths.longest or 0
 
-        With `lengths` these are texts of so many tokens, in their order, and may be few.
 
-        What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
+class Verifier:
+    """Compares the files of an export with PyTorch, whose outputs it computes once for all strategies."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._pipeline = job, job.plan.pipeline
+        # By the sizes of the fixed axes and, next to the usual cases, the lengths of texts.
+        self._references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = {}
+
+    def verify(self, path: Path, strategy: ExportStrategy, lengths: Lengths) -> Verification:
+        """Compare the file with a model that was loaded again: running and tracing may change a model.
+
+        The usual cases come first, then texts at the thresholds and the maximum of `lengths`.
 
         Raises:
-            ExportError: too few cases remain, or the model gives other outputs each time.
+            ShorterError: the file is right for shorter texts alone.
+            VerificationError: an output differs otherwise.
         """
-        import torch
+        steps = self._pipeline.steps
+        try:
+            verification, error = self._compare(path, self._reference(strategy, lengths))
+            further = lengths.beyond(self.longest_case(verification), steps=steps)
+            refused: set[int] = set()
+            if error is None and further:
+                tell(f"comparing texts of up to {further[0]} tokens")
+                reference = self._reference(strategy, lengths, further)
+                refused = {*further} - {_num_tokens(case) + steps for case in reference.cases}
+                if reference.cases:
+                    longer, error = self._compare(path, reference)
+                    verification = _merged(verification, longer)
+                described = (f"a text of {length} tokens" for length in sorted(refused))
+                verification = replace(verification, refused=(*verification.refused, *described))
+            if error is not None:
+                raise self._shorter(error, path, strategy, lengths)
+            covered = self.longest_case(verification)
+            too_long = min((length for length in refused if length > covered), default=None)
+            if too_long is None:
+                return verification
+            longest = self._longest_right(path, strategy, lengths, covered, too_long)
+            why = f"PyTorch itself does not run on {longest + 1}"
+            none = VerificationError(f"PyTorch itself does not run on {too_long} tokens", "", verification)
+            raise ShorterError(none, lengths.up_to(longest, why), is_own=True)
+        finally:
+            self._job.stopwatch.lap("verify")
 
-        cases = [text_case(self.modality, self.fixed, length) for length in lengths] or self.modality.cases(self.fixed)
-        sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
-        if self.head is not None:
-            sequences |= {one.output for one in self.head.all if one.keeps_tokens}
-            cases += [] if lengths else self._unseen_tokens(self.head.unseen_length)
-            if self.head.leaves_prompt_out:
-                cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
-        before = torch.get_rng_state()
-        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
-        if lengths:
-            return outputs
-        if not torch.equal(before, torch.get_rng_state()):
-            self._require_same_outputs(outputs)
-        if len(outputs.cases) < _FEWEST_CASES:
-            raise ExportError(
-                f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
-                "this model takes few sizes; --no_verify exports it unverified",
+    def cases(self, strategy: ExportStrategy, lengths: Lengths) -> tuple[Case, ...] | None:
+        """Return all cases on which a file was verified; None where it was not."""
+        found = [reference for (fixed, _), reference in self._references.items() if fixed == _fixed(strategy)]
+        return tuple(case for one in found for case in self._shortened(one, lengths).cases) if found else None
+
+    def longest_case(self, verification: Verification) -> int:
+        """Return how many tokens the longest text has that a file was verified on; 0 for none."""
+        passed = (_of_ids(case.inputs) for case in verification.cases if case.passed)
+        return max(passed, default=0) + self._pipeline.steps
+
+    def _reference(self, strategy: ExportStrategy, lengths: Lengths, further: tuple[int, ...] = ()) -> ReferenceOutputs:
+        """Return PyTorch's outputs on the usual cases, or on texts of `further` lengths, which are computed once."""
+        key = (_fixed(strategy), further)
+        if key not in self._references:
+            self._references[key] = self._run_pytorch(strategy, further)
+            if not further:
+                _require_telling(self._references[key], self._job.request.source.model_name)
+        return self._shortened(self._references[key], lengths)
+
+    def _run_pytorch(self, strategy: ExportStrategy, lengths: tuple[int, ...]) -> ReferenceOutputs:
+        model = self._job.models.reference()
+        reference = self._pipeline.reference_outputs(model, strategy, lengths)
+        del model
+        gc.collect()  # its weights make room for onnxruntime's
+        return reference
+
+    def _shortened(self, reference: ReferenceOutputs, lengths: Lengths) -> ReferenceOutputs:
+        """Leave out the cases that are longer than the texts that the file is for."""
+        rows = [
+            (case, outputs)
+            for case, outputs in zip(reference.cases, reference.outputs, strict=True)
+            if lengths.longest is None or _num_tokens(case) + self._pipeline.steps <= lengths.longest
+        ]
+        return replace(reference, cases=tuple(row[0] for row in rows), outputs=tuple(row[1] for row in rows))
+
+    def _compare(self, path: Path, reference: ReferenceOutputs) -> tuple[Verification, VerificationError | None]:
+        try:
+            return self._pipeline.verify(path, reference, self._job.request.options.tolerance), None
+        except VerificationError as error:
+            return error.verification, error
+
+    def _shorter(
+        self, error: VerificationError, path: Path, strategy: ExportStrategy, lengths: Lengths
+    ) -> VerificationError:
+        """Return an error that says for how long texts a file is right; the error itself where that is for none."""
+        ends = [(_of_ids(case.inputs) + self._pipeline.steps, case.passed) for case in error.verification.cases]
+        wrong = min(length for length, passed in ends if not passed)
+        right = max((length for length, passed in ends if passed), default=0)
+        if lengths.work is None or right < _LEAST or right > wrong:
+            return error
+        longest = self._longest_right(path, strategy, lengths, right, wrong)
+        why = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"
+        return ShorterError(error, lengths.up_to(longest, why), is_own=False)
+
+    def _longest_right(self, path: Path, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int) -> int:
+        """Return the last length from `right` to `wrong` at which a file is right, by bisection within the budget."""
+        left = WORK
+        named = {number for threshold in lengths.thresholds for number in (threshold, threshold + 1)}
+        while wrong - right > 1:
+            middle = (right + wrong) // 2
+            length = min(
+                (number for number in named if right < number < wrong), key=lambda n: abs(n - middle), default=middle
             )
-        return outputs
-
-    def _unseen_tokens(self, length: int) -> list[Case]:
-        """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""
-        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
-        if not length or sizes[SEQUENCE] != length:
-            return []
-        feeds = self.modality.feeds(sizes)
-        if "attention_mask" not in feeds:  # then it sees all tokens
-            return []
-        mask = feeds["attention_mask"].copy()
-        mask[0, max(1, length // 2) :] = 0
-        return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
-
-    def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
-        """Run a model that draws random numbers twice more: under a seed of its own it draws the same ones.
-
-        Its first outputs are no measure: running may have changed the model, which is no matter of chance.
-        """
-        for case in outputs.cases:
-            first = self.run(case.feeds)
-            for name, again in self.run(case.feeds).items():
-                one, other = first[name].astype(np.float64), again.astype(np.float64)
-                with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones twice
-                    apart = float(np.nanmax(np.abs(one - other), initial=0.0))
-                if apart > _SAME_ANSWER * max(1.0, float(np.nanmax(np.abs(one), initial=0.0))):
-                    raise ExportError(
-                        f"{type(self.model).__name__} draws random numbers and answers differently each time: {name} "
-                        f"by {apart:.3g} on the same input ({case.description})",
-                        "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
-                        "--no_verify exports it unverified",
-                    )
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run the PyTorch model, with the head in PyTorch on top."""
-        import torch
-
-        tensors = run_torch_tensors(self.model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
-        if self.head is not None:
-            mask, pooled = (
-                torch.from_numpy(feeds[name]).to(self.model.device) if name in feeds else None
-                for name in ("attention_mask", POOLING_MASK)
-            )
-            raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
-            tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
-        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
+            left -= lengths.work.operations(length) if lengths.work is not None else 0
+            if left < 0:
+                break
+            tell(f"looking for the longest text that the file is right for: {length} tokens")
+            # A model may take a short text as the reason to compute otherwise from then on, so each has its own.
+            reference = self._run_pytorch(strategy, (length,))
+            if reference.cases and self._compare(path, reference)[1] is None:
+                right = length
+            else:
+                wrong = length
+        return right
 
 
-def _with_prompts(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Let each text begin with a prompt of another length, which is not pooled over."""
-    return {**feeds, POOLING_MASK: some_prompts(feeds["attention_mask"].astype(bool)).astype(np.int64)}
-
-
-def verify_file(
-    path: Path,
-    reference: ReferenceOutputs,
-    tolerance: Tolerance,
-    specification: TargetSpecification | None = None,
-    stored: VectorType | None = None,
-) -> Verification:
-    """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
-
-    Vectors that the file has `stored` as codes or bits are compared by the nearest vectors of such codes.
+def _require_telling(reference: ReferenceOutputs, checkpoint_name: str) -> None:
+    """Refuse a model that no verification can say anything about, as it ignores what it is given.
 
     Raises:
-        VerificationError: an output differs by more than `tolerance`.
+        CheckpointError: all of its outputs are the same for all inputs, or masking tokens out changes none.
     """
-    run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
-    dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
-
-    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        # Floats go in as the file takes them: half precision where the model is.
-        return run_file(
-            {
-                name: array.astype(dtypes.get(name, "float32")) if np.issubdtype(array.dtype, np.floating) else array
-                for name, array in feeds.items()
-            }
+    names = [name for name, array in reference.outputs[0].items() if array.dtype.kind == "f"]
+    if names and set(names) == {*reference.constant}:
+        first = reference.outputs[0][names[0]]
+        value = f", {first.flat[0]:g} throughout" if np.unique(first).size == 1 else ""
+        raise CheckpointError(
+            f"{checkpoint_name} gives the same {', '.join(names)} for all inputs{value}",
+            "its training has collapsed, or its weights are damaged; --no_verify exports it unverified",
+        )
+    if reference.ignores_mask:
+        raise CheckpointError(
+            f"{checkpoint_name} ignores its attention mask: attending to the padding as well changes no output",
+            "no token sees another one, or all see the padding too: its weights are damaged, or its code ignores the "
+            "mask; --no_verify exports it unverified",
         )
 
-    verification = verify(run, reference, tolerance, stored)
-    require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
-    return verification
+
+def _merged(first: Verification, second: Verification) -> Verification:
+    """Join two verifications of the same file."""
+    return replace(
+        first,
+        passed=first.passed and second.passed,
+        max_abs_error=max(first.max_abs_error, second.max_abs_error),
+        cosine_min=min(first.cosine_min, second.cosine_min),
+        cases=(*first.cases, *second.cases),
+    )
+
+
+def _of_ids(shapes: Mapping[str, Sequence[int]]) -> int:
+    """Return how many tokens the texts of a case have, by the shapes of its inputs; 0 where there are none."""
+    return next((shapes[name][1] for name in _IDS if name in shapes), 0)
+
+
+def _num_tokens(case: Case) -> int:
+    return _of_ids({name: array.shape for name, array in case.feeds.items()})
+
+
+def _fixed(strategy: ExportStrategy) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(strategy.fixed.items()))

@@ -8,6 +8,7 @@ The one module that reads how transformers renames weights (core_model_loading, 
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import CheckpointError
-from onnxtool.export.source import reason, refused_object
+from onnxtool.export.source import Source, plain_name, reason, refused_object
+from onnxtool.runtime.quiet import quiet
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
@@ -33,6 +35,87 @@ _TRACES = (
 # Relative errors that rounding to a stored dtype explains, of buffers that a model computes itself.
 _ROUNDING = {"BF16": 1e-2, "F16": 1e-3}
 FLOAT_CHECKPOINT = "export the checkpoint that it was quantized from, and quantize the file with onnxtool optimize"
+_WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
+_CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
+# What else a folder may hold its weights as.
+_OTHER_WEIGHTS = (
+    ("tf_model*.h5", "a model of TensorFlow", _CONVERT.format("transformers before 5, from_tf=True")),
+    ("flax_model*.msgpack", "a model of Flax", _CONVERT.format("transformers before 5, from_flax=True")),
+    ("*.ckpt.index", "a checkpoint of TensorFlow 1", _CONVERT.format("the conversion script of its architecture")),
+    ("*.gguf", "GGUF", _CONVERT.format("from_pretrained(..., gguf_file=...)")),
+    ("onnx/*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
+    ("*.onnx", "ONNX", "it is exported already: onnxtool optimize --model_path takes the file"),
+    ("openvino_model.bin", "OpenVINO's own format", "take the checkpoint that it was converted from"),
+    ("rust_model.ot", "a model of rust-bert", "take the checkpoint that it was converted from"),
+    ("*.ckpt", "a trainer's checkpoint", "save the model with save_pretrained(...) where it was trained"),
+    ("model.*.safetensors", "a variant", "rename the file to model.safetensors where it is the one to export"),
+    ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors where it is the model's"),
+    ("consolidated*.pth", "the format of its authors", "take the checkpoint that was converted for transformers"),
+    ("*.bin", "a pickle of another name", "save the model with save_pretrained(...) where it was trained"),
+    ("*.pt", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
+    ("*.pth", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
+)
+
+
+def weight_files(source: Source) -> tuple[Path, ...]:
+    """Return the files of weights: safetensors, or pickles where there are no others and they are allowed.
+
+    Raises:
+        CheckpointError: there are none, or not all of them.
+    """
+    files = _files(source, _WEIGHTS)
+    if files:
+        return files
+    pickles = _files(source, _PICKLE)
+    if pickles and source.allow_pickle:
+        return pickles
+    if pickles:
+        raise CheckpointError(
+            f"{source.model_name} has its weights in a pickle ({pickles[0].name}) only, which can run code",
+            "if you trust it, pass --allow_pickle; or convert it: save_pretrained(...) writes model.safetensors",
+        )
+    raise _without_weights(source)
+
+
+def _without_weights(source: Source) -> CheckpointError:
+    """Make the error for a checkpoint without weights that are read, and say which others it has."""
+    folder = Path(source.model_name) / source.transformer_folder
+    for pattern, kind, hint in _OTHER_WEIGHTS:
+        local = sorted(folder.glob(pattern)) if source.is_local else []
+        found = local[0].name if local else pattern if "*" not in pattern and source.locate(pattern) else ""
+        if found:
+            return CheckpointError(
+                f"{source.model_name} has its weights as {kind} ({found}) only, and onnxtool reads {_WEIGHTS}", hint
+            )
+    return CheckpointError(
+        f"{source.model_name} has no weights ({_WEIGHTS})",
+        "a tokenizer or configuration alone cannot be exported; pass the model's own folder or id",
+    )
+
+
+def _files(source: Source, name: str) -> tuple[Path, ...]:
+    """Return the file called `name`, or the shards that its index names; nothing where there is neither.
+
+    Raises:
+        CheckpointError: the index is malformed, or a shard is missing.
+    """
+    single = source.locate(name)
+    if single is not None:
+        return (single,)
+    index = f"{name}.index.json"
+    names = source.read(index).get("weight_map")
+    if names is None and source.locate(index) is None:
+        return ()
+    if not isinstance(names, dict) or not names:
+        raise source.malformed(index, "it has no weight_map, which says what shard holds which weight")
+    shards = {str(shard): source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))}
+    missing = [shard for shard, path in shards.items() if path is None]
+    if missing:
+        raise CheckpointError(
+            f"{source.model_name} lacks {len(missing)} of {len(shards)} shards of its weights: {some(missing)}",
+            f"fetch the whole checkpoint; {index} lists all of them",
+        )
+    return tuple(path for path in shards.values() if path is not None)
 
 
 @dataclass(frozen=True)
@@ -427,3 +510,76 @@ def _unpickled(path: Path, device: str | None) -> Mapping[str, Any]:
 
     loaded = torch.load(path, map_location=device, weights_only=True)
     return loaded if isinstance(loaded, dict) else {"": loaded}
+
+
+_MODELOPT = "hf_quant_config.json"
+# By transformers, while it loads, where the configuration asks for it.
+_DEQUANTIZED_ON_LOADING = ("fp8", "mxfp8", "mxfp4")
+
+
+def require_known_quantizer(config: Any, source: Source) -> None:
+    """Refuse a quantization that transformers would skip, and ask for floats of those that it can turn into them.
+
+    Raises:
+        CheckpointError: transformers does not know the method.
+    """
+    from transformers.quantizers import AutoHfQuantizer
+
+    stated = getattr(config, "quantization_config", None)
+    if stated is None and source.locate(_MODELOPT) is not None:
+        stated = {"quant_method": f"modelopt ({_MODELOPT})"}
+    if stated is None:
+        return
+    settings = stated if isinstance(stated, dict) else {}
+    method = settings.get("quant_method")
+    try:
+        with quiet():
+            known = AutoHfQuantizer.supports_quant_method(settings)
+    except ValueError:  # it names no method
+        known = False
+    if not known:
+        raise CheckpointError(
+            f"{source.model_name} is quantized by {method or 'a method that config.json does not name'}, which "
+            "transformers does not compute with",
+            FLOAT_CHECKPOINT,
+        )
+    if method in _DEQUANTIZED_ON_LOADING:
+        config.quantization_config = {**settings, "dequantize": True}
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether a model computes with the kernels of a quantizer."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def as_floats(model: Any) -> Any:
+    """Return a model of plain layers with the weights that those of a quantized model stand for.
+
+    A layer that multiplies by a matrix is that matrix times the unit vectors, plus its bias. One that does something
+    else as well, such as rounding its input, is not; the verification against the quantized model tells.
+
+    Raises:
+        CheckpointError: a parameter that is no linear layer's is quantized as well.
+    """
+    import torch
+
+    state = dict[str, Any]()
+    with torch.no_grad():
+        model(**model.dummy_inputs)  # some quantizers unpack their weights at the first call
+        for name, layer in model.named_modules():
+            if hasattr(layer, "in_features") and hasattr(layer, "out_features"):
+                bias = layer(torch.zeros(1, layer.in_features)).float()
+                state[f"{name}.weight"] = (layer(torch.eye(layer.in_features)).float() - bias).T.contiguous()
+                state[f"{name}.bias"] = bias[0]
+    config = copy.deepcopy(model.config)
+    del config.quantization_config
+    with torch.random.fork_rng(devices=[]):
+        plain = type(model)._from_config(config, dtype=model.dtype)  # noqa: SLF001  what AutoModel.from_config calls
+    wanted = plain.state_dict()
+    state = {name: value for name, value in {**model.state_dict(), **state}.items() if name in wanted}
+    unlike = [name for name, value in wanted.items() if name not in state or state[name].shape != value.shape]
+    if unlike:
+        raise CheckpointError(f"{some(unlike)} are quantized, and no linear layers of a model", FLOAT_CHECKPOINT)
+    plain.load_state_dict(state)
+    plain.config.use_cache = False
+    return plain.eval()

@@ -15,8 +15,7 @@ from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.collection import open_collection
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.target import layout
-from onnxtool.export.targets import find_target
+from onnxtool.export.target import find_target, layout
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import License
 from onnxtool.optimize import OptimizeOptions, optimize_model

@@ -16,7 +16,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling, read_pooling_modules
 from onnxtool.errors import CheckpointError, InputError
-from onnxtool.export.token_states import give_states
+from onnxtool.export.modalities.finding import give_states
 from onnxtool.reports import Json
 
 STATES = tuple(torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed)) for seed in range(4))

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
+import peft
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
+from onnxtool.checkpoint.tasks import TASKS, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
-from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.checkpoint import Checkpoint, task_of_architecture
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.source import Source
 from tests.workshop import Workshop
@@ -110,12 +117,44 @@ def test_an_embedder_is_its_base_model_whatever_it_was_trained_as(tmp_path: Path
     assert (checkpoint.architecture, checkpoint.task) == ("BertModel", "sentence-similarity")
 
 
-def test_an_unknown_model_type_suggests_near_ones(folder: Path) -> None:
-    """`bertt` is close to something that exists."""
-    change_config(folder, lambda config: config.update(model_type="bertt"))
-    with pytest.raises(CheckpointError, match="'bertt'") as error:
+MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
+
+
+@pytest.mark.parametrize(
+    ("values", "message", "hint"),
+    [
+        ({"model_type": "bertt"}, "'bertt'", "did you mean bert"),
+        (MINE, "code of its own", "--trust_remote_code"),
+        ({"architectures": ["MyBert"]}, "no architecture 'MyBert'", "--trust_remote_code"),
+        *(({"architectures": bad}, "architectures|cannot load", "") for bad in ([3], "BertModel", {"a": 1})),
+        *(
+            ({"architectures": [name]}, f"{name}, which config.json .* is no model", "")
+            for name in ("BertTokenizer", "AutoModel", "PreTrainedModel", "BertPreTrainedModel")
+        ),
+        ({"architectures": ["GPT2Model"]}, "is one of bert, and names GPT2Model, which is a model of gpt2", ""),
+        # More parts than any model has: each would be built one by one, for hours.
+        ({"num_hidden_layers": 10**9}, "1000000000 as num_hidden_layers", ""),
+        ({"text_config": {"n_layer": 10**5}}, "100000 as n_layer", ""),
+        ({"depths": [2, 10**6]}, "1000000 as depths", ""),
+        ({"num_local_experts": 1e12}, "1000000000000.0 as num_local_experts", ""),
+        ({"num_labels": 2**40}, f"{2**40} as num_labels", ""),
+        # Values that the architecture cannot use; the text of a KeyError alone says nothing.
+        ({"hidden_size": "wide"}, "cannot load", ""),
+        ({"hidden_act": "foo"}, "cannot load .*KeyError: 'foo'", ""),
+        ({"num_attention_heads": 0}, "cannot load .*(modulo|division|by zero)", ""),
+        # The folder mixes two models: half of one would be exported, and verified against the same half.
+        ({"intermediate_size": 48}, r"disagree.*intermediate\.dense.*\[64.*\[48", ""),
+        ({"num_hidden_layers": 1}, r"more layers than config\.json counts: .*layer\.1", ""),
+    ],
+)
+def test_a_configuration_that_fits_no_model_is_an_error(
+    folder: Path, values: dict[str, Any], message: str, hint: str
+) -> None:
+    """With a cause and a way out, and never a traceback of transformers."""
+    change_config(folder, lambda config: config.update(values))
+    with pytest.raises(CheckpointError, match=message) as error:
         load(folder)
-    assert "did you mean bert" in error.value.hint
+    assert hint in error.value.hint
 
 
 def test_a_config_without_architecture_names_the_candidates(folder: Path) -> None:
@@ -127,52 +166,12 @@ def test_a_config_without_architecture_names_the_candidates(folder: Path) -> Non
     assert type(load(folder, task="fill-mask")).__name__ == "BertForMaskedLM"
 
 
-def test_an_architecture_that_transformers_does_not_have_is_named(folder: Path) -> None:
-    """Code of the checkpoint's own is never run unasked."""
-    change_config(folder, lambda config: config.update(architectures=["MyBert"]))
-    with pytest.raises(CheckpointError, match="no architecture 'MyBert'") as error:
-        load(folder)
-    assert "--trust_remote_code" in error.value.hint
-
-
-def test_a_tokenizer_alone_is_no_model(folder: Path) -> None:
-    """Configuration and tokenizer are there, weights are not."""
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="has no weights"):
-        load(folder)
-
-
 def test_weights_are_looked_for_before_the_configuration_is_understood(folder: Path) -> None:
     """Their names are read in a moment, transformers takes seconds."""
     change_config(folder, lambda config: config.update(model_type="bert9"))
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="has no weights"):
         load(folder)
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"num_hidden_layers": 10**9}, "1000000000 as num_hidden_layers"),
-        ({"text_config": {"n_layer": 10**5}}, "100000 as n_layer"),
-        ({"depths": [2, 10**6]}, "1000000 as depths"),
-        ({"num_local_experts": 1e12}, "1000000000000.0 as num_local_experts"),
-        ({"num_labels": 2**40}, f"{2**40} as num_labels"),
-    ],
-)
-def test_more_parts_than_any_model_has_are_not_built(folder: Path, values: dict[str, Any], said: str) -> None:
-    """Each would be built one by one, for hours."""
-    change_config(folder, lambda config: config.update(values))
-    with pytest.raises(CheckpointError, match=said):
-        load(folder)
-
-
-def test_code_of_a_checkpoint_is_called_that(folder: Path) -> None:
-    """A kind of model that transformers does not know is not taken for a misspelled one."""
-    change_config(folder, lambda config: config.update(model_type="mine", auto_map={"AutoConfig": "mine.Config"}))
-    with pytest.raises(CheckpointError, match="code of its own") as error:
-        load(folder)
-    assert "--trust_remote_code" in error.value.hint
 
 
 def test_a_model_without_tokenizer_is_refused(folder: Path) -> None:
@@ -183,19 +182,13 @@ def test_a_model_without_tokenizer_is_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_pickled_weights_are_refused(folder: Path) -> None:
-    """They can run code when they are read."""
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="pickle"):
-        load(folder)
-
-
-def test_pickled_weights_load_where_that_is_asked_for(folder: Path) -> None:
-    """They are the same weights."""
+def test_pickled_weights_load_only_where_that_is_asked_for(folder: Path) -> None:
+    """They can run code when they are read; else they are the same weights."""
     weights = load_file(folder / "model.safetensors")
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="pickle"):
+        load(folder)
     checkpoint = Checkpoint.open(Source.find(str(folder), allow_pickle=True))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     assert checkpoint.is_pickle
@@ -225,42 +218,18 @@ def test_a_pickle_that_holds_more_than_tensors_runs_nothing(folder: Path, tmp_pa
     assert not (tmp_path / "planted").exists()
 
 
-def test_weights_that_are_missing_are_named(folder: Path) -> None:
-    """They would be random numbers, which no verification notices."""
-    weights = load_file(folder / "model.safetensors")
-    del weights["bert.encoder.layer.1.output.dense.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"no weights for bert\.encoder\.layer\.1\.output\.dense\.weight"):
-        load(folder)
-
-
-def test_missing_weights_are_initialized_where_that_is_asked_for(folder: Path) -> None:
-    """--allow_missing_weights is for those who will train the head."""
-    weights = load_file(folder / "model.safetensors")
-    del weights["bert.encoder.layer.1.output.dense.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    checkpoint = Checkpoint.open(Source.find(str(folder)))
-    checkpoint.load_model(dtype="float32", device="cpu", attention=None, allow_missing_weights=True)
-    assert checkpoint.initialized == ["bert.encoder.layer.1.output.dense.weight"]
-
-
-def test_what_is_made_up_is_the_same_in_every_load(folder: Path) -> None:
-    """Else the file would not agree with the model that it is compared with, nor with tomorrow's export."""
-    weights = load_file(folder / "model.safetensors")
-    name = "bert.encoder.layer.1.output.dense.weight"
+def test_missing_weights_are_named_or_made_up_where_that_is_asked_for(folder: Path) -> None:
+    """Random numbers go unnoticed by verification; with --allow_missing_weights every load makes up the same ones."""
+    weights, name = load_file(folder / "model.safetensors"), "bert.encoder.layer.1.output.dense.weight"
     del weights[name]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"no weights for {re.escape(name)}"):
+        load(folder)
     checkpoint = Checkpoint.open(Source.find(str(folder)))
     arguments: dict[str, Any] = {"dtype": "float32", "device": "cpu", "attention": None, "allow_missing_weights": True}
     first, second = (checkpoint.load_model(**arguments).state_dict()[name] for _ in range(2))
+    assert checkpoint.initialized == [name]
     assert torch.equal(first, second)
-
-
-def test_config_and_weights_that_disagree_are_said_to(folder: Path) -> None:
-    """The folder mixes two models."""
-    change_config(folder, lambda config: config.update(intermediate_size=48))
-    with pytest.raises(CheckpointError, match=r"disagree.*intermediate\.dense.*\[64.*\[48"):
-        load(folder)
 
 
 def test_truncated_weights_are_no_traceback(folder: Path) -> None:
@@ -316,21 +285,6 @@ def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:
         checkpoint.load_model(dtype="float32", device="abacus", attention=None)
 
 
-@pytest.mark.parametrize("architectures", [[3], "BertModel", {"a": 1}])
-def test_architectures_that_are_no_list_of_names_are_said_so(folder: Path, architectures: object) -> None:
-    """A string would be read letter by letter."""
-    change_config(folder, lambda config: config.update(architectures=architectures))
-    with pytest.raises(CheckpointError, match="architectures|cannot load"):
-        load(folder)
-
-
-def test_a_config_of_wrong_types_is_no_traceback(folder: Path) -> None:
-    """Transformers validates some fields with an error of its own."""
-    change_config(folder, lambda config: config.update(hidden_size="wide"))
-    with pytest.raises(CheckpointError, match="cannot load"):
-        load(folder)
-
-
 def test_a_revision_of_a_folder_is_refused(folder: Path) -> None:
     """It would be ignored."""
     with pytest.raises(CheckpointError, match="--revision v1 means nothing"):
@@ -349,13 +303,6 @@ def test_a_tokenizer_that_would_fill_the_memory_is_refused(folder: Path) -> None
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": normalizer}), "utf-8")
     with pytest.raises(CheckpointError, match=r"tokenizer\.json of .* is malformed: its precompiled_charsmap says"):
-        load(folder)
-
-
-def test_layers_that_the_config_does_not_count_are_not_left_out(folder: Path) -> None:
-    """Half a model would otherwise be exported, and verified against the same half."""
-    change_config(folder, lambda config: config.update(num_hidden_layers=1))
-    with pytest.raises(CheckpointError, match=r"more layers than config\.json counts: .*layer\.1"):
         load(folder)
 
 
@@ -418,38 +365,6 @@ def test_what_another_head_leaves_over_is_no_layer(tmp_path: Path) -> None:
     assert any("left out" in note and "cls.seq_relationship.weight" in note for note in checkpoint.notes)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "message"),
-    [
-        ("BertTokenizer", "BertTokenizer, which config.json .* is no model"),
-        ("AutoModel", "AutoModel, which config.json .* is no model"),
-        ("PreTrainedModel", "PreTrainedModel, which config.json .* is no model"),
-        ("BertPreTrainedModel", "BertPreTrainedModel, which config.json .* is no model"),
-        ("GPT2Model", "is one of bert, and names GPT2Model, which is a model of gpt2"),
-    ],
-)
-def test_an_architecture_that_is_no_model_of_this_config_is_said_so(
-    folder: Path, architecture: str, message: str
-) -> None:
-    """Transformers has a class of this name, and it cannot hold the weights."""
-    change_config(folder, lambda config: config.update(architectures=[architecture]))
-    with pytest.raises(CheckpointError, match=message):
-        load(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"hidden_act": "foo"}, "KeyError: 'foo'"), ({"num_attention_heads": 0}, "modulo|division|by zero")],
-)
-def test_values_that_the_architecture_cannot_use_are_no_traceback(
-    folder: Path, change: dict[str, Any], message: str
-) -> None:
-    """It fails wherever one is first used, and the text of a KeyError alone says nothing."""
-    change_config(folder, lambda config: config.update(change))
-    with pytest.raises(CheckpointError, match=f"cannot load .*({message})"):
-        load(folder)
-
-
 def test_an_error_whose_text_says_nothing_is_called_by_its_type(folder: Path) -> None:
     """KeyError: 'foo' instead of 'foo'; a sentence stands alone."""
     source = Source.find(str(folder))
@@ -486,3 +401,229 @@ def test_loading_leaves_the_random_numbers_of_its_caller_alone(folder: Path) -> 
     torch.manual_seed(7)
     checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "kinds", "tags", "task"),
+    [
+        ("bert", "BertForMaskedLM", (), (), "fill-mask"),
+        ("bert", "BertForMaskedLM", (), ("splade",), "sparse-encoding"),
+        ("bert", "BertForMaskedLM", ("SpladePooling",), (), "sparse-encoding"),
+        ("bert", "BertModel", (), (), "feature-extraction"),
+        ("bert", "BertModel", ("Pooling",), (), "sentence-similarity"),
+        ("bert", "BertModel", (), ("splade",), "feature-extraction"),
+        ("distilbert", "DistilBertForSequenceClassification", (), (), "text-classification"),
+        ("gpt2", "GPT2LMHeadModel", (), (), "text-generation"),
+        ("llama", "LlamaForCausalLM", (), (), "text-generation"),
+        ("qwen3", "Qwen3ForCausalLM", ("Transformer", "LogitScore"), (), "text-ranking"),
+        ("qwen3", "Qwen3ForCausalLM", (), ("text-ranking",), "text-ranking"),
+        ("bert", "BertForSequenceClassification", (), ("text-ranking",), "text-classification"),
+        ("bert", "BertForTokenClassification", (), (), "token-classification"),
+        ("bert", "BertForQuestionAnswering", (), (), "question-answering"),
+        ("bert", "BertForMultipleChoice", (), (), "other"),
+        ("xlm", "XLMWithLMHeadModel", (), (), "fill-mask"),
+        ("t5", "T5ForConditionalGeneration", (), (), "text2text-generation"),
+        ("bart", "BartForConditionalGeneration", (), (), "text2text-generation"),
+        ("vit", "ViTForImageClassification", (), (), "image-classification"),
+        ("clip", "CLIPModel", (), (), "zero-shot-image-classification"),
+        ("whisper", "WhisperForConditionalGeneration", (), (), "automatic-speech-recognition"),
+        ("wav2vec2", "Wav2Vec2ForCTC", (), (), "automatic-speech-recognition"),
+        ("wav2vec2", "Wav2Vec2ForSequenceClassification", (), (), "audio-classification"),
+        ("of_its_own", "OfItsOwnForMaskedLM", (), (), "fill-mask"),
+    ],
+)
+def test_the_task_follows_from_what_the_checkpoint_says(
+    model_type: str, architecture: str, kinds: tuple[str, ...], tags: tuple[str, ...], task: str
+) -> None:
+    """A base model with a sparse card has no vocabulary to weigh, so the card alone does not make it one."""
+    assert recognize_task(task_of_architecture(model_type, architecture), kinds=kinds, tags=tags) == task
+
+
+def test_every_task_names_a_class_that_transformers_has() -> None:
+    """A row with a typing error would show only to the user who asks for it."""
+    import transformers
+
+    assert all(hasattr(transformers, name) for task in TASKS for name in task.auto_classes)
+
+
+# Of transformers, about a property that PEFT 0.21 reads.
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+
+IDS = torch.tensor([[2, 7, 8, 9, 3]])
+SIZES: dict[str, Any] = {
+    "vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16,
+}  # fmt: skip
+
+
+def lora(**settings: Any) -> Any:
+    return peft.LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False, **settings)
+
+
+def save_adapter(base: Path, model: Any, config: Any, folder: Path) -> Any:
+    """Save an adapter as PEFT does, and return the model with it."""
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, config).eval()
+    adapted.save_pretrained(folder)
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": str(base)}))
+    return adapted
+
+
+@pytest.fixture(scope="module")
+def base(workshop: Workshop) -> Path:
+    """A masked language model."""
+    return workshop.checkpoint("tiny-mlm")
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter of it in a folder of its own."""
+    folder = tmp_path_factory.mktemp("adapters") / "lora"
+    save_adapter(base, transformers.BertForMaskedLM.from_pretrained(base), lora(), folder)
+    return folder
+
+
+def merged(folder: Path) -> Any:
+    checkpoint = Checkpoint.open(Source.find(str(folder)))
+    return checkpoint, checkpoint.load_model(dtype="float32", device="cpu", attention=None)
+
+
+def test_a_folder_of_an_adapter_is_exported_with_its_base(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """The file computes what PEFT's model computes, with the tokenizer of the base."""
+    model = transformers.BertForMaskedLM.from_pretrained(base)
+    wanted = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+    report = export_model(ExportOptions(model_name=str(adapter), output=tmp_path / "m.onnx"))
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    feeds = {value.name: np.ones_like(IDS.numpy()) for value in session.get_inputs()} | {"input_ids": IDS.numpy()}
+    feeds |= {name: np.zeros_like(IDS.numpy()) for name in feeds if name == "token_type_ids"}
+    with torch.no_grad():
+        logits = wanted.eval()(IDS).logits.numpy()
+    np.testing.assert_allclose(session.run(None, feeds)[0], logits, atol=1e-4)
+    assert any("an adapter (LORA) is merged into the weights of" in note for note in report.notes)
+    assert report.metadata["onnxtool.adapter_base"] == base.name
+    assert (tmp_path / "m" / "tokenizer.json").is_file()
+
+
+def test_an_adapter_beside_its_model_is_merged_into_it(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """Whatever base its configuration names."""
+    folder = shutil.copytree(base, tmp_path / "both")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(adapter / name, folder / name)
+    checkpoint, model = merged(folder)
+    wanted = peft.PeftModel.from_pretrained(transformers.BertForMaskedLM.from_pretrained(base), adapter)
+    wanted = wanted.merge_and_unload()
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in wanted.state_dict().items())
+    assert "an adapter (LORA) is merged" in checkpoint.notes
+
+
+def test_the_digest_tells_two_adapters_of_one_base_apart(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """They are two models."""
+    other = tmp_path / "other"
+    save_adapter(base, transformers.BertForMaskedLM.from_pretrained(base), lora(lora_alpha=3), other)
+    weights = load_file(other / "adapter_model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, other / "adapter_model.safetensors")
+    digests = {Checkpoint.open(Source.find(str(folder))).weights_sha256 for folder in (base, adapter, other)}
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_head_that_the_adapter_brings_decides_on_the_labels(tmp_path: Path, labels: int) -> None:
+    """A reranker is trained from a masked language model, whose config.json counts two labels."""
+    torch.manual_seed(1)
+    base = tmp_path / "base"
+    transformers.BertForPreTraining(transformers.BertConfig(**SIZES)).save_pretrained(base)
+    model = transformers.BertForSequenceClassification.from_pretrained(base, num_labels=labels)
+    adapted = save_adapter(base, model, lora(task_type="SEQ_CLS"), tmp_path / "adapter")
+    checkpoint, found = merged(tmp_path / "adapter")
+    assert checkpoint.architecture == "BertForSequenceClassification"
+    assert len(checkpoint.adapted_config["id2label"]) == labels
+    with torch.no_grad():
+        torch.testing.assert_close(found(IDS).logits, adapted(IDS).logits, atol=1e-5, rtol=1e-5)
+
+
+def remove_one(weights: dict[str, torch.Tensor]) -> None:
+    weights.pop(min(weights))
+
+
+def add_one(weights: dict[str, torch.Tensor]) -> None:
+    weights["base_model.model.bert.encoder.layer.9.attention.self.query.lora_A.weight"] = torch.ones(2, 32)
+
+
+def code_one(weights: dict[str, torch.Tensor]) -> None:
+    weights[min(weights)] = weights[min(weights)].to(torch.int8)
+
+
+def widen_one(weights: dict[str, torch.Tensor]) -> None:
+    weights[min(weights)] = torch.ones(5, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (remove_one, "has no weights for .*lora_A"),
+        (add_one, r"1 tensors .* fit nowhere .*layer\.9"),
+        (code_one, r"are quantized, and nothing would apply their scales: .*\(I8\)"),
+        (widen_one, "PEFT cannot load the adapter .*size mismatch"),
+    ],
+)
+def test_adapters_whose_tensors_do_not_fit_are_refused(
+    adapter: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], message: str
+) -> None:
+    """PEFT warns of some, and initializes them at random."""
+    folder = shutil.copytree(adapter, tmp_path / "changed")
+    weights = load_file(folder / "adapter_model.safetensors")
+    change(weights)
+    save_file(weights, folder / "adapter_model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        merged(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"base_model_name_or_path": None}, "does not name the model it is for"),
+        ({"base_model_name_or_path": "/nowhere/at/all"}, "/nowhere/at/all, which cannot be found"),
+        ({"peft_type": "WONDER"}, "PEFT cannot load the adapter"),
+    ],
+)
+def test_adapters_whose_settings_lead_nowhere_say_so(
+    adapter: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    """The hint says which file to change."""
+    folder = shutil.copytree(adapter, tmp_path / "changed")
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    with pytest.raises(CheckpointError, match=message):
+        merged(folder)
+
+
+def test_an_adapter_of_prompts_cannot_be_merged(base: Path, tmp_path: Path) -> None:
+    """It changes inputs."""
+    model = transformers.BertForMaskedLM.from_pretrained(base)
+    config = peft.PromptTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=2)
+    save_adapter(base, model, config, tmp_path / "prompts")
+    with pytest.raises(CheckpointError, match=r"\(PROMPT_TUNING\) cannot be merged .*: it changes inputs"):
+        merged(tmp_path / "prompts")
+
+
+def test_without_peft_an_adapter_is_an_error(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file must not depend on what is installed."""
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(CheckpointError, match="PEFT cannot be imported"):
+        Checkpoint.open(Source.find(str(adapter)))
+
+
+def test_an_adapter_without_weights_is_said_to_have_none(base: Path, adapter: Path, tmp_path: Path) -> None:
+    """It would be merged as nothing."""
+    folder = shutil.copytree(base, tmp_path / "both")
+    shutil.copy(adapter / "adapter_config.json", folder / "adapter_config.json")
+    with pytest.raises(CheckpointError, match=r"without weights \(adapter_model\.safetensors\)"):
+        Checkpoint.open(Source.find(str(folder)))
+
+
+def test_an_export_does_not_turn_its_adapter_into_a_model(adapter: Path, tmp_path: Path) -> None:
+    """A config.json in the folder would end its being an adapter."""
+    folder = shutil.copytree(adapter, tmp_path / "lora")
+    with pytest.raises(CheckpointError, match=r"config\.json would be written into the checkpoint"):
+        export_model(ExportOptions(model_name=str(folder), output=tmp_path / "lora.onnx"))
+    assert not (folder / "config.json").exists()

@@ -16,8 +16,7 @@ from onnx import numpy_helper
 
 from onnxtool.errors import ExportError, OutputExistsError, VerificationError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.decoding.encoder_decoder import EncoderDecoder
-from onnxtool.export.decoding.encoder_decoder_verification import EncoderDecoderReference, verify_encoder_decoder
+from onnxtool.export.decoding.encoder_decoder import EncoderDecoder, EncoderDecoderReference, verify_encoder_decoder
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import TOLERANCES

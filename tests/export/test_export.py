@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ from sentence_transformers.util import quantize_embeddings
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
-import onnxtool.export.strategies
+import onnxtool.export.tracing
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, OnnxtoolError, OutputExistsError, OutputWriteError, VerificationError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.provenance import _figure
+from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.heads.choice import recognize_head
 from onnxtool.export.report import ExportReport
+from onnxtool.export.run import _figure
+from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS
 from onnxtool.infer import load
@@ -78,12 +82,9 @@ def without_card(workshop: Workshop, folder: Path) -> Path:
     ("name", "options", "made", "note"),
     [
         ("splade-tiny", {}, ("splade", "sparse-encoding"), "it is called splade-tiny; --head logits leaves the logits"),
-        ("splade-tiny", {"head": "logits"}, ("logits", "fill-mask"), ""),
         ("splade-tiny", {"task": "fill-mask"}, ("logits", "fill-mask"), ""),
         ("tiny", {}, ("logits", "fill-mask"), "no head was put on: .* if it is a SPLADE, pass --head splade"),
-        ("tiny", {"head": "logits"}, ("logits", "fill-mask"), ""),
         ("tiny", {"task": "sparse-encoding"}, ("splade", "sparse-encoding"), ""),
-        ("tiny", {"task": "sparse-encoding", "head": "logits"}, ("logits", "sparse-encoding"), ""),
         ("tiny", {"task": "fill-mask", "head": "splade"}, ("splade", "sparse-encoding"), ""),
     ],
 )
@@ -106,30 +107,17 @@ def test_a_task_that_the_checkpoint_was_not_trained_for_is_refused(minilm: Path,
         unverified(minilm, tmp_path / "m.onnx", task="text-classification", head="splade")
 
 
-@pytest.mark.parametrize("link", [False, True])
-def test_a_snapshot_of_the_hubs_cache_is_the_model_of_its_id(
-    workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, link: bool
-) -> None:
+def test_a_snapshot_of_the_hubs_cache_is_the_model_of_its_id(workshop: Workshop, tmp_path: Path) -> None:
     """It is called by the id, and stamped with id and commit; a link to it gives the name, as of any folder."""
     snapshot = tmp_path / "hub" / "models--naver--splade-x" / "snapshots" / "0123abc"
     snapshot.parent.mkdir(parents=True)
     without_card(workshop, snapshot)
-    folder = snapshot
-    if link:
-        folder = tmp_path / "linked"
-        folder.symlink_to(snapshot)
-    monkeypatch.chdir(tmp_path)
-    report = export_model(ExportOptions(f"{folder}/", exporter="torchscript", verify=False))
-    assert report.output == ("models/linked.onnx" if link else "models/splade-x.onnx")
-    assert report.head == "splade"
-    assert report.metadata["onnxtool.source"] == "naver/splade-x"
-    assert report.metadata["onnxtool.revision"] == "0123abc"
-
-
-def test_a_task_that_is_asked_for_comes_without_a_head(workshop: Workshop, tmp_path: Path) -> None:
-    """Whoever wants the masked language model of a SPLADE checkpoint gets its logits."""
-    report = unverified(workshop.checkpoint("tiny-splade"), tmp_path / "m.onnx", task="fill-mask")
-    assert [tensor.name for tensor in report.outputs] == ["logits"]
+    (tmp_path / "linked").symlink_to(snapshot)
+    for folder, name in ((snapshot, "splade-x"), (tmp_path / "linked", "linked")):
+        source = Source.find(f"{folder}/")
+        assert (source.name, source.origin) == (name, "naver/splade-x")
+        assert Checkpoint.open(source).revision == "0123abc"
+        assert recognize_head(source, "BertForMaskedLM").name == "splade"
 
 
 def test_the_outputs_of_a_splade_checkpoint_are_logits(report: ExportReport) -> None:
@@ -268,13 +256,21 @@ def test_a_date_is_stamped_only_where_it_is_given(
     assert ModelFile.open(tmp_path / "m.onnx").steps[0]["verified"] is False
 
 
-def test_a_word_piece_vocabulary_is_written_where_the_checkpoint_has_none(workshop: Workshop, tmp_path: Path) -> None:
-    """Anserini reads a plain vocab.txt, and the tokenizers library a tokenizer.json."""
+@pytest.mark.parametrize("missing", ["vocab.txt", "tokenizer.json"])
+def test_files_of_the_tokenizer_are_written_where_the_checkpoint_has_none(
+    workshop: Workshop, tmp_path: Path, missing: str
+) -> None:
+    """Anserini reads a plain vocab.txt, and the tokenizers library a tokenizer.json, which neither cuts nor pads."""
     folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "checkpoint"))
-    original = (folder / "vocab.txt").read_text()
-    (folder / "vocab.txt").unlink()
-    unverified(folder, tmp_path / "m.onnx")
-    assert (tmp_path / "m" / "vocab.txt").read_text() == original
+    original = (folder / missing).read_text()
+    (folder / missing).unlink()
+    tokenizer = Checkpoint.open(Source.find(str(folder))).load_tokenizer()
+    write_sidecar_files(Source.find(str(folder)), tokenizer, tmp_path / "m", tmp_path / "existing")
+    written = (tmp_path / "m" / missing).read_text()
+    if missing == "vocab.txt":
+        assert written == original
+    else:
+        assert (json.loads(written)["truncation"], json.loads(written)["padding"]) == (None, None)
 
 
 def test_an_export_beside_its_own_checkpoint_leaves_the_checkpoint_alone(workshop: Workshop, tmp_path: Path) -> None:
@@ -333,7 +329,7 @@ def test_where_one_exporter_fails_the_next_is_used_and_said(
         raise RuntimeError(f"data-dependent guard in {tmp_path}/.m.onnx.0123abcd.partial/m.onnx")
 
     rows = tuple(replace(row, trace=fail) if row.name == "torchscript" else row for row in EXPORTERS)
-    monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", rows)
+    monkeypatch.setattr(onnxtool.export.tracing, "EXPORTERS", rows)
     options = ExportOptions(str(workshop.checkpoint("tiny-encoder")), output=tmp_path / "m.onnx")
     report = export_model(options)
     assert report.exporter == "dynamo"
@@ -351,7 +347,7 @@ def test_an_exporter_that_took_too_long_is_not_asked_again_until_axes_are_fixed(
     def fail(model: Any, *_arguments: Any) -> Any:
         raise TimeoutError("not done after 180 s")
 
-    monkeypatch.setattr(onnxtool.export.strategies, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
+    monkeypatch.setattr(onnxtool.export.tracing, "EXPORTERS", tuple(replace(row, trace=fail) for row in EXPORTERS))
     said: list[str] = []
     with pytest.raises(ExportError, match="not done after 180 s"), listening(said.append):
         export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), tmp_path / "m.onnx"))
@@ -520,21 +516,6 @@ def test_files_of_a_replaced_checkpoint_do_not_stay(workshop: Workshop, minilm: 
     assert found == {"config.json", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"}
 
 
-def test_a_written_tokenizer_neither_truncates_nor_pads(workshop: Workshop, tmp_path: Path) -> None:
-    """Its consumers set their own limits; those of the last call here are none of theirs."""
-    folder = Path(shutil.copytree(workshop.checkpoint("tiny-mlm"), tmp_path / "checkpoint"))
-    (folder / "tokenizer.json").unlink()
-    unverified(folder, tmp_path / "m.onnx")
-    written = json.loads((tmp_path / "m" / "tokenizer.json").read_text())
-    assert (written["truncation"], written["padding"]) == (None, None)
-
-
-def test_a_head_says_what_the_model_is_for(workshop: Workshop, tmp_path: Path) -> None:
-    """A masked language model with the splade head is a sparse encoder, whatever its card says."""
-    report = unverified(workshop.checkpoint("tiny-mlm"), tmp_path / "m.onnx", head="splade")
-    assert report.metadata["onnxtool.task"] == "sparse-encoding"
-
-
 def test_what_only_the_replaced_outputs_used_is_gone(embedder: ExportReport) -> None:
     """A sentence embedding needs no pooler."""
     model = onnx.load(embedder.output)
@@ -597,3 +578,36 @@ def test_a_figure_that_layers_do_not_share_is_left_out() -> None:
     assert _figure(Config(), "hidden_size") == 8
     assert _figure(Config(), "num_attention_heads") is None
     assert _figure(Config(), "num_hidden_layers") is None
+
+
+@pytest.mark.parametrize("target", ["plain", "fastembed"])
+def test_each_small_file_is_read_once(
+    workshop: Workshop, minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """Modules, their settings, limits, tokenizer and card; transformers reads some of them for itself."""
+    checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
+    for name in ("modules.json", "sentence_bert_config.json"):
+        shutil.copyfile(minilm / name, checkpoint / name)
+    shutil.copytree(minilm / "1_Pooling", checkpoint / "1_Pooling")
+    reads: Counter[str] = Counter()
+    for method in ("read_bytes", "read_text"):
+        _count(monkeypatch, method, checkpoint, reads)
+    options = ExportOptions(
+        str(checkpoint), output=tmp_path / ("m.onnx" if target == "plain" else "m"), target=target, verify=False,
+        exporter="torchscript",
+    )  # fmt: skip
+    export_model(options)
+    assert {"modules.json", "1_Pooling/config.json", "sentence_bert_config.json"} <= reads.keys()
+    # Of vocab.txt, whether it is stale is seen twice: where tokens are compared, and where files are written.
+    assert {name: count for name, count in reads.items() if count > 1 and name != "vocab.txt"} == {}
+
+
+def _count(monkeypatch: pytest.MonkeyPatch, method: str, checkpoint: Path, reads: Counter[str]) -> None:
+    original = getattr(Path, method)
+
+    def counted(path: Path, *args: Any, **options: Any) -> Any:
+        if path.is_relative_to(checkpoint):
+            reads[path.relative_to(checkpoint).as_posix()] += 1
+        return original(path, *args, **options)
+
+    monkeypatch.setattr(Path, method, counted)

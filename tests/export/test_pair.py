@@ -11,8 +11,8 @@ import pytest
 
 from onnxtool.errors import CheckpointError, ExportError, OutputExistsError
 from onnxtool.export import ExportOptions, export_model, plan_export
-from onnxtool.export.length_verification import verify_export
 from onnxtool.export.report import ExportReport
+from onnxtool.export.verification import Verifier
 from tests.retrieval.checkpoints import CASES
 
 
@@ -79,13 +79,15 @@ def test_where_one_side_fails_no_file_is_left(
     """One alone would name a partner that is not there."""
     seen: list[str] = []
 
-    def fail_second(path: Path, *rest: Any) -> Any:
+    verify = Verifier.verify
+
+    def fail_second(verifier: Verifier, path: Path, *rest: Any) -> Any:
         seen.append(path.name)
         if path.name == "m-query.onnx":
             raise ExportError("the second one differs", "")
-        return verify_export(path, *rest)
+        return verify(verifier, path, *rest)
 
-    monkeypatch.setattr("onnxtool.export.run.verify_export", fail_second)
+    monkeypatch.setattr(Verifier, "verify", fail_second)
     (tmp_path / "out").mkdir()
     with pytest.raises(ExportError, match="the second one differs"):
         export(checkpoint, tmp_path / "out" / "m.onnx")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import AutoTokenizer
 
 from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.signature import detect_signature
+from onnxtool.export.signature import Signature, detect_signature, tidy
 from onnxtool.export.source import Source
+from onnxtool.export.tracing import trace_torchscript
+from onnxtool.model_file.weights import write_inline
+from onnxtool.runtime.quiet import quiet
+from onnxtool.runtime.session import open_session
 from tests.workshop import Workshop
 
 
@@ -90,3 +97,36 @@ def test_a_model_that_does_not_run_on_text_alone_says_why(workshop: Workshop) ->
     tokenizer = AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-encoder"))
     with pytest.raises(ExportError, match="decoder_input_ids"):
         detect_signature(Needy(), TextInputs.of(Needy(), tokenizer, ["input_ids"]))
+
+
+SHAPES = {"x": ("batch_size", 1, "height", "width")}
+
+
+@pytest.mark.parametrize("padding", [0, 1], ids=["", "pool pads as well"])
+def test_zeros_around_a_picture_count_in_a_maximum(padding: int, tmp_path: Path) -> None:
+    """Of negative values, zero is the largest; a pool that pads by itself leaves it out (BiT has the pattern)."""
+    model = nn.Sequential(nn.ConstantPad2d(1, 0.0), nn.MaxPool2d(3, stride=2, padding=padding)).eval()
+    sample = -1 - torch.rand(2, 1, 6, 6, generator=torch.Generator().manual_seed(0))
+    outputs = {"output": ("batch_size", 1, "output_height", "output_width")}
+    with quiet():
+        graph = trace_torchscript(_Named(model), {"x": sample}, Signature(SHAPES, outputs), None)
+    tidy(graph, Signature(SHAPES, outputs, (), {}, {}))
+    write_inline(graph, tmp_path / "m.onnx")
+    found = open_session(tmp_path / "m.onnx", provider="cpu").run({"x": sample.numpy()})["output"]
+    np.testing.assert_array_equal(found, model(sample).numpy())
+    assert found.max() == 0
+    unread = [node for node in graph.graph if not any(output.uses() for output in node.outputs)]
+    assert [node.op_type for node in unread] == ["MaxPool"]
+
+
+class _Named(nn.Module):
+    """Gives the input of a model the name `x`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Pass `x` on."""
+        output: torch.Tensor = self.model(x)
+        return output

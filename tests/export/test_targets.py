@@ -23,8 +23,8 @@ from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.source import Source
-from onnxtool.export.target import TargetModel, layout
-from onnxtool.export.targets import TARGET_NAMES, find_target
+from onnxtool.export.target import Delivery, TargetModel, find_target, layout
+from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.export.targets.fastembed import other_than_colbert
 from onnxtool.export.targets.opensearch import weights_by_text
 from onnxtool.model_file import ModelFile
@@ -217,10 +217,10 @@ def test_chroma_gets_a_vocabulary_and_models_of_its_length(minilm: Path, tmp_pat
     assert use.inputs(("input_ids", "attention_mask")) == ("input_ids", "token_type_ids", "attention_mask")
     model = TargetModel("m", use, None, (MEAN,), max_tokens=512)
     with pytest.raises(TargetError, match="feeds 256 tokens of every text, and this checkpoint takes 128") as caught:
-        target.write_files(model, None, tokenizer, tmp_path, 128)
+        target.write_files(Delivery(model, None, tokenizer, tmp_path, 128))
     assert "max_seq_length" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    target.write_files(model, None, tokenizer, tmp_path, 512)
+    target.write_files(Delivery(model, None, tokenizer, tmp_path, 512))
     assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").splitlines()[101] == "[CLS]"
     assert "cuts texts to 256 tokens; it scales vectors to length 1" in target.instruction(model)
     usual = dataclasses.replace(model, modules=(MEAN, Normalize()), max_tokens=256)
@@ -291,7 +291,8 @@ def test_queries_of_an_inference_free_encoder_weigh_the_same_in_its_consumers(
     target, encoder = find_target("fastembed"), AutoTokenizer.from_pretrained(folder)
     modules = (SpladePooling("max", "log1p_relu"),)
     use = target.use_for("sparse-encoding", modules, pads_left=False, looks_up_queries=True)
-    target.write_files(TargetModel("m", use, None, modules, vocabulary_size=30522), None, encoder, folder, 128)
+    model = TargetModel("m", use, None, modules, vocabulary_size=30522)
+    target.write_files(Delivery(model, None, encoder, folder, 128))
     table = json.loads((folder / "idf.json").read_text())
     assert [table[tokenizer.id_to_token(token)] for token in ids] == weights[ids].tolist()
 
@@ -380,7 +381,7 @@ def test_infinity_is_told_how_long_texts_are_and_gets_no_rerankers_with_token_ty
     target = find_target("infinity")
     use = target.use_for("sentence-similarity", (MEAN,), pads_left=False)
     model = TargetModel("m", use, None, (MEAN,), max_tokens=256)
-    target.write_files(model, None, None, tmp_path, 256)
+    target.write_files(Delivery(model, None, None, tmp_path, 256))
     assert json.loads((tmp_path / "config.json").read_text()) == {"max_position_embeddings": 256, "model_type": "bert"}
     assert "it scales vectors to length 1" in target.instruction(model)
 

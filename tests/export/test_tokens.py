@@ -26,8 +26,7 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.run import _tokenizer_notes
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.source import Source
-from onnxtool.export.target import SPARSE, TargetModel, Use
-from onnxtool.export.targets import find_target
+from onnxtool.export.target import SPARSE, Delivery, TargetModel, Use, find_target
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime import tokens
@@ -302,7 +301,7 @@ def test_the_form_of_a_target_is_compared(tmp_path: Path, target: str, change: C
     found, consumer = written(minilm(tmp_path / "model", change)), find_target(target)
     asked = TargetModel("m", Use(SPARSE, ()), None, ())
     if target == "anserini":
-        consumer.write_files(asked, None, found.own.tokenizer, found.folder, None)
+        consumer.write_files(Delivery(asked, None, found.own.tokenizer, found.folder, None))
     texts = [text for text in found.texts if consumer.reads_as_trained(text, found.own.tokenizer)]
 
     def check() -> None:
@@ -369,8 +368,6 @@ def test_a_tokenizer_that_runs_in_python_is_named_in_a_note(tmp_path: Path) -> N
     from transformers import CanineTokenizer
 
     (tmp_path / "config.json").write_text("{}")
-    job: Any = SimpleNamespace(
-        tokenizer=CanineTokenizer(), checkpoint=SimpleNamespace(source=Source.find(str(tmp_path)))
-    )
+    job: Any = SimpleNamespace(tokenizer=CanineTokenizer(), request=SimpleNamespace(source=Source.find(str(tmp_path))))
     (note,) = _tokenizer_notes(job)
     assert note.startswith("no tokenizer.json, because CanineTokenizer runs in Python")

@@ -15,9 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from onnxtool.errors import CheckpointError, OnnxtoolError
 from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.quantizers import as_floats, require_known_quantizer
 from onnxtool.export.source import Source
-from onnxtool.export.weights import account, read_headers
+from onnxtool.export.weights import account, as_floats, read_headers, require_known_quantizer
 from tests.workshop import Workshop
 
 QUERY = "bert.encoder.layer.1.attention.self.query.weight"

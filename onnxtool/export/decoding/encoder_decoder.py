@@ -11,21 +11,41 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
+from onnxtool.export.decoding.generation import GENERATED, NEW_TOKENS, choose, empty_cache, generate_with_pytorch
 from onnxtool.export.decoding.step import IDS, LOGITS, MASK, PAST, present_name
-from onnxtool.export.graph import tidy
-from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, Feeds
-from onnxtool.export.signature import Shape, Signature, to_tensors
-from onnxtool.export.strategies import ExportStrategy
-from onnxtool.export.tracing import reason_of, trace
+from onnxtool.export.modalities.combined import WithDecoder
+from onnxtool.export.modalities.finding import left_out_notes, text_of
+from onnxtool.export.modalities.modality import (
+    DECODER_SEQUENCE,
+    SEQUENCE,
+    DescribedInputs,
+    Feeds,
+    Modality,
+    Sizes,
+    text_case,
+)
+from onnxtool.export.signature import Shape, Signature, detect_signature, tidy, to_tensors
+from onnxtool.export.tracing import ExportStrategy, attention_of, reason_of, strategies_for, trace
+from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY
 from onnxtool.reports import Dimension
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.feeds import LONGEST_CASE
+from onnxtool.runtime.input_stamp import IDS as KIND_OF_IDS
+from onnxtool.runtime.input_stamp import MASK as KIND_OF_MASK
+from onnxtool.runtime.input_stamp import InputKind
 from onnxtool.runtime.quiet import quiet
+from onnxtool.runtime.session import Session, open_session
+from onnxtool.verification import Verification
 
 ENCODER_MASK = "encoder_attention_mask"
 WITHOUT_CACHE = "export it with --task text2text-generation, which is without a cache"
@@ -286,3 +306,255 @@ def _with_routers(states: Any) -> Any:
     if not hasattr(states, "router_logits"):
         states.router_logits = None
     return states
+
+
+@dataclass(frozen=True)
+class EncoderDecoderPipeline:
+    """An encoder-decoder with its cache: a graph for the text, and one for the steps of the decoder.
+
+    Attributes:
+        modality: what the encoder takes.
+        signature: of the whole model, with every axis dynamic that it leaves open.
+        start_id: what every text of the decoder begins with.
+        in_parallel: whether the decoder takes several tokens at once.
+        longest: the most tokens that the decoder takes; None for no limit.
+        vocabulary_size: how many ids the decoder knows.
+        default_attention: what transformers chooses for this model.
+        is_verified: whether the files will be compared with PyTorch.
+    """
+
+    steps: ClassVar[int] = 0
+
+    modality: Modality
+    signature: Signature
+    start_id: int
+    in_parallel: bool
+    longest: int | None
+    vocabulary_size: int
+    default_attention: str | None
+    is_verified: bool
+
+    @classmethod
+    def of(cls, model: Any, modality: Modality, *, is_verified: bool) -> EncoderDecoderPipeline:
+        """Find out about a loaded model what no strategy changes.
+
+        Raises:
+            ExportError: it is no encoder-decoder of texts, or does not go with a cache.
+        """
+        if text_of(modality) is None or not isinstance(modality, WithDecoder):
+            raise ExportError(f"{type(model).__name__} is no encoder-decoder of texts", WITHOUT_CACHE)
+        signature = detect_signature(model, modality)
+        start_id = _start_of(model, modality.start_id)
+        parts = EncoderDecoder.of(model, modality.encoder.sample(signature.given), start_id)
+        return cls(
+            modality.encoder,
+            signature,
+            start_id,
+            parts.in_parallel,
+            modality.longest,
+            modality.vocabulary_size,
+            attention_of(model),
+            is_verified,
+        )
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies: TorchScript first where the files are verified, which takes a twentieth of the time."""
+        axes = [replace(axis, is_covered=True) for axis in self.signature.axes if axis.name != DECODER_SEQUENCE]
+        return strategies_for(exporter, axes, self.default_attention, verified=verified)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> tuple[ir.Model, ...]:
+        """Trace the encoder and a step of the decoder."""
+        signature = self.signature
+        if strategy.fixed:
+            signature = detect_signature(model, self.modality, strategy.fixed)
+        sample = self.modality.sample(signature.sizes)
+        shapes = {name: signature.inputs[name] for name in sample}
+        parts = EncoderDecoder(model, self.start_id, self.in_parallel)
+        return trace_encoder_decoder(parts, sample, strategy, shapes, opset)
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate; with `lengths` from texts of so many tokens."""
+        parts = EncoderDecoder(model, self.start_id, self.in_parallel)
+        reference = EncoderDecoderReference(parts, self.modality, self._verified_answer, self.vocabulary_size)
+        return reference.reference_outputs({**self.signature.given, **strategy.fixed}, lengths)
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Let the files generate, token by token."""
+        return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+
+    @property
+    def _verified_answer(self) -> int | None:
+        """The most tokens of the decoder that verification reaches; None for no limit."""
+        return min(self.longest or LONGEST_CASE, LONGEST_CASE) if self.in_parallel else self.longest
+
+    def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
+        """Describe the inputs of decoder and encoder, by the texts that PyTorch generated from; unverified, by all."""
+        decoder = {IDS: InputKind(KIND_OF_IDS, self.vocabulary_size), ENCODER_MASK: InputKind(KIND_OF_MASK)}
+        sizes = {**self.signature.given, **strategy.fixed}
+        return (decoder, ()), (self.modality.kinds, self.modality.cases(sizes) if cases is None else cases)
+
+    def links(self, path: Path) -> tuple[dict[str, str], ...]:
+        """Return what the decoder at `path` says of its encoder and its limit, and the encoder of its decoder."""
+        longest = self._longest_answer
+        limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
+        return {ENCODER_KEY: encoder_path(path).name, **limit}, {DECODER_KEY: path.name}
+
+    @property
+    def _longest_answer(self) -> int | None:
+        """The most tokens of the decoder that the files are for; None for no limit."""
+        return self._verified_answer if self.is_verified else self.longest
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say which axes are fixed, and which inputs are not there."""
+        sizes = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
+        given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+        fixed = ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items())
+        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+        notes += [f"fixed in these files, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        if self._longest_answer != self.longest:
+            stated = "" if self.longest is None else f", of the {self.longest} that the checkpoint states"
+            notes.append(f"for answers of up to {self._longest_answer} tokens{stated}: longer ones are not verified")
+        return (*notes, *left_out_notes(self.modality, architecture))
+
+
+def encoder_path(path: Path) -> Path:
+    """Return where the encoder of the graph at `path` is: `NAME-encoder.onnx` beside `NAME.onnx`."""
+    return path.with_name(f"{path.stem}-encoder{path.suffix}")
+
+
+def _start_of(model: Any, otherwise: int) -> int:
+    """Return what texts of the decoder begin with, as `generate` looks it up."""
+    configs = (model.generation_config, model.config)
+    names = ("decoder_start_token_id", "bos_token_id")
+    found = (getattr(config, name, None) for name in names for config in configs)
+    return next((token for token in found if isinstance(token, int)), otherwise)
+
+
+PROMPT = "decoder_input_ids"
+
+# K of one case after the other. The longest is past the distances that T5 tells apart, of which it has 32 kinds.
+_LENGTHS = (1, 5, 1, 70, 2)
+
+
+@dataclass(frozen=True)
+class EncoderDecoderReference:
+    """The PyTorch model that the two graphs have to agree with.
+
+    Attributes:
+        modality: what the encoder takes.
+        longest: the most tokens that the decoder takes; None for no limit.
+        vocabulary_size: how many ids the decoder knows.
+    """
+
+    parts: EncoderDecoder
+    modality: Modality
+    longest: int | None
+    vocabulary_size: int
+
+    def reference_outputs(self, fixed: Sizes, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate from texts of many lengths, alone and together; with `lengths` from such texts."""
+        if lengths:
+            start = np.array([[self.parts.start_id]])
+            texts = [text_case(self.modality, fixed, length) for length in lengths]
+            cases = [replace(text, feeds={**text.feeds, PROMPT: start}) for text in texts]
+            return run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
+        # All that a row says depends on all of its text, and none of it is padding.
+        return run_reference(self.run, list(self._cases(fixed)), name="PyTorch", sequences=frozenset())
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Generate N tokens greedily after a prompt: logits float32 [B, N, V]."""
+        generated = generate_with_pytorch(
+            self.parts.model, feeds, WITHOUT_CACHE, decoder_start_token_id=self.parts.start_id, pad_token_id=0
+        )
+        return {LOGITS: generated}
+
+    def _cases(self, fixed: Sizes) -> Iterator[Case]:
+        longest = min(self.longest or max(_LENGTHS) + NEW_TOKENS, max(_LENGTHS) + NEW_TOKENS) - NEW_TOKENS
+        if longest < 1:
+            raise ExportError(
+                f"the decoder of {type(self.parts.model).__name__} takes {self.longest} tokens, too few to generate "
+                f"{NEW_TOKENS}",
+                "pass --no_verify to export it as it is",
+            )
+        lengths = tuple(min(length, longest) for length in _LENGTHS) if self.parts.in_parallel else (1,)
+        numbers: dict[str, int] = {}
+        for number, case in enumerate(self.modality.cases(fixed)):
+            number = numbers[case.description] = numbers.get(case.like, number)  # padding apart, the same prompt
+            length = lengths[number % len(lengths)]
+            batch = len(next(iter(case.feeds.values())))
+            prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
+            prompt[:, 0] = self.parts.start_id
+            yield replace(case, feeds={**case.feeds, PROMPT: prompt})
+        if self.parts.in_parallel and self.longest is not None and self.longest - NEW_TOKENS > max(lengths):
+            prompt = np.random.default_rng(0).integers(0, self.vocabulary_size, (1, self.longest - NEW_TOKENS))
+            prompt[:, 0] = self.parts.start_id
+            text = text_case(self.modality, fixed, fixed.get(SEQUENCE, 8))
+            yield replace(
+                text, description=f"a long answer, {self.longest} tokens", feeds={**text.feeds, PROMPT: prompt}
+            )
+
+
+def verify_encoder_decoder(
+    encoder: Path, decoder: Path, reference: ReferenceOutputs, tolerance: Tolerance
+) -> Verification:
+    """Let the files generate from the same texts, from their own choices and their own cache, and compare.
+
+    Prompts of the decoder are given as a whole and, where they are long, in two pieces.
+
+    Raises:
+        VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.
+    """
+    first, step = (open_session(path, provider="cpu") for path in (encoder, decoder))
+    cases: list[Case] = []
+    wanted: list[Mapping[str, NDArray[Any]]] = []
+    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+        cases.append(replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS].argmax(-1)}))
+        wanted.append(outputs)
+
+    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {LOGITS: generate_from_text(first, step, feeds, tolerance)}
+
+    verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
+    require_passed(verification, "--no_verify keeps the files, wrong as they are")
+    return verification
+
+
+def generate_from_text(
+    encoder: Session, decoder: Session, feeds: Mapping[str, NDArray[Any]], tolerance: Tolerance
+) -> NDArray[Any]:
+    """Generate greedily with two exported graphs, the cache of each step fed to the next.
+
+    Args:
+        encoder: a graph of `trace_encoder_decoder`.
+        decoder: the other one.
+        feeds: the encoder's inputs, a prompt for the decoder int64 [B, K], and the tokens to take in place of others
+            whose logit is the same within `tolerance`, int64 [B, N].
+        tolerance: what counts as a tie.
+
+    Returns:
+        Logits float [B, N, V].
+    """
+    prompt, expected = feeds[PROMPT], feeds[GENERATED]
+    states = encoder.run({name: feeds[name] for name in encoder.input_names})
+    cross = {name: states[present_name(name)] for name in decoder.input_names if present_name(name) in states}
+    cache = empty_cache(decoder, len(prompt))
+    mask = {ENCODER_MASK: feeds[MASK]}
+    logits: list[NDArray[Any]] = []
+    for piece in _pieces(prompt, decoder):
+        outputs = decoder.run({IDS: piece, **mask, **cross, **cache})
+        cache = {name: outputs[present_name(name)] for name in cache}
+    for number in range(expected.shape[1]):
+        logits.append(outputs[LOGITS][:, -1])
+        if number + 1 < expected.shape[1]:
+            token = choose(logits[-1], expected[:, number], tolerance)[:, None]
+            outputs = decoder.run({IDS: token, **mask, **cross, **cache})
+            cache = {name: outputs[present_name(name)] for name in cache}
+    return np.stack(logits, axis=1)
+
+
+def _pieces(prompt: NDArray[np.int64], decoder: Session) -> list[NDArray[np.int64]]:
+    """Cut a prompt into what each call takes: all of a short one, a long one in two, or a token at a time."""
+    ids = next(info for info in decoder.model.structure.inputs if info.name == IDS)
+    length = prompt.shape[1]
+    size = 1 if ids.shape[1] == 1 else length if length < 4 else -(-length // 2)
+    return [prompt[:, start : start + size] for start in range(0, length, size)]

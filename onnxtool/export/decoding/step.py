@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onnxtool.errors import ExportError
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.tracing import reason_of
 from onnxtool.reports import Dimension
 from onnxtool.runtime.quiet import quiet
@@ -143,13 +143,17 @@ def embedding_rows(model: Any) -> int:
 
 
 @contextmanager
-def plain_generation(model: Any) -> Iterator[None]:
-    """Let the model generate greedily, with no penalty and no stop of the checkpoint's own, while the block runs."""
+def plain_generation(model: Any, **ids: int) -> Iterator[None]:
+    """Let the model generate greedily, with no penalty and no stop of the checkpoint's own, while the block runs.
+
+    Its special tokens stay, or are `ids`: a stop would end a row before the others.
+    """
     from transformers import GenerationConfig
 
     before = model.generation_config
-    ids = {name: getattr(before, name, None) for name in ("bos_token_id", "pad_token_id", "decoder_start_token_id")}
-    model.generation_config = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **ids)
+    names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
+    kept: dict[str, Any] = {**ids} or {name: getattr(before, name, None) for name in names}
+    model.generation_config = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **kept)
     try:
         yield
     finally:

@@ -7,11 +7,14 @@ Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.files import M3_FILES
+from onnxtool.checkpoint.folder import path_parts
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
 from onnxtool.checkpoint.page_modules import require_known_page_modules, require_known_pages
@@ -34,15 +37,15 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
-from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, TASK_OF_PICTURES
+from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS, TASK_OF_PICTURES
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.heads.head import Head, require_output
-from onnxtool.export.heads.m3 import M3, is_m3, read_m3
-from onnxtool.export.heads.splade import splade_evidence
-from onnxtool.export.modalities.sides import SIDES, Side
+from onnxtool.export.heads.m3 import M3, read_m3
+from onnxtool.export.modalities.finding import SIDES, Side
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source
+from onnxtool.reports import Json
 from onnxtool.runtime.pictures import PictureProcessor
 
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ def recognize_head(source: Source, architecture: str) -> Choice:
         )
     if modules.kinds[:1] == (STATIC,):
         return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
-    if is_m3(source):
+    if source.is_m3:
         return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
     if _scores_vectors(modules):
         return Choice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
@@ -432,3 +435,78 @@ def _require_own_outputs(source: Source) -> None:
             "a model of this kind"
         )
     require_known_settings(modules, source)
+
+
+# Words that turn the next one round: `not-splade`, `pretrained-for-splade`, `vs_splade`. `distilsplade` is a SPLADE.
+_SAYS_SPLADE = re.compile(
+    r"(?<![a-z])(?:not?|non|never|without|anti|pre|before|for|to|vs|versus|than)[\W_]*(?:an?[\W_]+)?splade"
+    r"|splade[\W_]*(?:free|less|negatives|tokenizer)(?![a-z])"
+    r"|(?P<named>splade)",
+    re.IGNORECASE,
+)
+# Folders are often called after a step of the training, or after nothing, and their parent after the model.
+_NO_NAME = re.compile(
+    r"(?:checkpoint|step|epoch|global_step)?[-_]?\d+|checkpoint|final|best|last|model|output|(?:final|best|last)[-_]"
+    r"(?:model|checkpoint)|(?:model|checkpoint)[-_](?:final|best|last)|hf|pytorch|0_(?:MLM)?Transformer",
+    re.IGNORECASE,
+)
+# Of the card's front matter. Not `datasets`, which may be what a SPLADE has mined, and no prose.
+_CARD_KEYS = ("tags", "pipeline_tag", "library_name", "model_name", "base_model")
+# What trainers write beside a checkpoint, and in config.json where the weights came from.
+_TRAINING_FILES = ("training_args.json", "trainer_state.json", "train_args.json", "args.json", "training_config.json")
+_CONFIG_KEYS = ("_name_or_path", "name_or_path")
+_OF_OTHERS = re.compile(r"teacher|negative|data|corpus|min(?:er|ed|ing)|retriever|rerank|baseline", re.IGNORECASE)
+# Keys of sentence-transformers' SpladeLoss in the log of a training.
+_LOGGED = frozenset({"document_regularizer_loss", "query_regularizer_loss"})
+
+
+def splade_evidence(source: Source) -> str:
+    """Return what says that a masked language model without modules is a SPLADE, in words; empty where nothing does."""
+    if source.sentence_modules.encoder_class == "SparseEncoder":
+        return f"{ENCODER_NAME} names SparseEncoder"
+    if tags := [tag for tag in SPARSE_TAGS if tag in source.card_tags]:
+        return f"the model card's tags name {' and '.join(tags)}"
+    if name := _named(path_parts(source.model_name)) or _named(source.origin.split("/")):
+        return f"it is called {name}"
+    for key in _CARD_KEYS:
+        if found := _found(source.card.get(key)):
+            return f"the model card's {key} says {found}"
+    config = source.read("config.json")
+    for key in _CONFIG_KEYS:
+        if found := _found(config.get(key)):
+            return f"{key} of config.json says {found}"
+    for file in _TRAINING_FILES:
+        with suppress(CheckpointError):  # no part of the model: one that cannot be parsed says nothing of it
+            if found := _found(source.read_json(file)):
+                return f"{file} says {found}"
+    return ""
+
+
+def says_splade(text: str) -> bool:
+    """Whether a name says that something is a SPLADE, rather than that it is none."""
+    return any(match["named"] for match in _SAYS_SPLADE.finditer(text))
+
+
+def _named(parts: Sequence[str]) -> str:
+    """Return the name at the end of a path, above folders that have none, where it says so; else nothing."""
+    name = next((part for part in reversed(parts) if _NO_NAME.fullmatch(part) is None), "")
+    return name if says_splade(name) else ""
+
+
+def _found(value: Json) -> str:
+    """Return the first text in a JSON value that says so; empty where there is none."""
+    return next((text for text in _texts(value) if text in _LOGGED or _named(text.rstrip("/").split("/"))), "")[:200]
+
+
+def _texts(value: Json) -> Iterator[str]:
+    """Yield the texts in a JSON value, and the keys of its objects; not what is said of other models and of data."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            yield item
+        elif isinstance(item, dict):
+            own = {key: inner for key, inner in item.items() if _OF_OTHERS.search(key) is None}
+            waiting += [*reversed(own.values()), *reversed(own)]
+        elif isinstance(item, list):
+            waiting += reversed(item)

@@ -5,19 +5,122 @@ Letters of shapes: B batch, S sequence, N numbers of the output, W width of a ve
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule
-from onnxtool.checkpoint.pooling_modules import Pooling, truncated
-from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.chat_templates import ChatTemplate
+from onnxtool.checkpoint.folder import Prompts
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule, behind_prompts
+from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, truncated
+from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType, few_vectors, measure_ranges, read_ranges
+from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.heads.builder import Builder
-from onnxtool.export.modalities.sizes import BATCH
-from onnxtool.export.signature import Signature
+from onnxtool.export.modalities.modality import BATCH, Modality
+from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.options import ExportOptions
+from onnxtool.export.signature import Signature, run_torch_tensors
+from onnxtool.export.source import Source
+from onnxtool.graph.writer import Writer
+from onnxtool.model_file.domains import default_opset
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+    from numpy.typing import NDArray
+
+
+class Builder(Writer):
+    """Appends operators to a graph that compute in `dtype`; equal constants are one initializer.
+
+    A model of half precision is pooled in float32, as sentence-transformers does: sums over tokens overflow float16.
+
+    Attributes:
+        dtype: float32, or float64 where the model is of that.
+        opset: that of the graph; some operators changed.
+    """
+
+    def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
+        import onnx_ir as ir
+
+        super().__init__(graph)
+        self.dtype = dtype if dtype == ir.DataType.DOUBLE else ir.DataType.FLOAT
+        self.opset = default_opset(graph.opset_imports)
+
+    def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
+        """Return an initializer that holds `array`, under a name of onnxtool where none is given."""
+        import onnx_ir as ir
+
+        return self.shared_constant(
+            ir.tensor(array), lambda: name or f"onnxtool.head.constant_{len(self.initializers)}"
+        )
+
+    def weight(self, array: NDArray[Any], name: str) -> ir.Value:
+        """Return a trained weight as an initializer of the dtype that is computed in."""
+        return self.constant(array.astype(self.dtype.numpy()), name)
+
+    def number(self, value: float) -> ir.Value:
+        """Return a scalar."""
+        return self.constant(np.array(value, dtype=self.dtype.numpy()))
+
+    def integers(self, *values: int) -> ir.Value:
+        """Return a list of axes or sizes: int64 [N]."""
+        return self.constant(np.array(values, dtype=np.int64))
+
+    def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
+        """Cast to `dtype`, or to the one that is computed in."""
+        return self.op("Cast", value, to=(self.dtype if dtype is None else dtype).value)
+
+    def as_weights(self, mask: ir.Value) -> ir.Value:
+        """Return [B, S] as [B, S, 1], to be multiplied with something for each token."""
+        return self.op("Unsqueeze", mask, self.integers(-1))
+
+    def reduce(self, op_type: str, value: ir.Value, *, axis: int = 1, keepdims: int = 0) -> ir.Value:
+        """Reduce over one axis. The axes are an input from opset 13 on for ReduceSum, from 18 on for the others."""
+        if op_type == "ReduceSum" or self.opset >= 18:
+            return self.op(op_type, value, self.integers(axis), keepdims=keepdims)
+        return self.op(op_type, value, axes=[axis], keepdims=keepdims)
+
+    def pick(self, states: ir.Value, scores: ir.Value) -> ir.Value:
+        """Take, for each text, the state of the first token of the highest score: [B, S, H] by [B, S] to [B, H]."""
+        return self._pick_at(states, self.op("ArgMax", scores, axis=1, keepdims=1))
+
+    def pick_before(self, values: ir.Value, scores: ir.Value) -> ir.Value:
+        """Do as `pick`, before a linear layer and what is made of each of its numbers: these run on one token alone.
+
+        A product [B, S, H] by [H, N] becomes one of [B, H] by [H, N].
+        """
+        return self._picked_before(values, self.op("ArgMax", scores, axis=1, keepdims=1))
+
+    def _picked_before(self, value: ir.Value, places: ir.Value) -> ir.Value:
+        """Follow bounds, scales, biases and casts, as models have them behind logits, up to the product."""
+        import onnx_ir as ir
+
+        match value.producer():
+            case ir.Node(op_type="MatMul", inputs=[ir.Value() as states, weight]) as node if _is_fixed(weight, 2):
+                inputs = [self._pick_at(states, places), weight]
+            case ir.Node(op_type="Cast" | "Identity" | "Tanh" | "Neg", inputs=[ir.Value() as one]) as node:
+                inputs = [self._picked_before(one, places)]
+            case ir.Node(op_type="Add" | "Mul" | "Div", inputs=[ir.Value() as one, by]) as node if _is_fixed(by, 1):
+                inputs = [self._picked_before(one, places), by]
+            case ir.Node(op_type="Add" | "Mul", inputs=[one, ir.Value() as other]) as node if _is_fixed(one, 1):
+                inputs = [one, self._picked_before(other, places)]
+            case _:
+                return self._pick_at(value, places)
+        return self.node(node.op_type, inputs, node.attributes)
+
+    def _pick_at(self, states: ir.Value, places: ir.Value) -> ir.Value:
+        return self.op("GatherND", states, places, batch_dims=1)
+
+
+def _is_fixed(value: ir.Value | None, most_axes: int) -> bool:
+    """Whether a value is a constant of so many axes at most, which then broadcasts to one token as to all."""
+    import onnx_ir as ir
+
+    tensor = None if value is None else ir.convenience.get_const_tensor(value)
+    return tensor is not None and len(tensor.shape) <= most_axes
 
 
 @dataclass(frozen=True)
@@ -207,3 +310,104 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
     tokens = source.shape[1:2] if head.keeps_tokens and source.shape else ()
     output.shape = ir.Shape([BATCH, *tokens, *(() if width == 0 else (width,))])
     return output
+
+
+def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, Signature]:
+    """Replace the output head [V, H] of `model` by its rows [R, H] for the tokens that `head` reads, in place.
+
+    What the model makes of logits, such as Gemma's bounds, stays: it is computed for each of them alone. Where the
+    rows are those of the table of embeddings, this keeps all of its own.
+
+    Returns:
+        The head and the signature for logits [B, S, R]; as they were given for a head that scores nothing.
+
+    Raises:
+        ExportError: the output head is no linear layer.
+    """
+    import torch
+
+    score = next(iter(head.modules), None)
+    if not isinstance(score, LogitScore):
+        return head, signature
+    whole = model.get_output_embeddings()
+    if not isinstance(whole, torch.nn.Linear):
+        raise ExportError(
+            f"the logits of {type(model).__name__} are made by {type(whole).__name__}, and a reranker needs a linear "
+            "layer, of which the rows for its tokens are kept",
+            "pass --head none for the logits of all tokens",
+        )
+    rows = list(score.token_ids)
+    kept = torch.nn.Linear(
+        whole.in_features, len(rows), bias=whole.bias is not None, device=whole.weight.device, dtype=whole.weight.dtype
+    )
+    with torch.no_grad():
+        kept.weight.copy_(whole.weight[rows])
+        if whole.bias is not None:
+            kept.bias.copy_(whole.bias[rows])
+    model.set_output_embeddings(kept.eval())
+    shape = (*signature.outputs[head.source][:-1], len(rows))
+    return (
+        replace(head, modules=(score.narrowed,)),
+        replace(signature, outputs={**signature.outputs, head.source: shape}),
+    )
+
+
+_BATCH_SIZE = 16
+_UNLIMITED = 1 << 20  # tokens, for a model without a limit
+
+
+def choose_storage(
+    options: ExportOptions, model: Any, head: Head, modality: Modality, source: Source
+) -> tuple[VectorType, tuple[str, ...]]:
+    """Return how vectors are stored, and what a user should know of the ranges.
+
+    Raises:
+        InputError: ranges or texts cannot be read.
+        ExportError: texts were passed for a model that takes none, or pads them to a length of its own.
+    """
+    name = options.vectors_as or ""
+    if options.calibration is None:
+        return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
+    if not isinstance(modality, TextInputs) or modality.padded_length is not None:
+        raise ExportError("--calibration measures on texts alone, and this model takes others", "pass --ranges")
+    if ChatTemplate.of(source, source.sentence_modules, head.task) is not None:
+        raise ExportError(
+            f"{source.model_name} puts texts into a chat template, and --calibration reads them without it",
+            f"export it without --vectors_as, run `onnxtool infer --input FILE --output FOLDER/ --vectors_as {name} "
+            "--calibration FILE`, and pass the manifest beside the folder as --ranges",
+        )
+    texts = [item.contents for item in read_texts(options.calibration)]
+    ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))
+    return VectorType.of(name, ranges), tuple(filter(None, [few_vectors(count)]))
+
+
+def _vectors(
+    model: Any, head: Head, text: TextInputs, source: Source, texts: Sequence[str]
+) -> Iterator[NDArray[np.float32]]:
+    """Yield the vectors of texts as `onnxtool infer` reads them, float32 [B, W]; texts of like length together."""
+    import torch
+
+    modules = source.sentence_modules
+    before = Prompts.of(source).find(None)
+    read = sorted((before + item for item in texts), key=len)
+    size = _BATCH_SIZE if text.tokenizer.pad_token is not None else 1
+    longest = modules.max_sequence_length or text.longest or _UNLIMITED
+    num_prompt = _num_prompt(text, before, longest, add_special_tokens=modules.adds_special_tokens)
+    for start in range(0, len(read), size):
+        together = read[start : start + size]
+        feeds = text.tokenize(together, longest=longest, add_special_tokens=modules.adds_special_tokens)
+        real = feeds["attention_mask"].any(axis=1)  # a tokenizer that frames nothing may find no token in a text
+        if real.any():
+            mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
+            states = run_torch_tensors(model, feeds)[head.source].float()
+            pooled = None
+            if head.leaves_prompt_out and before:
+                behind = behind_prompts(feeds["attention_mask"].astype(bool), [num_prompt] * len(together))
+                pooled = torch.from_numpy(behind.astype(np.int64)).to(model.device)
+            yield head.reference(states, mask, pooled).cpu().numpy()[real]
+
+
+def _num_prompt(text: TextInputs, prompt: str, longest: int, *, add_special_tokens: bool) -> int:
+    """Return how many tokens a prompt has, without a special one at its end, as sentence-transformers counts them."""
+    ids = text.tokenize([prompt], longest=longest, add_special_tokens=add_special_tokens)["input_ids"][0]
+    return len(ids) - int(len(ids) > 0 and ids[-1] in text.tokenizer.all_special_ids)

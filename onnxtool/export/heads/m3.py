@@ -26,11 +26,6 @@ _STATES = "last_hidden_state"
 _MOST_BYTES = 1 << 30  # of a file; that of bge-m3 has 2 MB
 
 
-def is_m3(source: Source) -> bool:
-    """Whether a checkpoint has the layers of M3."""
-    return all(source.locate(name) is not None for name in M3_FILES)
-
-
 def read_m3(source: Source) -> Head:
     """Read the head with all three outputs.
 

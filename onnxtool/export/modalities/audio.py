@@ -10,8 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
-from onnxtool.export.modalities.processing import PROCESSOR_FILE, disagreement, prepare, scaled
-from onnxtool.export.modalities.sizes import BATCH, NUM_FRAMES, NUM_SAMPLES, Axis, Feeds, Sizes, usual_sizes
+from onnxtool.export.modalities.modality import (
+    BATCH,
+    NUM_FRAMES,
+    NUM_SAMPLES,
+    PROCESSOR_FILE,
+    Axis,
+    Feeds,
+    Sizes,
+    disagreement,
+    prepare,
+    scaled,
+    usual_sizes,
+)
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import MASK, NORMAL, InputKind
 

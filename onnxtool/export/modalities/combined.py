@@ -1,4 +1,4 @@
-"""Combined modalities: an encoder's input with a decoder's ids, two encoders side by side (CLIP), padded texts."""
+"""Combined modalities: an encoder's input with a decoder's ids, or two encoders side by side (CLIP)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from onnxtool.export.modalities.sizes import DECODER_SEQUENCE, SEQUENCE, Axis, Feeds, Modality, Sizes
-from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.modalities.modality import DECODER_SEQUENCE, Axis, Feeds, Modality, Sizes
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import IDS, InputKind
 
@@ -128,39 +127,6 @@ class SideBySide:
     def kinds(self) -> Mapping[str, InputKind]:
         """Those of all parts."""
         return {name: kind for part in self.parts for name, kind in part.kinds.items()}
-
-
-@dataclass(frozen=True)
-class PaddedTexts:
-    """Texts that are padded to one length, for an encoder whose answer depends on its padding (SigLIP's)."""
-
-    texts: TextInputs
-    length: int
-
-    @property
-    def axes(self) -> tuple[Axis, ...]:
-        """The batch."""
-        return tuple(axis for axis in self.texts.axes if axis.name != SEQUENCE)
-
-    def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
-        """Make random ids of that length."""
-        return self.texts.feeds(self._sizes(sizes), seed=seed)
-
-    def sample(self, fixed: Sizes) -> Feeds:
-        """Return what the encoder is traced on."""
-        return self.texts.sample(self._sizes(fixed))
-
-    def cases(self, fixed: Sizes) -> list[Case]:
-        """The cases of texts, at that length."""
-        return self.texts.cases(self._sizes(fixed))
-
-    @property
-    def kinds(self) -> Mapping[str, InputKind]:
-        """Those of texts."""
-        return self.texts.kinds
-
-    def _sizes(self, sizes: Sizes) -> dict[str, int]:
-        return {**sizes, SEQUENCE: self.length}
 
 
 def _merge(parts: Iterable[Feeds]) -> Feeds:

@@ -2,19 +2,148 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from dataclasses import replace
+import types
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.tasks import RANKING, TASK_OF_PICTURES, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
-from onnxtool.errors import ExportError
+from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.audio import AudioInputs
-from onnxtool.export.modalities.combined import PaddedTexts, SideBySide, WithDecoder
+from onnxtool.export.modalities.combined import SideBySide, WithDecoder
 from onnxtool.export.modalities.image import ImageInputs
-from onnxtool.export.modalities.pages import find_page_inputs, is_of_pages
-from onnxtool.export.modalities.sizes import Modality
+from onnxtool.export.modalities.modality import Modality, usual_sizes
+from onnxtool.export.modalities.pages import find_page_inputs, restrict_to_pages
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
+from onnxtool.export.signature import run_torch_tensors
+
+# Far above the rounding of float32, and far below what another formula would give.
+_SAME = 1e-4
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a dual encoder.
+
+    Attributes:
+        task: by which a user asks for it.
+        method: the method of the model that encodes it.
+        features: what the method gives, float [B, W].
+        embeddings: what the model's own forward makes of that before it compares both sides, float [B, W].
+    """
+
+    task: str
+    method: str
+    features: str
+    embeddings: str
+
+
+SIDES = (
+    Side(TASK_OF_PICTURES, "get_image_features", "image_features", "image_embeds"),
+    Side("sentence-similarity", "get_text_features", "text_features", "text_embeds"),
+)
+
+
+def find_side(model: Any, task: str) -> Side | None:
+    """Return the side that `task` asks for; None where the model is no dual encoder, or the task is another."""
+    side = next((side for side in SIDES if side.task == task), None)
+    return side if all(hasattr(model, one.method) for one in SIDES) else None
+
+
+def restrict(model: Any, checkpoint: Checkpoint) -> Any:
+    """Make the forward of a dual encoder, or of a retriever of pages, that of the side that its task asks for.
+
+    Any other model stays as it is. The forward is replaced on this one model: its class, configuration and weights
+    stay, which exporters look at.
+    """
+    if checkpoint.is_of_pages:
+        return restrict_to_pages(model, checkpoint)
+    side = find_side(model, checkpoint.task)
+    if side is not None:
+        encode, name = getattr(model, side.method), side.features
+
+        def forward(_self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+            return {name: encode(*args, **kwargs).pooler_output}
+
+        forward.__signature__ = _signature_with_self(encode)  # type: ignore[attr-defined]
+        model.forward = types.MethodType(forward, model)
+    return model
+
+
+def _signature_with_self(method: Any) -> Any:
+    """Return the signature of a bound method as that of a function, whose first parameter is bound once more."""
+    own = inspect.signature(method)
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    kept = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    return own.replace(parameters=[first, *kept], return_annotation=inspect.Signature.empty)
+
+
+def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: Side) -> bool:
+    """Find out by running the model whether its own forward scales the features of a side before it compares them.
+
+    Args:
+        model: a dual encoder, restricted to `side`.
+        modality: what that takes.
+        both: what its own forward takes: texts and pictures.
+        side: which of them.
+
+    Raises:
+        ExportError: it compares neither these features, nor the features at length one.
+    """
+    feeds = both.feeds(usual_sizes(both), seed=3)
+    restricted = vars(model).pop("forward")
+    try:
+        whole = run_torch_tensors(model, feeds)
+    finally:
+        model.forward = restricted
+    names = modality.feeds(usual_sizes(modality))
+    own = run_torch_tensors(model, {name: feeds[name] for name in names})[side.features]
+    features: NDArray[Any] = own.float().cpu().numpy()
+    if side.embeddings in whole and features.ndim == 2:
+        compared = whole[side.embeddings].float().cpu().numpy()
+        if compared.shape == features.shape:
+            if np.abs(compared - features).max() <= _SAME * np.abs(features).max():
+                return False
+            if np.abs(compared - features / np.linalg.norm(features, axis=-1, keepdims=True)).max() <= _SAME:
+                return True
+    raise ExportError(
+        f"{type(model).__name__} does not compare what its {side.method} gives ({side.embeddings} of its forward is "
+        "something else)",
+        "this model is no dual encoder as CLIP is; export it with another --task",
+    )
+
+
+def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
+    """Pad texts to the longest that the model takes where what a side makes of a text depends on its padding.
+
+    SigLIP's text encoder reads the last token of all, padding or not, and was trained on texts of one length.
+
+    Raises:
+        ExportError: the model depends on it, and takes texts of any length.
+    """
+    if not isinstance(modality, TextInputs):
+        return modality
+    texts = modality.tokenize(["a", "a second text, which is longer than the first one"])
+    length = texts["input_ids"].shape[1]
+    short, alone = (
+        run_torch_tensors(model, {name: array[:1] for name, array in feeds.items()})[side.features].float()
+        for feeds in (texts, modality.tokenize(["a"], length + 2))
+    )
+    if (short - alone).abs().max() <= _SAME * short.abs().max():
+        return modality
+    if modality.longest is None:
+        raise ExportError(
+            f"{type(model).__name__} gives other vectors where a text has more padding, and says no length to pad to",
+            "set max_position_embeddings in its configuration, or model_max_length of its tokenizer",
+        )
+    return replace(modality, padded_length=modality.longest)
+
 
 _DUAL_TASKS = ("zero-shot-image-classification",)
 # For these, a model that may see pictures or hear sound as well is exported as one of text.
@@ -50,7 +179,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     if checkpoint.task == TASK_OF_PICTURES and "pixel_values" not in accepted:
         raise ExportError(f"{type(model).__name__} takes no pictures", "leave --task out, or pass another one")
     modality: Modality
-    if checkpoint.task == TASK_OF_PICTURES and is_of_pages(checkpoint) and "input_ids" in accepted:
+    if checkpoint.task == TASK_OF_PICTURES and checkpoint.is_of_pages and "input_ids" in accepted:
         return find_page_inputs(model, checkpoint, accepted)
     if "pixel_values" in accepted and "input_ids" in accepted:
         modality = _text_and_images(model, checkpoint, accepted, text)
@@ -98,9 +227,15 @@ def text_of(modality: Modality) -> TextInputs | None:
         return text_of(modality.encoder)
     if isinstance(modality, SideBySide):
         return next((text for part in modality.parts if (text := text_of(part)) is not None), None)
-    if isinstance(modality, PaddedTexts):
-        return modality.texts
     return modality if isinstance(modality, TextInputs) else None
+
+
+def left_out_notes(modality: Modality, architecture: str) -> tuple[str, ...]:
+    """Say which of the model's modalities a file of text does not take; empty where it takes all."""
+    text = text_of(modality)
+    if text is None or not text.left_out:
+        return ()
+    return (f"takes text alone, though {architecture} takes {' and '.join(text.left_out)} as well",)
 
 
 def _reads(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> bool:
@@ -137,3 +272,32 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
 
 def _side_by_side(texts: TextInputs, images: ImageInputs) -> SideBySide:
     return SideBySide((replace(texts, batch_axis="text_batch_size"), replace(images, batch_axis="image_batch_size")))
+
+
+_LAST, _ALL = "last_hidden_state", "hidden_states"
+
+
+def give_states(model: Any, states: TokenStates) -> None:
+    """Replace `last_hidden_state` of what `model` returns, float [B, S, H], in place.
+
+    Raises:
+        CheckpointError: when the model runs, if it does not have the layers.
+    """
+    import torch
+
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        outputs = forward(*args, **{**kwargs, "output_hidden_states": True})
+        layers = outputs[_ALL]
+        if not states.fits(len(layers)):
+            raise CheckpointError(
+                f"the checkpoint pools states from layer {states.start} on, with "
+                f"{'no' if states.weights is None else len(states.weights)} weights, and its model has {len(layers)}",
+                "the folder mixes two models; take both from one",
+            )
+        others = {name: value for name, value in outputs.items() if name not in (_LAST, _ALL)}
+        return type(outputs)(last_hidden_state=states.choose(torch, layers), **others)
+
+    model.forward = chosen

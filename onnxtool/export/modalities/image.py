@@ -12,8 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.export.modalities.processing import disagreement, prepare, scaled
-from onnxtool.export.modalities.sizes import BATCH, HEIGHT, WIDTH, Axis, Feeds, Sizes, usual_sizes
+from onnxtool.export.modalities.modality import (
+    BATCH,
+    HEIGHT,
+    WIDTH,
+    Axis,
+    Feeds,
+    Sizes,
+    disagreement,
+    prepare,
+    scaled,
+    usual_sizes,
+)
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind
 

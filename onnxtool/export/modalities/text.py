@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
-from onnxtool.export.modalities.processing import TOKENIZER_FILE, disagreement, run
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE, Axis, Feeds, Sizes
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE, TOKENIZER_FILE, Axis, Feeds, Sizes, disagreement, run
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import FeedShape, padding_alone, verification_shapes
 from onnxtool.runtime.input_stamp import IDS, MASK, InputKind
@@ -46,6 +45,8 @@ class TextInputs:
         text: what to trace the model on, beside a text of our own.
         batch_axis: the name of axis B.
         left_out: what the model takes beside text, and this does not: `pictures`, `sound`.
+        padded_length: what all texts are padded to, for an encoder whose answer depends on its padding (SigLIP's); None
+            for others.
     """
 
     tokenizer: Any
@@ -56,6 +57,7 @@ class TextInputs:
     text: str | None = None
     batch_axis: str = BATCH
     left_out: tuple[str, ...] = ()
+    padded_length: int | None = None
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
@@ -82,26 +84,27 @@ class TextInputs:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """B and S."""
+        """B and S; B alone where texts are padded to one length."""
         longest = min(self.longest or _FIXED_SEQUENCE, _FIXED_SEQUENCE)
         sequence, other = (8, 11) if longest >= 11 else (longest, longest - 1)
-        return (
-            Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1),
-            # A power of two, which windows and Fourier transforms are made for.
-            Axis(SEQUENCE, sequence, other, is_covered=self._is_covered, when_fixed=1 << (longest.bit_length() - 1)),
-        )
+        batch = Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1)
+        # A power of two, which windows and Fourier transforms are made for.
+        fixed = 1 << (longest.bit_length() - 1)
+        length = Axis(SEQUENCE, sequence, other, is_covered=self._is_covered, when_fixed=fixed)
+        return (batch, length) if self.padded_length is None else (batch,)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
         """Make random ids without padding."""
-        return self._fill(FeedShape.full(sizes[self.batch_axis], sizes[SEQUENCE]), seed)
+        return self._fill(FeedShape.full(sizes[self.batch_axis], self._sizes(sizes)[SEQUENCE]), seed)
 
     def sample(self, fixed: Sizes) -> Feeds:
         """Tokenize two texts of different lengths, so that there is padding and no axis of size 1."""
         texts = (self.text or _SAMPLE_TEXTS[0], _SAMPLE_TEXTS[1])[: fixed.get(self.batch_axis, 2)]
-        return self.tokenize(texts, fixed.get(SEQUENCE))
+        return self.tokenize(texts, self._sizes(fixed).get(SEQUENCE))
 
     def cases(self, fixed: Sizes) -> list[Case]:
         """Rows of all lengths, padding on either side, other ids in the padding, another mask, real text."""
+        fixed = self._sizes(fixed)
         shapes = [self._fixed(shape, fixed) for shape in verification_shapes(self.longest)]
         cases = [self._case(shape, self._fill(shape, seed)) for seed, shape in enumerate(shapes)]
         if _MASK in self.names:
@@ -147,6 +150,9 @@ class TextInputs:
         encoded = run(lambda: self.tokenizer(rows, **options), "tokenizer", TOKENIZER_FILE)
         encoded = {"inputs": encoded["input_ids"], **encoded}
         return {name: np.asarray(encoded[name], dtype=np.int64) for name in self.names}
+
+    def _sizes(self, sizes: Sizes) -> Sizes:
+        return sizes if self.padded_length is None else {**sizes, SEQUENCE: self.padded_length}
 
     @property
     def _is_covered(self) -> bool:

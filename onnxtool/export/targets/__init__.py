@@ -6,18 +6,7 @@ is called as users call the target, with `_` for `-`, and for the point of `.js`
 
 from __future__ import annotations
 
-import importlib
 import pkgutil
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from onnxtool.export.target import Target
-
-_MODULES = {info.name.replace("_js", ".js").replace("_", "-"): info.name for info in pkgutil.iter_modules(__path__)}
-TARGET_NAMES = tuple(sorted(_MODULES, key=lambda name: (name != "plain", name)))
-
-
-def find_target(name: str) -> Target:
-    """Return the target called `name`, which must be one of TARGET_NAMES."""
-    target: Target = importlib.import_module(f"{__name__}.{_MODULES[name]}").TARGET
-    return target
+MODULES = {info.name.replace("_js", ".js").replace("_", "-"): info.name for info in pkgutil.iter_modules(__path__)}
+TARGET_NAMES = tuple(sorted(MODULES, key=lambda name: (name != "plain", name)))

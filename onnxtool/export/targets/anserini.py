@@ -17,10 +17,9 @@ import numpy as np
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.tokenizer_library import read_vocabulary
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.head import Head
+from onnxtool.export.heads.head import Builder, Head
 from onnxtool.export.sidecar_files import is_wordpiece, wordpiece_vocabulary
-from onnxtool.export.target import SPARSE, TEXT_INPUTS, Target, TargetModel, Use
+from onnxtool.export.target import SPARSE, TEXT_INPUTS, Delivery, Target, TargetModel, Use
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.tokens import named_tokens
 
@@ -116,12 +115,10 @@ class Anserini(Target):
         weights[texts, outputs[_TERMS]] = outputs[_WEIGHTS]
         return {model.head.output: weights}
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """Write the vocabulary under its own name."""
-        vocabulary = wordpiece_vocabulary(tokenizer, model.vocabulary_size)
-        (folder / _VOCABULARY.format(name=model.name)).write_text(vocabulary, encoding="utf-8")
+        vocabulary = wordpiece_vocabulary(to.tokenizer, to.model.vocabulary_size)
+        (to.folder / _VOCABULARY.format(name=to.model.name)).write_text(vocabulary, encoding="utf-8")
 
     def instruction(self, model: TargetModel) -> str:
         """Say where it looks, and what the second graph is for."""

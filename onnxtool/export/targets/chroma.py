@@ -5,13 +5,19 @@ From the source of chromadb 1.5, onnx_mini_lm_l6_v2.py.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.errors import TargetError
 from onnxtool.export.sidecar_files import wordpiece_vocabulary
-from onnxtool.export.target import DENSE, HIDDEN_STATES, TEXT_INPUTS, TOKENIZER_FILES, Target, TargetModel, Use
+from onnxtool.export.target import (
+    DENSE,
+    HIDDEN_STATES,
+    TEXT_INPUTS,
+    TOKENIZER_FILES,
+    Delivery,
+    Target,
+    TargetModel,
+    Use,
+)
 
 _VOCABULARY = "vocab.txt"
 _NUM_TOKENS = 256  # of every text that it feeds: longer ones are cut, shorter ones padded
@@ -28,22 +34,20 @@ class Chroma(Target):
     max_ir = 8  # it admits onnxruntime 1.14
     max_opset = 18
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """Write a vocabulary, without which it would download its own model; it reads tokenizer.json alone.
 
         Raises:
             TargetError: the checkpoint takes shorter texts than it feeds.
         """
-        if max_length is not None and max_length < _NUM_TOKENS:
+        if to.max_length is not None and to.max_length < _NUM_TOKENS:
             raise TargetError(
-                f"Chroma feeds {_NUM_TOKENS} tokens of every text, and this checkpoint takes {max_length}",
+                f"Chroma feeds {_NUM_TOKENS} tokens of every text, and this checkpoint takes {to.max_length}",
                 "raise max_seq_length in sentence_bert_config.json if the model has as many positions; else pass "
                 "--target plain, and call the graph from an embedding function of your own",
             )
-        if not (folder / _VOCABULARY).is_file():
-            (folder / _VOCABULARY).write_text(wordpiece_vocabulary(tokenizer), encoding="utf-8")
+        if not (to.folder / _VOCABULARY).is_file():
+            (to.folder / _VOCABULARY).write_text(wordpiece_vocabulary(to.tokenizer), encoding="utf-8")
 
     def instruction(self, model: TargetModel) -> str:
         """Say how to make it read the folder, and where its vectors are others than the checkpoint's."""

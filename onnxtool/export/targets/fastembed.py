@@ -20,7 +20,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer_library import read_file
 from onnxtool.errors import TargetError
-from onnxtool.export.modalities.sizes import BATCH, SEQUENCE
+from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.sidecar_files import query_weights
 from onnxtool.export.source import Source
 from onnxtool.export.target import (
@@ -33,14 +33,15 @@ from onnxtool.export.target import (
     POOLED_IN_GRAPH,
     SCORES,
     SPARSE,
-    TOKENIZER_CONFIG,
     TOKENIZER_FILES,
     TOKENS,
+    Delivery,
     Target,
     TargetModel,
     Use,
     bound_texts,
     read_object,
+    require_bound,
     write_json,
 )
 from onnxtool.reports import TensorInfo
@@ -77,6 +78,7 @@ class Fastembed(Target):
     files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json")
     max_ir = 9  # it admits onnxruntime 1.17
     max_opset = 20
+    pads = "every batch"
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
         """Refuse late interaction with other tokens, another expansion or another skip list than it has."""
@@ -86,35 +88,21 @@ class Fastembed(Target):
                 "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
             )
 
-    def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse one without a padding token as well."""
-        super().check_tokenizer(tokenizer)
-        if getattr(tokenizer, "pad_token", None) is None:
-            raise TargetError(
-                "fastembed pads every batch, and this tokenizer has no padding token",
-                "set one with tokenizer.pad_token = tokenizer.eos_token, save the tokenizer, and export again",
-            )
-
     def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
         """Return the ids of texts in which it finds the tokens of special_tokens_map.json as well."""
         special_tokens = read_object(folder / "special_tokens_map.json")
         return read_file(folder / TOKENIZER_NAME, texts, limit, special_tokens)
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """State the length of texts, which it needs, and the padding token."""
-        if model.use.kind == TOKENS:
-            max_length = CheckpointFolder(folder).sentence_modules.stated_length("document") or max_length
-        bound_texts(folder, max_length, pad_token=str(tokenizer.pad_token))
-        if model.use.kind == INFERENCE_FREE:
-            weights = query_weights(folder).tolist()
-            write_json(folder / _IDF, {token: weights[place] for token, place in tokenizer.get_vocab().items()})
-        if "model_max_length" not in read_object(folder / TOKENIZER_CONFIG):
-            raise TargetError(
-                "fastembed needs the length that texts are cut to, and neither tokenizer nor model says it",
-                "write model_max_length into tokenizer_config.json of the checkpoint",
-            )
+        max_length = to.max_length
+        if to.model.use.kind == TOKENS:
+            max_length = CheckpointFolder(to.folder).sentence_modules.stated_length("document") or max_length
+        bound_texts(to.folder, max_length, pad_token=str(to.tokenizer.pad_token))
+        if to.model.use.kind == INFERENCE_FREE:
+            weights = query_weights(to.folder).tolist()
+            write_json(to.folder / _IDF, {token: weights[place] for token, place in to.tokenizer.get_vocab().items()})
+        require_bound(self.title, to.folder)
 
     def instruction(self, model: TargetModel) -> str:
         """Name the call that loads the model."""

@@ -5,11 +5,8 @@ From the sources of infinity-emb 0.0.78: transformer/embedder/optimum.py, transf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.errors import TargetError
 from onnxtool.export.source import Source
@@ -21,13 +18,13 @@ from onnxtool.export.target import (
     SPARSE,
     TOKENIZER_FILES,
     TOKENS,
+    Delivery,
     Target,
     TargetModel,
     Use,
     read_object,
     write_json,
 )
-from onnxtool.runtime.tokens import read_by_transformers
 
 _LIMIT = "max_position_embeddings"
 
@@ -42,6 +39,7 @@ class Infinity(Target):
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10
     max_opset = 21
+    tokenizer_of = "transformers"
     refused = (
         (SPARSE, "it serves no sparse encoders; pass another --target"),
         (TOKENS, "its engine optimum pools all tokens; pass --target sentence-transformers"),
@@ -57,18 +55,12 @@ class Infinity(Target):
                 "serve it with --target tei or sentence-transformers",
             )
 
-    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids that transformers makes of texts."""
-        return read_by_transformers(folder)(texts, limit)
-
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """State in config.json how long a text may be: the one limit that it follows, and takes for the positions."""
-        path = folder / "config.json"
+        path = to.folder / "config.json"
         content = read_object(path)
-        if max_length is not None and content.get(_LIMIT) != max_length:
-            write_json(path, {**content, _LIMIT: max_length})
+        if to.max_length is not None and content.get(_LIMIT) != to.max_length:
+            write_json(path, {**content, _LIMIT: to.max_length})
 
     def instruction(self, model: TargetModel) -> str:
         """Say how to start it, and where its vectors are others than the checkpoint's."""

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.builder import Builder
-from onnxtool.export.heads.head import Head
-from onnxtool.export.modalities.sizes import BATCH
+from onnxtool.export.heads.head import Builder, Head
+from onnxtool.export.modalities.modality import BATCH
 from onnxtool.export.sidecar_files import query_weights
 from onnxtool.export.source import Source
 from onnxtool.export.target import (
@@ -28,6 +27,7 @@ from onnxtool.export.target import (
     SCORE_LOGITS,
     SCORES,
     SPARSE,
+    Delivery,
     Target,
     TargetModel,
     Use,
@@ -102,20 +102,18 @@ class OpenSearch(Target):
         """Turn a vector back into [B, W]."""
         return {name: array[:, 0] if name == _VECTOR.name else array for name, array in outputs.items()}
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """State in tokenizer.json how long a text may be, which DJL follows up to its own limit.
 
         Raises:
             TargetError: two tokens of a query that weigh differently are the same text.
         """
-        path = folder / "tokenizer.json"
-        most = min(max_length or _MOST_TOKENS, _MOST_TOKENS)
+        path = to.folder / "tokenizer.json"
+        most = min(to.max_length or _MOST_TOKENS, _MOST_TOKENS)
         cut: Json = {"direction": "Right", "max_length": most, "strategy": "LongestFirst", "stride": 0}
         write_json(path, {**read_object(path), "truncation": cut})
-        if model.use.kind == INFERENCE_FREE:
-            write_json(folder / _IDF, weights_by_text(query_weights(folder), tokenizer))
+        if to.model.use.kind == INFERENCE_FREE:
+            write_json(to.folder / _IDF, weights_by_text(query_weights(to.folder), to.tokenizer))
 
     def pack(self, model: TargetModel, folder: Path, graph: Path) -> None:
         """Write the archive, and what registers it; for an inference-free encoder, those of its queries as well."""

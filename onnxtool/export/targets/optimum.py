@@ -6,10 +6,6 @@ sentence-transformers 6 the target sentence-transformers runs the file without o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
-from onnxtool.checkpoint.limits import Text
 from onnxtool.export.target import (
     DENSE,
     HIDDEN_STATES,
@@ -22,7 +18,6 @@ from onnxtool.export.target import (
     TargetModel,
     Use,
 )
-from onnxtool.runtime.tokens import read_by_transformers
 
 
 class Optimum(Target):
@@ -39,10 +34,7 @@ class Optimum(Target):
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10
     max_opset = 21
-
-    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids that sentence-transformers makes of texts."""
-        return read_by_transformers(folder, lower_cases=True)(texts, limit)
+    tokenizer_of = "sentence-transformers"
 
     def instruction(self, model: TargetModel) -> str:
         """Name the argument, and the versions that go together."""

@@ -6,12 +6,11 @@ From the sources of sentence-transformers 6.2.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import (
     ENCODER_NAME,
     MODULES_NAME,
@@ -34,13 +33,13 @@ from onnxtool.export.target import (
     TOKENIZER_FILES,
     TOKENS,
     VERDICTS,
+    Delivery,
     Target,
     TargetModel,
     Use,
     write_json,
 )
 from onnxtool.reports import Json
-from onnxtool.runtime.tokens import read_by_transformers
 from onnxtool.version import __version__
 
 CLASS = "onnxtool.sentence_transformers.Transformer"
@@ -84,6 +83,7 @@ class SentenceTransformers(Target):
     )
     graph = "onnx/model.onnx"
     files = ("config.json", *TOKENIZER_FILES)
+    tokenizer_of = "sentence-transformers"
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
         """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
@@ -122,52 +122,46 @@ class SentenceTransformers(Target):
             require_same_tokens(modules.query, source)
             SparseStaticEmbedding.read(modules.query)
 
-    def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids that sentence-transformers makes of texts."""
-        return read_by_transformers(folder, lower_cases=True)(texts, limit)
-
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """Name the class of onnxtool in place of the transformer's, and what sentence-transformers takes for granted.
 
         A checkpoint of transformers alone gets the modules that sentence-transformers puts on one.
         """
-        if not (folder / "config.json").is_file():  # a checkpoint that is exported into itself keeps its own files
+        if not (to.folder / "config.json").is_file():  # a checkpoint that is exported into itself keeps its own files
             raise TargetError(
                 f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} in place of PyTorch's",
                 "pass an --output that is not the checkpoint's own folder",
             )
-        kind = model.use.kind
-        files = CheckpointFolder(folder)
+        kind = to.model.use.kind
+        files = CheckpointFolder(to.folder)
         stored = files.sentence_modules
         if not stored.modules:
-            _write_modules(folder, kind, _default_pooling(kind, config))
+            _write_modules(to.folder, kind, _default_pooling(kind, to.config))
         elif stored.query is None:
             first, *behind = _as_list(files.read_json(MODULES_NAME))
-            write_json(folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
+            write_json(to.folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
         else:
             routes = files.read(ROUTER_NAME)
             types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
-            write_json(folder / ROUTER_NAME, {**routes, "types": types})
-            copy = folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
+            write_json(to.folder / ROUTER_NAME, {**routes, "types": types})
+            copy = to.folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
             copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(folder / "tokenizer.json", copy)
+            shutil.copyfile(to.folder / "tokenizer.json", copy)
         if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it gives
             write_json(
-                folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
+                to.folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
             )
         # As they are in the files: the description of a late-interaction encoder has what PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
         settings = files.read(name)
         if settings.get("transformer_task") is None:  # the class said it
-            write_json(folder / name, {**settings, "transformer_task": _TASKS[kind]})
+            write_json(to.folder / name, {**settings, "transformer_task": _TASKS[kind]})
         requirement = {"onnxtool": {"specifier": f">={__version__}", "reason": _REASON}}
         encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
         if kind != TOKENS:  # a model of PyLate without one is converted, which a name would keep from happening
             encoder.setdefault("model_type", _ENCODERS[kind])
         required = as_object(encoder.get("requirements"))
-        write_json(folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
+        write_json(to.folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
 
     def instruction(self, model: TargetModel) -> str:
         """Say how to load it."""

@@ -15,6 +15,7 @@ from onnxtool.export.target import (
     POOLED_IN_GRAPH,
     SPARSE,
     TOKENIZER_FILES,
+    Delivery,
     Target,
     TargetModel,
     read_object,
@@ -44,14 +45,12 @@ class TextEmbeddingsInference(Target):
     max_opset = 21
     refused = ((SPARSE, "its onnxruntime backend has no SPLADE pooling; serve the safetensors with --pooling splade"),)
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """Add what it reads under names that the checkpoint does not use."""
-        _complete_config(folder / "config.json", config)
-        modes = next((module.modes for module in model.modules if isinstance(module, Pooling)), ())
-        if model.head is None and len(modes) == 1:
-            _write_flags(folder / "1_Pooling" / "config.json", modes[0])
+        _complete_config(to.folder / "config.json", to.config)
+        modes = next((module.modes for module in to.model.modules if isinstance(module, Pooling)), ())
+        if to.model.head is None and len(modes) == 1:
+            _write_flags(to.folder / "1_Pooling" / "config.json", modes[0])
 
     def instruction(self, model: TargetModel) -> str:
         """Name the option of its router, where the files do not say how to pool."""

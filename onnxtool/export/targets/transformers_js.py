@@ -5,9 +5,6 @@ From the sources of Transformers.js 4.3.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from onnxtool.export.target import (
     CLASSIFIERS,
     LOGITS,
@@ -17,8 +14,8 @@ from onnxtool.export.target import (
     SPARSE,
     TAGS,
     TOKENIZER_FILES,
+    Delivery,
     Target,
-    TargetModel,
     Use,
     bound_texts,
 )
@@ -42,11 +39,9 @@ class TransformersJs(Target):
     max_opset = 21
     refused = ((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),)
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """State the length of texts."""
-        bound_texts(folder, max_length)
+        bound_texts(to.folder, to.max_length)
 
 
 TARGET = TransformersJs()

@@ -5,9 +5,6 @@ From the sources of Vespa 8: SpladeEmbedder.java, HuggingFaceEmbedder.java.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.export.target import (
     DENSE,
@@ -18,6 +15,7 @@ from onnxtool.export.target import (
     SCORES,
     SPARSE,
     TEXT_INPUTS,
+    Delivery,
     Target,
     TargetModel,
     Use,
@@ -44,18 +42,16 @@ class Vespa(Target):
     max_opset = 21
     refused = ((SCORES, "a ranking model of Vespa names its inputs itself (onnx-model): pass --target plain"),)
 
-    def write_files(
-        self, model: TargetModel, config: Any, tokenizer: Any, folder: Path, max_length: int | None
-    ) -> None:
+    def write_files(self, to: Delivery) -> None:
         """State in tokenizer.json how long a text may be: Vespa follows what the last training left there.
 
         all-MiniLM-L6-v2, for one, says 128 there and takes 256.
         """
-        path = folder / "tokenizer.json"
+        path = to.folder / "tokenizer.json"
         content = read_object(path)
-        if max_length is None or not isinstance(content.get("truncation"), dict):
+        if to.max_length is None or not isinstance(content.get("truncation"), dict):
             return  # Vespa's own setting, transformer-max-tokens, decides then
-        truncation: Json = {"direction": "Right", "max_length": max_length, "strategy": "LongestFirst", "stride": 0}
+        truncation: Json = {"direction": "Right", "max_length": to.max_length, "strategy": "LongestFirst", "stride": 0}
         if content["truncation"] != truncation:
             write_json(path, {**content, "truncation": truncation})
 

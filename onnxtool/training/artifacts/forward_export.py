@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from onnxtool.autodiff.rules.tensor import PADDING_INDEX
 from onnxtool.errors import CheckpointError, ExportError
-from onnxtool.export.checkpoint import Checkpoint
-from onnxtool.export.configuration import task_of_architecture
+from onnxtool.export.checkpoint import Checkpoint, task_of_architecture
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.signature import detect_signature, to_tensors
 from onnxtool.export.source import Source

@@ -187,8 +187,7 @@ def export(workshop: Workshop, name: str, exporter: str, attention: str) -> ir.M
 
 
 def _export(architecture: Architecture, exporter: str, attention: str) -> ir.Model:
-    from onnxtool.export.graph import tidy
-    from onnxtool.export.signature import Signature, to_tensors
+    from onnxtool.export.signature import Signature, tidy, to_tensors
     from onnxtool.export.tracing import EXPORTERS, trace
 
     outputs: dict[str, tuple[int | str, ...]] = {"last_hidden_state": ("batch_size", "sequence_length", 32)}

@@ -1,4 +1,4 @@
-"""Verify a graph with a cache against PyTorch: what it generates, token by token, against what `generate` does.
+"""Export a decoder with its cache, and verify what the file generates, token by token, against `generate`.
 
 Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabulary.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError
@@ -26,7 +27,11 @@ from onnxtool.export.decoding.step import (
     present_name,
     takes_positions,
 )
-from onnxtool.export.modalities.sizes import BATCH
+from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
+from onnxtool.export.modalities.finding import left_out_notes, text_of
+from onnxtool.export.modalities.modality import BATCH, DescribedInputs, Modality
+from onnxtool.export.signature import to_tensors
+from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
@@ -44,6 +49,57 @@ _COMPARED_PROMPT = 64
 _LONGEST = 1024
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size", "window_size")
 _TEXTS = ("what is AI?", "The capital of France is", "Once upon a time, in 1999, there was a naïve café")
+
+
+@dataclass(frozen=True)
+class GenerationPipeline:
+    """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them.
+
+    Attributes:
+        modality: what goes into the model; of it the file takes the text.
+    """
+
+    steps: ClassVar[int] = NEW_TOKENS
+    signature: ClassVar[None] = None  # the tracer finds it
+
+    modality: Modality
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies; TorchScript traces no caches."""
+        dynamo = next(row for row in EXPORTERS if row.name == "dynamo")
+        for prompts in PROMPTS if exporter in ("auto", dynamo.name) else ():
+            for attention in dynamo.attentions:
+                yield ExportStrategy(dynamo, attention, prompts=prompts)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> tuple[ir.Model, ...]:
+        """Trace the step that `generate` takes."""
+        return (trace_with_cache(model, prompts=strategy.prompts, opset=opset),)
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Let the model generate; with `lengths` up to so many tokens."""
+        text = text_of(self.modality)
+        tokenizer, longest = (None, None) if text is None else (text.tokenizer, text.longest)
+        return GenerationReference(model, tokenizer, longest).reference_outputs(lengths)
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Let the file generate, token by token."""
+        return verify_generation(path, reference, tolerance)
+
+    def inputs(self, _strategy: ExportStrategy, _cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
+        """Describe ids and mask: any number of tokens goes into the graph, after any number of tokens."""
+        text = text_of(self.modality)
+        return (({} if text is None else text.kinds, ()),)
+
+    def links(self, path: Path) -> tuple[dict[str, str], ...]:
+        """Return what each graph says of the others: there are none."""
+        return ({},)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say where prompts are slow, and which inputs are not there."""
+        slow = (
+            f"prompts run {strategy.prompts}: {architecture} carries states, and its prompts cannot be traced at once"
+        )
+        return (*((slow,) if strategy.prompts != PROMPTS[0] else ()), *left_out_notes(self.modality, architecture))
 
 
 @dataclass(frozen=True)
@@ -78,27 +134,14 @@ class GenerationReference:
         """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] of the prompt and each step."""
         import torch
 
-        ids, mask = (torch.from_numpy(feeds[name]).to(self.model.device) for name in (IDS, MASK))
-        length = ids.shape[1]
-        positions = {"position_ids": count_positions(mask, length)} if takes_positions(self.model) else {}
-        with torch.inference_mode(), quiet(), plain_generation(self.model):
-            try:
-                generated = self.model.generate(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    max_new_tokens=NEW_TOKENS,
-                    output_logits=True,
-                    return_dict_in_generate=True,
-                )
-                prompt = self.model(**{IDS: ids, MASK: mask}, **positions, use_cache=True).logits
-            except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
-                raise ExportError(
-                    f"{type(self.model).__name__} does not generate from {IDS} {list(ids.shape)}: "
-                    f"{(str(error).splitlines() or [''])[0]}",
-                    WITHOUT_CACHE,
-                ) from error
-        logits = [prompt[:, max(0, length - _COMPARED_PROMPT) : -1], torch.stack(generated.logits, dim=1)]
-        return {LOGITS: torch.cat(logits, dim=1).float().cpu().numpy()}
+        generated = generate_with_pytorch(self.model, feeds, WITHOUT_CACHE)
+        inputs = to_tensors(self.model, feeds)
+        length = feeds[IDS].shape[1]
+        if takes_positions(self.model):
+            inputs["position_ids"] = count_positions(inputs[MASK], length)
+        with torch.inference_mode(), quiet():
+            prompt = self.model(**inputs, use_cache=True).logits[:, max(0, length - _COMPARED_PROMPT) : -1]
+        return {LOGITS: np.concatenate([prompt.float().cpu().numpy(), generated], axis=1)}
 
     def _cases(self) -> Iterator[Case]:
         longest = min(self.longest or _LONGEST, _LONGEST) - NEW_TOKENS
@@ -139,6 +182,34 @@ class GenerationReference:
                 if name.endswith(("_token_id", "_token_index")) and value is not None:
                     special.update(value if isinstance(value, list) else [value])
         return np.array([token for token in range(embedding_rows(self.model)) if token not in special])
+
+
+def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: str, **ids: int) -> NDArray[np.float32]:
+    """Let a model generate N tokens greedily, and return the logits of each step: float32 [B, N, V].
+
+    Args:
+        model: of transformers.
+        feeds: what `generate` takes.
+        hint: the way out for a model that does not generate.
+        ids: special tokens instead of the model's own, by their names in a generation config.
+
+    Raises:
+        ExportError: the model does not generate from them.
+    """
+    import torch
+
+    try:
+        with torch.inference_mode(), quiet(), plain_generation(model, **ids):
+            generated = model.generate(
+                **to_tensors(model, feeds), max_new_tokens=NEW_TOKENS, output_logits=True, return_dict_in_generate=True
+            )
+    except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError, KeyError) as error:
+        shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
+        raise ExportError(
+            f"{type(model).__name__} does not generate from {shapes}: {(str(error).splitlines() or [''])[0]}", hint
+        ) from error
+    logits: NDArray[np.float32] = torch.stack(generated.logits, dim=1).float().cpu().numpy()
+    return logits
 
 
 def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
@@ -218,12 +289,15 @@ def generate(
 
 
 def empty_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
-    """Return the cache to start `batch` prompts with: keys and values of no token, states of zeros."""
+    """Return the cache to start `batch` prompts with: keys and values of no token, states of zeros.
+
+    Keys and values of cross attention are the encoder's to give.
+    """
     sizes = {BATCH: batch, PAST: 0}
     return {
         info.name: np.zeros([size if isinstance(size, int) else sizes[str(size)] for size in info.shape], info.dtype)
         for info in session.model.structure.inputs
-        if info.name not in (IDS, MASK)
+        if info.name.startswith("past") and ".encoder." not in info.name
     }
 
 

@@ -1,0 +1,249 @@
+"""Export a model as it is called once: trace it, put the head on, and compare the file with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.errors import ExportError
+from onnxtool.export.heads.head import Head, append_head, keep_read_rows
+from onnxtool.export.modalities.finding import left_out_notes
+from onnxtool.export.modalities.modality import (
+    SEQUENCE,
+    DescribedInputs,
+    Modality,
+    text_case,
+    usual_sizes,
+)
+from onnxtool.export.modalities.pages import PageInputs
+from onnxtool.export.options import ExportOptions
+from onnxtool.export.signature import Shape, Signature, detect_signature, run_torch_tensors, tidy, to_numpy, to_tensors
+from onnxtool.export.target_specification import TargetSpecification
+from onnxtool.export.tracing import ExportStrategy, attention_of, strategies_for, trace
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.session import open_session
+from onnxtool.verification import Verification
+
+_FEWEST_CASES = 6
+_SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: about what a file may differ by
+
+
+@dataclass(frozen=True)
+class SingleCallPipeline:
+    """The model as it is called once: inputs to outputs, with a head on top.
+
+    Attributes:
+        default_attention: what transformers chooses for this model.
+        signature: with every axis dynamic that the model leaves open.
+        keep_raw: whether the output that the head reads stays beside it.
+        specification: what the target makes of the graph; None where it takes any.
+    """
+
+    steps: ClassVar[int] = 0  # tokens that come to those of a case
+
+    modality: Modality
+    signature: Signature
+    head: Head | None
+    keep_raw: bool
+    specification: TargetSpecification | None
+    default_attention: str | None
+
+    @classmethod
+    def of(
+        cls, model: Any, modality: Modality, signature: Signature, head: Head | None,
+        specification: TargetSpecification | None, options: ExportOptions,
+    ) -> SingleCallPipeline:  # fmt: skip
+        """Find out about a loaded model what no strategy changes."""
+        return cls(modality, signature, head, options.keep_raw, specification, attention_of(model))
+
+    def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
+        """List the strategies; those that fix axes come last."""
+        return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
+
+    def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> tuple[ir.Model, ...]:
+        """Trace the model on a sample of its modality, name everything, and put the head on."""
+        signature = self.signature
+        if strategy.fixed:
+            signature = detect_signature(model, self.modality, strategy.fixed)
+            signature = signature if self.specification is None else self.specification.narrow(signature)
+        sample, head = to_tensors(model, self.modality.sample(signature.sizes)), self.head
+        if head is not None:
+            head, signature = keep_read_rows(model, head, signature)
+        graph = trace(strategy.exporter, model, sample, signature, opset, timeout_s=strategy.timeout_s)
+        tidy(graph, signature)
+        if head is not None:
+            append_head(graph, head, keep_raw=self.keep_raw)
+            graph.metadata_props.update({} if head.stored is None else head.stored.metadata)
+        if isinstance(self.modality, PageInputs):
+            graph.metadata_props.update(self.modality.metadata)
+        return (graph,)
+
+    def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Run the model on all cases of its modality that fit the fixed axes; with `lengths` on such texts instead."""
+        sizes = {**self.signature.given, **strategy.fixed}
+        return TorchReference(
+            model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw
+        ).reference_outputs(lengths)
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Compare all outputs."""
+        stored = None if self.head is None else self.head.stored
+        return verify_file(path, reference, tolerance, self.specification, stored)
+
+    def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
+        """Describe the inputs by the cases that PyTorch ran on; unverified, by all of them."""
+        sizes = {**self.signature.given, **strategy.fixed}
+        return ((self.modality.kinds, self.modality.cases(sizes) if cases is None else cases),)
+
+    def links(self, path: Path) -> tuple[dict[str, str], ...]:
+        """Return what each graph says of the others: there are none."""
+        return ({},)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Say which axes are fixed, and by whom, and which inputs are not there."""
+        given, fixed = (
+            ", ".join(f"{axis} {size}" for axis, size in sizes.items())
+            for sizes in (self.signature.given, strategy.fixed)
+        )
+        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
+        notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        return (*notes, *left_out_notes(self.modality, architecture))
+
+
+@dataclass(frozen=True)
+class TorchReference:
+    """The PyTorch model that an exported file has to agree with, and how to call it.
+
+    Attributes:
+        outputs: those that the file has, before a head, with their shapes.
+        fixed: the sizes of the axes that are not dynamic.
+    """
+
+    model: Any
+    modality: Modality
+    outputs: Mapping[str, Shape]
+    fixed: Mapping[str, int]
+    head: Head | None
+    keep_raw: bool = False
+
+    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
+        """Run the model on what the file will be run on: several sizes and masks, and real content.
+
+        With `lengths` these are texts of so many tokens, in their order, and may be few.
+
+        What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
+
+        Raises:
+            ExportError: too few cases remain, or the model gives other outputs each time.
+        """
+        import torch
+
+        cases = [text_case(self.modality, self.fixed, length) for length in lengths] or self.modality.cases(self.fixed)
+        sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
+        if self.head is not None:
+            sequences |= {one.output for one in self.head.all if one.keeps_tokens}
+            cases += [] if lengths else self._unseen_tokens(self.head.unseen_length)
+            if self.head.leaves_prompt_out:
+                cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
+        before = torch.get_rng_state()
+        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
+        if lengths:
+            return outputs
+        if not torch.equal(before, torch.get_rng_state()):
+            self._require_same_outputs(outputs)
+        if len(outputs.cases) < _FEWEST_CASES:
+            raise ExportError(
+                f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
+                "this model takes few sizes; --no_verify exports it unverified",
+            )
+        return outputs
+
+    def _unseen_tokens(self, length: int) -> list[Case]:
+        """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""
+        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
+        if not length or sizes[SEQUENCE] != length:
+            return []
+        feeds = self.modality.feeds(sizes)
+        if "attention_mask" not in feeds:  # then it sees all tokens
+            return []
+        mask = feeds["attention_mask"].copy()
+        mask[0, max(1, length // 2) :] = 0
+        return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
+
+    def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
+        """Run a model that draws random numbers twice more: under a seed of its own it draws the same ones.
+
+        Its first outputs are no measure: running may have changed the model, which is no matter of chance.
+        """
+        for case in outputs.cases:
+            first = self.run(case.feeds)
+            for name, again in self.run(case.feeds).items():
+                one, other = first[name].astype(np.float64), again.astype(np.float64)
+                with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones twice
+                    apart = float(np.nanmax(np.abs(one - other), initial=0.0))
+                if apart > _SAME_ANSWER * max(1.0, float(np.nanmax(np.abs(one), initial=0.0))):
+                    raise ExportError(
+                        f"{type(self.model).__name__} draws random numbers and answers differently each time: {name} "
+                        f"by {apart:.3g} on the same input ({case.description})",
+                        "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
+                        "--no_verify exports it unverified",
+                    )
+
+    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Run the PyTorch model, with the head in PyTorch on top."""
+        import torch
+
+        tensors = run_torch_tensors(self.model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
+        if self.head is not None:
+            mask, pooled = (
+                torch.from_numpy(feeds[name]).to(self.model.device) if name in feeds else None
+                for name in ("attention_mask", POOLING_MASK)
+            )
+            raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
+            tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
+        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
+
+
+def _with_prompts(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Let each text begin with a prompt of another length, which is not pooled over."""
+    return {**feeds, POOLING_MASK: some_prompts(feeds["attention_mask"].astype(bool)).astype(np.int64)}
+
+
+def verify_file(
+    path: Path,
+    reference: ReferenceOutputs,
+    tolerance: Tolerance,
+    specification: TargetSpecification | None = None,
+    stored: VectorType | None = None,
+) -> Verification:
+    """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
+
+    Vectors that the file has `stored` as codes or bits are compared by the nearest vectors of such codes.
+
+    Raises:
+        VerificationError: an output differs by more than `tolerance`.
+    """
+    run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
+    dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
+
+    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        # Floats go in as the file takes them: half precision where the model is.
+        return run_file(
+            {
+                name: array.astype(dtypes.get(name, "float32")) if np.issubdtype(array.dtype, np.floating) else array
+                for name, array in feeds.items()
+            }
+        )
+
+    verification = verify(run, reference, tolerance, stored)
+    require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
+    return verification
