@@ -11,6 +11,8 @@ from onnxtool.lazy import lazy_names
 from onnxtool.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from onnxtool.agreement import VerifyOptions as VerifyOptions
+    from onnxtool.agreement import verify as verify
     from onnxtool.benchmarking import BenchmarkOptions as BenchmarkOptions
     from onnxtool.benchmarking import benchmark as benchmark
     from onnxtool.encoding import CorpusOptions as CorpusOptions
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from onnxtool.stats import summarize_model as summarize_model
 
 _MODULES = {
+    "VerifyOptions": "onnxtool.agreement",
+    "verify": "onnxtool.agreement",
     "OnnxtoolError": "onnxtool.errors",
     "VerificationError": "onnxtool.errors",
     "EvaluateOptions": "onnxtool.evaluation",

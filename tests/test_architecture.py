@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training", "release"),
     ("autodiff", "torch_backend"),
     ("evaluation",),
-    ("benchmarking", "encoding"),
+    ("agreement", "benchmarking", "encoding"),
     ("export", "optimize", "infer", "stats", "sentence_transformers"),
     ("runtime",),
     ("checkpoint",),
@@ -184,7 +184,7 @@ def test_the_ground_stands_on_the_standard_library(path: Path) -> None:
     "arguments",
     [
         ["--help"],
-        *([name, "--help"] for name in ("stats", "infer", "export", "optimize", "artifacts")),
+        *([name, "--help"] for name in ("stats", "infer", "export", "optimize", "verify", "artifacts")),
         ["stats", "no-such-file.onnx"],
     ],
 )

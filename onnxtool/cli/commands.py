@@ -6,6 +6,7 @@ COMMANDS = {
     "optimize": "Fuse and convert an ONNX file, verified against what went in.",
     "infer": "Run texts through an ONNX file, or time it.",
     "encode": "Encode a collection on several machines.",
+    "verify": "Compare an ONNX file with what it was made from.",
     "stats": "Summarize an ONNX file, or its difference from another.",
     "evaluate": "Measure on a test collection how well a model finds.",
     "artifacts": "Make what on-device training needs, of standard operators.",

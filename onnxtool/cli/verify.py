@@ -1,0 +1,42 @@
+"""`onnxtool verify`: compare a file with what it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from onnxtool.agreement import VerifyOptions
+from onnxtool.cli.options import PathType, derived_options, output_options, report_options
+from onnxtool.cli.progress import progress
+from onnxtool.cli.render import emit
+from onnxtool.cli.verification import verification_blocks
+
+
+@click.command(epilog="Example: onnxtool verify models/all-MiniLM-L6-v2-optimized.onnx models/all-MiniLM-L6-v2.onnx")
+@click.argument("model", type=PathType())
+@click.argument("reference")
+@derived_options(options=VerifyOptions)
+@output_options("Write the result to this file instead of stdout.")
+@report_options
+def command(
+    options: VerifyOptions,
+    *,
+    model: Path,
+    reference: str,
+    output: Path | None,
+    force: bool,
+    format_name: str,
+    quiet: bool,
+) -> int:
+    """Compare the ONNX file MODEL with REFERENCE: an ONNX file, or a checkpoint as a folder or an id on the hub.
+
+    Both run on many lengths, batch sizes and paddings, or on --sample_inputs. Exits 1 where an output differs by more
+    than is allowed.
+    """
+    from onnxtool.agreement import verify
+
+    with progress(quiet=quiet):
+        verification = verify(model, reference, options)
+    emit(verification, verification_blocks(verification), format_name, output=output, force=force)
+    return 0 if verification.passed else 1
