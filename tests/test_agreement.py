@@ -1,0 +1,80 @@
+"""`onnxtool.verify` compares a file with what it was made from, and says by how much it differs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import numpy_helper
+
+from onnxtool import OptimizeOptions, VerifyOptions, optimize_model, verify
+from onnxtool.errors import InputError, OptionError
+from tests.cli.entry_point import run_onnxtool
+from tests.workshop import Workshop
+
+
+@pytest.fixture(scope="module")
+def exported(workshop: Workshop) -> Path:
+    return workshop.exported("tiny-encoder", exporter="torchscript")
+
+
+@pytest.fixture(scope="module")
+def damaged(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same file with one weight that is a little off."""
+    model = onnx.load(exported)
+    weight = next(one for one in model.graph.initializer if one.name.endswith("LayerNorm.weight"))
+    array = numpy_helper.to_array(weight).copy()
+    array[3] *= 1.01
+    weight.CopyFrom(numpy_helper.from_array(array, weight.name))
+    path = tmp_path_factory.mktemp("damaged") / "damaged.onnx"
+    onnx.save(model, path)
+    return path
+
+
+def test_an_optimized_file_agrees_with_its_input(exported: Path, tmp_path: Path) -> None:
+    """The figures are those that `optimize` has found for it."""
+    output = tmp_path / "optimized.onnx"
+    report = optimize_model(OptimizeOptions(exported, output=output, timing=False))
+    verification = verify(output, exported)
+    assert verification.passed
+    assert verification == report.verification
+
+
+def test_a_file_that_differs_is_told_by_its_figures(exported: Path, damaged: Path) -> None:
+    verification = verify(damaged, exported)
+    assert not verification.passed
+    assert verification.max_abs_error > verification.atol
+    assert verify(damaged, exported, VerifyOptions(precision="int8")).passed
+
+
+def test_given_inputs_are_all_that_is_compared(exported: Path, damaged: Path, tmp_path: Path) -> None:
+    """Both files run on a sample; what it shows is measured by onnxruntime alone."""
+    ids = np.arange(10, dtype=np.int64).reshape(2, 5)
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    np.savez(tmp_path / "sample.npz", **feeds)  # type: ignore[arg-type]  # numpy's stubs take no mapping of arrays
+    (case,) = verify(damaged, exported, VerifyOptions(sample_inputs=tmp_path / "sample.npz")).cases
+    outputs = [ort.InferenceSession(path).run(None, feeds) for path in (damaged, exported)]
+    error = max(float(np.abs(one - other).max()) for one, other in zip(*outputs, strict=True))
+    assert case.inputs["input_ids"] == (2, 5)
+    assert case.max_abs_error == pytest.approx(error, rel=1e-3)
+
+
+def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -> None:
+    with pytest.raises(InputError, match="has the inputs attention_mask, input_ids, and"):
+        verify(workshop.exported("tiny-classifier"), exported)
+    with pytest.raises(OptionError, match="no shape of an input"):
+        VerifyOptions(input_shapes="input_ids")
+
+
+def test_the_command_exits_by_the_result(exported: Path, damaged: Path, tmp_path: Path) -> None:
+    """0 where the files agree, 1 where they do not; the report is the one of the API."""
+    done = run_onnxtool(tmp_path, "verify", damaged, exported, "--format", "json")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert report["passed"] is False
+    assert report["max_abs_error"] == verify(damaged, exported).max_abs_error
+    assert run_onnxtool(tmp_path, "verify", exported, exported, "--quiet").returncode == 0
