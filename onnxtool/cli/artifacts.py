@@ -26,8 +26,7 @@ from onnxtool.cli.render import (
 from onnxtool.training.options import ForwardOptions, LoraOptions, PreparationOptions
 
 if TYPE_CHECKING:
-    from onnxtool.training.artifacts.phones import PhoneBuild
-    from onnxtool.training.artifacts.report import ArtifactReport
+    from onnxtool.training.artifacts.report import ArtifactReport, PhoneBuild
     from onnxtool.training.artifacts.verification import ArtifactVerification
     from onnxtool.training.checkpoints.lora import Lora
 
@@ -104,7 +103,7 @@ def _adapters(lora: Lora) -> str:
 
 
 def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
-    """Describe what a build of onnxruntime for a phone has, and between which sizes it lies."""
+    """List the operators of a build of onnxruntime for a phone."""
     if build is None:
         return []
     operators = [
@@ -112,11 +111,6 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
         for domain, sets in build.operators.items()
         for version, names in sets.items()
     ]
-    sizes = [
-        (one.architecture, one.contents, "all" if one.num_operators is None else str(one.num_operators),
-         format_bytes(one.size_bytes), one.source)
-        for one in build.libraries
-    ]  # fmt: skip
     return [
         Heading("Operators of a build for the phone"),
         Table(("domain", "since opset", "number", "names"), operators, frozenset({"since opset", "number"})),
@@ -124,9 +118,6 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
             f"{build.config} has the {build.num_operators} operators of all models and their types, for onnxruntime's "
             "build: --minimal_build --include_ops_by_config FILE --enable_reduced_operator_type_support"
         ),
-        Heading("Sizes of onnxruntime for the phone, as published"),
-        Table(("architecture", "build", "operators", "size", "source"), sizes, frozenset({"operators", "size"})),
-        Note("no build was made here, and none of these depends on the model: one with these operators lies between"),
     ]
 
 

@@ -44,13 +44,6 @@ def test_the_last_eight_instances_are_kept() -> None:
     assert OrtBackend.with_options(OrtBackendOptions(rtol=1e-3)) is not instances[0]
 
 
-def test_a_function_of_one_and_of_many_results() -> None:
-    """A single tensor is not returned as a tuple."""
-    compiled = torch.compile(lambda x: x + x, backend="onnxtool")
-    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
-    require_same(lambda x: (x + x, x * 3, [x - 1, {"y": x / 2}]), torch.rand(3))
-
-
 def test_a_batch_of_one_makes_a_second_graph() -> None:
     """PyTorch treats the size 1 as a constant."""
     model, backend = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2)), OrtBackend()
@@ -61,15 +54,6 @@ def test_a_batch_of_one_makes_a_second_graph() -> None:
             torch.testing.assert_close(compiled(x), model(x), atol=1e-6, rtol=1e-6)
     assert len(backend.graphs) == 2
     assert backend.execution_count == 4
-
-
-def test_executions_are_counted() -> None:
-    """Forward and backward are one each."""
-    backend = OrtBackend()
-    compiled = torch.compile(nn.Linear(2, 2), backend=backend)
-    for _ in range(3):
-        compiled(torch.rand(4, 2)).sum().backward()
-    assert backend.execution_count == 6
 
 
 def test_preferred_providers_come_before_inferred_and_default_ones() -> None:

@@ -12,16 +12,17 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnx_ir as ir
-from onnx import numpy_helper
+from onnx import defs, numpy_helper
 
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
-from onnxtool.model_file.domains import settle_domains
+from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
 from onnxtool.progress import tell
@@ -31,11 +32,9 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.phones import describe_build
 from onnxtool.training.artifacts.report import ArtifactFile, describe
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
-from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, target_files, write_target_files
-from onnxtool.training.artifacts.validation import check_model
+from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, describe_build, target_files, write_target_files
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
@@ -47,6 +46,8 @@ from onnxtool.training.onnxblock.training import checkpoint_of
 from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
+"""Protocol buffers end at 2 GB."""
+_DAMAGED = "it is damaged, or was changed by hand; export it again"
 
 
 LOSSES: Mapping[LossType, type[onnxblock.Block]] = {
@@ -146,17 +147,17 @@ def generate_artifacts(
         onnxblock.custom_op_library(os.fspath(custom_op_library))
     return make_artifacts(
         ArtifactOptions(
-            model if isinstance(model, onnx.ModelProto) else Path(model),
-            requires_grad,
-            frozen_params,
-            loss,
-            optimizer,
-            Path.cwd() if artifact_directory is None else Path(artifact_directory),
-            prefix,
-            ort_format,
-            additional_output_names,
-            nominal_checkpoint,
-            loss_input_names,
+            model=model if isinstance(model, onnx.ModelProto) else Path(model),
+            requires_grad=requires_grad,
+            frozen_params=frozen_params,
+            loss=loss,
+            optimizer=optimizer,
+            artifact_directory=Path.cwd() if artifact_directory is None else Path(artifact_directory),
+            prefix=prefix,
+            ort_format=ort_format,
+            additional_output_names=additional_output_names,
+            nominal_checkpoint=nominal_checkpoint,
+            loss_input_names=loss_input_names,
             recompute=recompute,
             lora=lora,
             force=True,
@@ -175,7 +176,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     _check_output(options)
     tell("reading the model")
     model, path = _load(options.model)
-    check_model(model)
+    _check_model(model)
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     model, lora = _with_adapters(model, options)
     selection = _selection(model, options, lora)
@@ -234,7 +235,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
                 )
             if options.target in PHONES:
                 phone_models = [file for file in written if file.suffix == ".ort"]
-                report = replace(report, phone=describe_build(options.target, phone_models, staging.folder))
+                report = replace(report, phone=describe_build(phone_models, staging.folder))
             written += write_target_files(options.target, report, checkpoint, staging.folder)
         staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)
@@ -272,6 +273,55 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
     sort_nodes(loaded)
     path = relocate(loaded, file.path) / file.path.name
     return _with_weights(loaded), path
+
+
+def _check_model(model: onnx.ModelProto) -> None:
+    """Check opset, tensors and the order of nodes; onnx.checker does not know onnxruntime's operators.
+
+    Raises:
+        ArtifactError: for the first problem.
+    """
+    opset = default_opset({one.domain: one.version for one in model.opset_import})
+    if not opset:
+        raise ArtifactError("the model does not say which opset its operators belong to", _DAMAGED)
+    if opset > defs.onnx_opset_version():
+        raise ArtifactError(
+            f"the model is of opset {opset}, and the installed onnx knows {defs.onnx_opset_version()} at most",
+            "upgrade onnx, or export with an older opset",
+        )
+    if not model.graph.output:
+        raise ArtifactError("the model has no outputs", _DAMAGED)
+    for tensor in model.graph.initializer:
+        _check_tensor(tensor)
+    known = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+    known |= {tensor.values.name for tensor in model.graph.sparse_initializer}
+    for node in model.graph.node:
+        missing = next((name for name in node.input if name and name not in known), None)
+        if missing is not None:
+            late = any(missing in other.output for other in model.graph.node)
+            raise ArtifactError(
+                f"the node {node.name or node.output[0]} reads {missing!r}, which "
+                f"{'is computed after it' if late else 'no node computes'}",
+                _DAMAGED,
+            )
+        known.update(node.output)
+    unknown = next((value.name for value in model.graph.output if value.name not in known), None)
+    if unknown is not None:
+        raise ArtifactError(f"no node computes the output {unknown!r} of the model", _DAMAGED)
+
+
+def _check_tensor(tensor: onnx.TensorProto) -> None:
+    if any(size < 0 for size in tensor.dims):
+        raise ArtifactError(f"the initializer {tensor.name} has the shape {list(tensor.dims)}", _DAMAGED)
+    if not tensor.HasField("raw_data"):
+        return
+    expected = (prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    if len(tensor.raw_data) != expected:
+        raise ArtifactError(
+            f"the initializer {tensor.name} has {len(tensor.raw_data)} bytes, and {expected} are its shape "
+            f"{list(tensor.dims)}",
+            _DAMAGED,
+        )
 
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:

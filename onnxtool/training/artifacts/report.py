@@ -11,7 +11,6 @@ from onnx import helper
 
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
-from onnxtool.training.artifacts.phones import PhoneBuild
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
@@ -26,6 +25,24 @@ class ArtifactFile:
 
     path: str
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class PhoneBuild:
+    """What a build of onnxruntime for the models of a folder is made from.
+
+    Attributes:
+        config: the file of all operators, with their types, that onnxruntime's build takes.
+        operators: their names by domain and version, as in the file.
+    """
+
+    config: str
+    operators: dict[str, dict[int, tuple[str, ...]]]
+
+    @property
+    def num_operators(self) -> int:
+        """How many operators there are, each counted once whatever its versions."""
+        return len({(domain, name) for domain, sets in self.operators.items() for one in sets.values() for name in one})
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
 from onnxtool.errors import ArtifactError
 from onnxtool.reports import TensorInfo
+from onnxtool.runtime.quiet import quiet
 from onnxtool.training.api.session import BLOCK_SIZE
-from onnxtool.training.artifacts.phones import OPERATORS
-from onnxtool.training.artifacts.report import ArtifactReport
+from onnxtool.training.artifacts.report import ArtifactReport, PhoneBuild
 from onnxtool.training.checkpoints import Array, Checkpoint
 from onnxtool.training.options import TrainingTarget
 from onnxtool.version import __version__
 
 DESCRIPTION = "training.json"
+OPERATORS = "required_operators.config"
 VERSION = 1
 _MODULE = ("onnxtool-training.mjs", "onnxtool-training.d.mts")
 # By target, the files of onnxtool/training/web that go beside its artifacts.
@@ -65,6 +67,24 @@ def write_target_files(
         with (source / name).open("rb") as shipped, (folder / name).open("wb") as file:
             shutil.copyfileobj(shipped, file)
     return [folder / name for name in target_files(target)]
+
+
+def describe_build(models: Sequence[Path], folder: Path) -> PhoneBuild:
+    """Write the operators of `.ort` files in `folder`, and their types, into one file there, and describe the build."""
+    with quiet():
+        from onnxruntime.tools.ort_format_model import create_config_from_models
+        from onnxruntime.tools.reduced_build_config_parser import parse_config
+
+        path = folder / OPERATORS
+        create_config_from_models(models, path, True)
+        # The file mentions the temporary folder.
+        path.write_text(path.read_text(encoding="utf-8").replace(f"{folder}{os.sep}", ""), encoding="utf-8")
+        found, _types = parse_config(str(path))
+    operators = {
+        domain: {int(version): tuple(sorted(names)) for version, names in sorted(sets.items())}
+        for domain, sets in sorted(found.items())
+    }
+    return PhoneBuild(OPERATORS, operators)
 
 
 def _describe(report: ArtifactReport, checkpoint: Checkpoint) -> dict[str, object]:

@@ -8,8 +8,6 @@ import onnx
 import pytest
 from onnxruntime.tools.reduced_build_config_parser import parse_config
 
-from onnxtool.cli.artifacts import artifact_blocks
-from onnxtool.cli.render import Table
 from onnxtool.training.artifacts import ArtifactReport
 from onnxtool.training.artifacts.preparation import prepare_training
 from onnxtool.training.options import LoraOptions, PreparationOptions
@@ -47,16 +45,3 @@ def test_one_file_has_every_operator_of_the_models(tmp_path: Path, target: str) 
     assert reported == operators
     assert str(tmp_path) not in (folder / build.config).read_text(encoding="utf-8")
     assert str(folder / build.config) in {file.path for file in report.files}
-
-
-def test_published_sizes_are_shown_with_their_sources(tmp_path: Path) -> None:
-    """Of both architectures of Android, and of the one of iOS; a browser needs none."""
-    for target, architectures in (("android", {"arm64-v8a", "armeabi-v7a"}), ("ios", {"arm64-v8a"}), ("web", None)):
-        report = prepare(tmp_path, target)
-        tables = [block for block in artifact_blocks(report) if isinstance(block, Table) and "source" in block.columns]
-        if architectures is None:
-            assert report.phone is None
-            assert not tables
-        else:
-            assert {row[0] for row in tables[0].rows} == architectures
-            assert all("onnxruntime" in row[-1] for row in tables[0].rows)
