@@ -8,13 +8,13 @@ from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
     from onnxtool.evaluation.options import EvaluateOptions as EvaluateOptions
-    from onnxtool.evaluation.precision import judge_by_retrieval as judge_by_retrieval
     from onnxtool.evaluation.report import EvaluationReport as EvaluationReport
     from onnxtool.evaluation.run import evaluate_model as evaluate_model
+    from onnxtool.evaluation.run import judge_by_retrieval as judge_by_retrieval
 
 _MODULES = {
     "EvaluateOptions": "onnxtool.evaluation.options",
-    "judge_by_retrieval": "onnxtool.evaluation.precision",
+    "judge_by_retrieval": "onnxtool.evaluation.run",
     "EvaluationReport": "onnxtool.evaluation.report",
     "evaluate_model": "onnxtool.evaluation.run",
 }

@@ -22,7 +22,7 @@ from onnxtool.checkpoint.text_files import CORPORA, iterate_texts
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
 from onnxtool.encoding.windows import accepted
 from onnxtool.errors import InputError
-from onnxtool.evaluation.names import DEFAULT_SPLIT
+from onnxtool.evaluation.options import DEFAULT_SPLIT
 
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import Judgements
-from onnxtool.evaluation.names import DEFAULT_MEASURES
+from onnxtool.evaluation.options import DEFAULT_MEASURES
 
 # What ir_measures calls otherwise, and what we print.
 _NAMES = {"RR": "MRR", "R": "Recall", "AP": "MAP"}

@@ -17,8 +17,17 @@ from onnxtool.encoding.reading import Shard, by_document, read_shards
 from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.evaluation.collection import Collection
-from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, MEANMAXSIM, SIMILARITIES, SPARSE
-from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.options import (
+    COSINE,
+    DENSE,
+    DOT,
+    LATE_INTERACTION,
+    MAXSIM,
+    MEANMAXSIM,
+    SIMILARITIES,
+    SPARSE,
+    EvaluateOptions,
+)
 from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSystem
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead

@@ -1,4 +1,4 @@
-"""What a user may ask of an evaluation."""
+"""What a user may ask of an evaluation, and the names of measures, kinds of models and similarities."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Dimensions
-from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, DEFAULT_SPLIT
 from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
+
+DEFAULT_SPLIT = "test"
+DEFAULT_MEASURES = ("nDCG@10", "MRR@10", "Recall@100", "MAP")
+BM25 = "bm25"
+DENSE, SPARSE, LATE_INTERACTION, RERANKER = "dense", "sparse", "late interaction", "reranker"
+COSINE, DOT, EUCLIDEAN, MANHATTAN = SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+MAXSIM, MEANMAXSIM = "maxsim", "meanmaxsim"
 
 
 class EvaluateOptions(Described):

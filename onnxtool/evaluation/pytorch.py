@@ -14,8 +14,7 @@ import numpy as np
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import CheckpointError, InputError
 from onnxtool.evaluation.collection import Collection, read_documents
-from onnxtool.evaluation.names import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE
-from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.options import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell

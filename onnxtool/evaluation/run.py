@@ -21,14 +21,15 @@ from onnxtool.evaluation.measures import (
     mean_of,
     parse_measures,
 )
-from onnxtool.evaluation.names import BM25, DEFAULT_MEASURES, RERANKER
 from onnxtool.evaluation.onnx_systems import open_model
-from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.options import BM25, DEFAULT_MEASURES, RERANKER, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
 from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile, write_text
+from onnxtool.model_file.metadata import PARTNER_KEY
+from onnxtool.optimize import Judge, Judgement
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -333,3 +334,40 @@ def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCh
         base |= _figures_of(report.against.base) | {_OVERLAP: 1.0}
     results = check_gates(gates, figures, base)  # type: ignore[arg-type]  # JSON, as far as it goes
     return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]
+
+
+@checked
+def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
+    """Return what evaluates a candidate on the collection in `data`, and refuses it where a gate is met.
+
+    Relative gates refer to the model that is optimized, at `model_path`.
+
+    Args:
+        model_path: the ONNX file that is optimized; its tokenizer is found beside it.
+        data: as for `evaluate_model`.
+        options: with at least one gate.
+
+    Raises:
+        GateError: there is no gate, or one is malformed.
+        InputError: the collection cannot be read.
+        OnnxtoolError: the model cannot be used.
+    """
+    model_path, data = Path(model_path), Path(data)
+    if not options.fail_if:
+        raise GateError(
+            "a collection decides nothing without a condition",
+            "pass what is not allowed, such as --fail_if 'ndcg@10<-0.5%'",
+        )
+    folder = find_checkpoint_folder(ModelFile.open(model_path), options.model_name)
+    # Candidates are no neighbours of the partner, which they name as the model does.
+    name = ModelFile.open(model_path).plain_name(PARTNER_KEY)
+    partner = options.partner or (None if name is None else model_path.with_name(name))
+    options = replace(options, model_name=str(folder.path), against=str(model_path), partner=partner)
+    check_evaluation(model_path, data, options)
+
+    def judge(path: Path) -> Judgement:
+        report = evaluate_model(path, data, options)
+        met = [gate.text for gate in report.gates if gate.met]
+        return Judgement({name: measure.mean for name, measure in report.measures.items()}, "; ".join(met))
+
+    return judge

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import InputError
-from onnxtool.evaluation.names import COSINE, DOT, EUCLIDEAN, MEANMAXSIM
+from onnxtool.evaluation.options import COSINE, DOT, EUCLIDEAN, MEANMAXSIM
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 Run = dict[str, dict[str, float]]
@@ -46,7 +46,7 @@ def search(
         InputError: vectors of queries and documents have different sizes, or a document stands there twice.
     """
     compare = _Comparison(queries, similarity)
-    best = [_Best(depth) for _ in query_ids]
+    best = [Best(depth) for _ in query_ids]
     ids: list[str] = []
     known: set[str] = set()
     for shard in shards:
@@ -70,7 +70,7 @@ def search(
     return {name: own.ordered() for name, own in zip(query_ids, best, strict=True)}, ids
 
 
-class _Best:
+class Best:
     """The best documents of a query so far."""
 
     def __init__(self, depth: int) -> None:
@@ -93,6 +93,7 @@ class _Best:
             self._least = self._found[-1][0]
 
     def ordered(self) -> dict[str, float]:
+        """Return document to score, the best first."""
         return {name: score for score, name in self._found}
 
 

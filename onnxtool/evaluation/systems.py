@@ -13,16 +13,14 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onnxtool.encoding.reading import Shard
 from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import Collection, read_documents, read_run
-from onnxtool.evaluation.names import BM25, RERANKER
-from onnxtool.evaluation.options import EvaluateOptions
+from onnxtool.evaluation.options import BM25, RERANKER, EvaluateOptions
 from onnxtool.evaluation.report import Terms
-from onnxtool.evaluation.search import Run, search
+from onnxtool.evaluation.search import Best, Run, search
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
 
@@ -208,7 +206,10 @@ class Bm25(System):
         run: Run = {}
         for query, tokens in zip(collection.queries, asked, strict=True):
             scores = index.get_scores(tokens) if any(token in words.vocab for token in tokens) else None
-            run[query] = {} if scores is None else _best(scores, ids, self._options.depth + 1)
+            best = Best(self._options.depth + 1)
+            if scores is not None:
+                best.add(np.where(scores > 0, scores, -np.inf), ids)
+            run[query] = best.ordered()
         return _found(collection, self._options, run, ids, rejects)
 
     def run_query(self, text: str) -> None:
@@ -263,22 +264,9 @@ def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:
         yield part
 
 
-def _best(scores: NDArray[np.float32], ids: Sequence[str], depth: int) -> dict[str, float]:
-    """Return the best documents of a query that have any score, of equals the one whose id sorts last first."""
-    least = max(np.partition(scores, -depth)[-depth], 0) if len(scores) > depth else 0
-    places: list[int] = np.flatnonzero((scores >= least) & (scores > 0)).tolist()
-    kept = [(ids[place], float(scores[place])) for place in places]
-    return dict(islice(_ordered(dict(kept)).items(), depth))
-
-
 def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
     """Order documents from the best to the worst, of equals the one whose id sorts last first."""
-    return dict(sorted(documents.items(), key=_best_first, reverse=True))
-
-
-def _best_first(entry: tuple[str, float]) -> tuple[float, str]:
-    document, score = entry
-    return score, document
+    return dict(sorted(documents.items(), key=lambda entry: (entry[1], entry[0]), reverse=True))
 
 
 def _joined(parts: Sequence[Any]) -> Any:

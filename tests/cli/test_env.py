@@ -41,14 +41,6 @@ def test_text_lists_packages_providers_and_problems(tmp_path: Path) -> None:
     assert f"Python: {platform.python_version()}" in process.stdout
 
 
-def test_the_result_goes_to_a_file(tmp_path: Path) -> None:
-    """To paste into an issue."""
-    output = tmp_path / "env.md"
-    process = _run(tmp_path, "--format", "markdown", "--output", str(output))
-    assert (process.returncode, process.stdout) == (0, "")
-    assert "| package | version |" in output.read_text(encoding="utf-8")
-
-
 def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
     """Their versions are in the packages' metadata; importing them takes seconds."""
     process = run_process(tmp_path, "env", PYTHONPROFILEIMPORTTIME="1")
@@ -56,10 +48,3 @@ def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
     names = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
     assert "onnxruntime" in names
     assert not {"torch", "transformers"} & names
-
-
-def test_help_ends_with_a_command_that_runs(tmp_path: Path) -> None:
-    """The example is run by this very file."""
-    process = _run(tmp_path, "--help")
-    assert process.returncode == 0
-    assert process.stdout.rstrip().endswith("Example: onnxtool env --format json")

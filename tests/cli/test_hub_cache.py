@@ -22,11 +22,9 @@ QUIET = ("--format", "json", "--quiet")
 BRIEF = ("--runs", "2", "--warmup", "1", "--batch_size", "1", "--sequence_length", "8")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", "MODEL", "--batch_size", "1", "--format", "json"),
-    "difference": ("stats", "MODEL", "MODEL", "--format", "json"),
     "infer": ("infer", "--model_path", "MODEL", "--text", "the red cat", "--text", "a dog", *QUIET),
     "benchmark": ("infer", "--benchmark", "--model_path", "MODEL", *BRIEF, *QUIET),
     "optimize": ("optimize", "--model_path", "MODEL", "--output", "o.onnx", *QUIET),
-    "fp16": ("optimize", "--model_path", "MODEL", "--output", "o.onnx", "--precision", "fp16", *QUIET),
     "encode": ("encode", "plan", "--model_path", "MODEL", "--input", "corpus.jsonl", "--output", "vectors/", *QUIET),
     "evaluate": ("evaluate", "--model_path", "MODEL", "--data", "data", "--cache", "cache", *QUIET),
     "artifacts": ("artifacts", "--model_path", "MODEL", "--output", "artifacts", "--train", "word*", *QUIET),

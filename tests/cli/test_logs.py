@@ -32,7 +32,10 @@ def log_of(folder: Path, *options: str) -> list[str]:
 
 def test_each_level_says_more(folder: Path) -> None:
     """With the time, the level and the module; without any of them it is the progress alone."""
+    logger = logging.getLogger("onnxtool")
+    before = list(logger.handlers), logger.level, logger.propagate
     info, debug = log_of(folder, "-v"), log_of(folder, "-vv")
+    assert (logger.handlers, logger.level, logger.propagate) == before  # of whoever runs it in a process of their own
     assert all(RECORD.fullmatch(line) for line in (*info, *debug))
     assert any("INFO    onnxtool.runtime.comparison: " in line for line in info)
     assert not any("DEBUG" in line for line in info)
@@ -45,14 +48,6 @@ def test_a_level_by_name_stands_above_the_count(folder: Path) -> None:
     """Hyphens are as good as underscores; --quiet leaves the log."""
     assert any("DEBUG" in line for line in log_of(folder, "--log-level", "debug", "-v", "--quiet"))
     assert not any("INFO" in line for line in log_of(folder, "-v", "--log_level", "error"))
-
-
-def test_logging_is_as_it_was_after_the_command(folder: Path) -> None:
-    """Nothing is left to whoever runs a command in their own process."""
-    logger = logging.getLogger("onnxtool")
-    before = list(logger.handlers), logger.level, logger.propagate
-    log_of(folder, "-vv")
-    assert (logger.handlers, logger.level, logger.propagate) == before
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="of names of files on POSIX")

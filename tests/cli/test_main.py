@@ -46,30 +46,21 @@ def test_the_command_alone_shows_its_help() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_every_help_ends_with_an_example_that_parses(name: str) -> None:
-    """An example with a mistyped option would be the first thing a newcomer runs."""
-    epilog = (find_command(name).epilog or "").strip("\b\n")
+def test_every_command_is_like_the_others(name: str) -> None:
+    """Its help ends with an example that parses, each option has a help and underscores, and the common ones are there.
+
+    Hyphens are accepted and not shown; a script for a shell is no report.
+    """
+    command = find_command(name)
+    epilog = (command.epilog or "").strip("\b\n")
     assert epilog.startswith(f"Example: onnxtool {name}")
-    arguments = epilog.removeprefix(f"Example: onnxtool {name}")
-    find_command(name).make_context(
-        name, shlex.split(arguments), token_normalize_func=main.context_settings["token_normalize_func"]
-    )
-
-
-@pytest.mark.parametrize("name", [name for name in RUNNABLE if name != "completion"])
-def test_every_command_has_the_common_options(name: str) -> None:
-    """--format, --output, --force and --quiet, whatever the command; a script for a shell is no report."""
-    options = {option for parameter in find_command(name).params for option in parameter.opts}
-    assert options >= {"--format", "--output", "--force", "--quiet"}
-
-
-@pytest.mark.parametrize("name", RUNNABLE)
-def test_every_option_is_spelled_with_underscores_and_has_a_help(name: str) -> None:
-    """Hyphens are accepted and not shown."""
-    for parameter in find_command(name).params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, parameter.name
-            assert not any("-" in option.removeprefix("--") for option in parameter.opts if option.startswith("--"))
+    arguments = shlex.split(epilog.removeprefix(f"Example: onnxtool {name}"))
+    command.make_context(name, arguments, token_normalize_func=main.context_settings["token_normalize_func"])
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    names = {option for parameter in options for option in parameter.opts}
+    assert all(parameter.help for parameter in options)
+    assert not [option for option in names if option.startswith("--") and "-" in option.removeprefix("--")]
+    assert names >= {"--format", "--output", "--force", "--quiet"} or name == "completion"
 
 
 def test_hyphens_are_accepted_in_every_option() -> None:

@@ -10,7 +10,7 @@ import pytrec_eval
 
 from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import compute, difference_of, mean_of, parse_measures
-from onnxtool.evaluation.names import DEFAULT_MEASURES
+from onnxtool.evaluation.options import DEFAULT_MEASURES
 from tests.evaluation.collections import random_texts
 
 

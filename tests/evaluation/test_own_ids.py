@@ -15,8 +15,7 @@ import pytrec_eval
 from onnxtool.errors import GateError
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
 from onnxtool.evaluation.collection import read_run
-from tests.cli.entry_point import run_onnxtool
-from tests.evaluation.collections import Texts, random_texts, write_beir, write_trec
+from tests.evaluation.collections import Texts, random_texts, write_beir
 from tests.evaluation.test_evaluate import V, evaluate, write_dense
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import model_for, table, write_model
@@ -163,18 +162,12 @@ def test_a_document_that_is_judged_relevant_stays(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["numbers", "trec"])
-def test_ids_are_texts_in_every_layout(tmp_path: Path, layout: str) -> None:
-    """A JSON number is the same id as its digits."""
-    beir = write_beir(tmp_path / "beir", TEXTS)
-    data = tmp_path / "data"
-    if layout == "trec":
-        write_trec(data, TEXTS)
-    else:
-        write_beir(data, TEXTS)
-        lines = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
-        numbered = (json.dumps({**line, "_id": int(line["_id"])}) for line in lines)
-        (data / "corpus.jsonl").write_text("\n".join(numbered))
+def test_an_id_that_is_a_number_is_the_text_of_its_digits(tmp_path: Path) -> None:
+    """In JSON both are written."""
+    beir, data = write_beir(tmp_path / "beir", TEXTS), write_beir(tmp_path / "data", TEXTS)
+    lines = [json.loads(line) for line in (data / "corpus.jsonl").read_text().splitlines()]
+    numbered = (json.dumps({**line, "_id": int(line["_id"])}) for line in lines)
+    (data / "corpus.jsonl").write_text("\n".join(numbered))
     model = write_dense(tmp_path)
     expected, report = evaluate(model, beir), evaluate(model, data)
     assert report.num_own_ids_left_out == expected.num_own_ids_left_out == 8
@@ -213,17 +206,3 @@ def test_a_gate_needs_a_query_with_a_relevant_document(tmp_path: Path) -> None:
     assert evaluate(model, data, fail_if=("size_bytes<1",)).measures["MAP"].mean == 0
     with pytest.raises(GateError, match="decides nothing: no query of .* has a relevant document"):
         evaluate(model, data, against="bm25", fail_if=("size_bytes<1", "ndcg@10<-0%"))
-
-
-def test_the_command_keeps_own_ids_where_it_is_told_to(tmp_path: Path) -> None:
-    """JSON counts them either way."""
-    data = write_beir(tmp_path / "data", TEXTS)
-    command = ("evaluate", "--model_path", write_dense(tmp_path), "--data", data, "--format", "json", "--quiet")
-    counts = []
-    for more in ((), ("--keep_own_ids",)):
-        done = run_onnxtool(tmp_path, *command, "--cache", "cache", *more)
-        assert done.returncode == 0, done.stderr
-        report = json.loads(done.stdout)
-        counts.append(report["num_own_ids_left_out"])
-        assert (report["queries"][0]["top"][0] == report["queries"][0]["id"]) is bool(more)
-    assert counts == [8, 0]

@@ -10,7 +10,7 @@ import pytest
 
 from onnxtool.encoding.reading import Shard
 from onnxtool.errors import InputError
-from onnxtool.evaluation.names import COSINE, DOT, EUCLIDEAN, MANHATTAN, MAXSIM, MEANMAXSIM
+from onnxtool.evaluation.options import COSINE, DOT, EUCLIDEAN, MANHATTAN, MAXSIM, MEANMAXSIM
 from onnxtool.evaluation.search import search
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 

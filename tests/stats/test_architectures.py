@@ -20,12 +20,6 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "in
 # Architecture to what its configuration has beside or in place of the above.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": TINY,
-    "DistilBertModel": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64, "vocab_size": 99},
-    "RobertaModel": TINY,
-    "AlbertModel": {**TINY, "embedding_size": 16},
-    "ElectraModel": {**TINY, "embedding_size": 16},
-    "MPNetModel": TINY,
-    "DebertaV2Model": TINY,
     "ModernBertModel": {
         **TINY,
         "pad_token_id": 0,

@@ -268,14 +268,14 @@ def test_damaged_models_cost_something_or_are_refused(tmp_path: Path) -> None:
         seeds.append((tmp_path / "model.onnx").read_bytes())
     random_ = random.Random(7)  # noqa: S311  a seed, not a secret
     num_read = 0
-    for case in range(1500):
+    for case in range(400):
         (tmp_path / "model.onnx").write_bytes(mutated(seeds[case % len(seeds)], random_))
         with suppress(ModelFileError):
             cost = describe_model(tmp_path / "model.onnx", Shape(B, S)).cost
             assert cost is not None
             assert cost.macs >= 0
             num_read += 1
-    assert num_read > 100
+    assert num_read > 25
 
 
 def test_an_equation_that_onnx_never_ends_on_is_unknown(tmp_path: Path) -> None:
