@@ -6,8 +6,7 @@ take. Each tool runs in a process of its own with one thread; the processes take
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
 everywhere, and all labels count. "recompute" are artifacts that compute activations again for the gradients. The row of
 products is the roof: the products of matrices of a step and nothing else, in PyTorch, into memory that is there.
-onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it. With `--lora RANK` the
-peers train adapters beside the products of queries and values, in onnxtool and, with `--peft DIR`, in PEFT.
+onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
 from __future__ import annotations
@@ -76,14 +75,6 @@ def setup():
         return loss.item()
     return gradients, optimizer.step
 """
-
-_PEFT = _TORCH.replace(
-    "    optimizer =",
-    """    import peft
-    targets = ["query", "value"]
-    model = peft.get_peft_model(model, peft.LoraConfig(r={rank}, lora_alpha=8, target_modules=targets)).train()
-    optimizer =""",
-)
 
 _ONNXTOOL = """
 import onnxruntime
@@ -202,7 +193,7 @@ def make_model(folder: Path) -> Any:
     return model
 
 
-def make_artifacts(folder: Path, name: str, *, recompute: bool = False, rank: int | None = None) -> None:
+def make_artifacts(folder: Path, name: str, *, recompute: bool = False) -> None:
     """Make onnxtool's artifacts of the same model in a folder of this name."""
     import onnx
 
@@ -212,12 +203,11 @@ def make_artifacts(folder: Path, name: str, *, recompute: bool = False, rank: in
     names = [tensor.name for tensor in onnx.load(path, load_external_data=False).graph.initializer]
     artifacts.generate_artifacts(
         path,
-        requires_grad=[] if rank else [name for name in names if name.endswith(("weight", "bias"))],
+        requires_grad=[name for name in names if name.endswith(("weight", "bias"))],
         loss=onnxblock.loss.CrossEntropyLoss(axis=-1),
         optimizer=artifacts.OptimType.AdamW,
         artifact_directory=folder / name,
         recompute=recompute,
-        lora=artifacts.LoraOptions(rank, ("query", "value")) if rank else None,
     )
 
 
@@ -255,8 +245,6 @@ def main() -> int:
     """Run the workers in turns and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, help="a virtual environment with onnxruntime-training 1.19.2")
-    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank as well")
-    parser.add_argument("--peft", type=Path, help="a virtual environment with PEFT, for adapters in PyTorch")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3, help="of each tool in a round")
     parser.add_argument("--keep", type=Path, help="work in this folder, and use what is there")
@@ -271,13 +259,6 @@ def main() -> int:
         python = Path(sys.executable)
         again = _ONNXTOOL.replace("/onnxtool/", "/recompute/")
         workers = [("onnxtool", python, _ONNXTOOL), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
-        if options.lora:
-            make_artifacts(folder, "lora", rank=options.lora)
-            workers.append(("onnxtool, adapters", python, _ONNXTOOL.replace("/onnxtool/", "/lora/")))
-        if options.lora and options.peft:
-            workers.append(
-                ("PEFT, adapters", options.peft / "bin" / "python", _PEFT.replace("{rank}", str(options.lora)))
-            )
         if options.reference is not None:
             reference = options.reference / "bin" / "python"
             if not (folder / "reference").exists():

@@ -2,8 +2,7 @@
 
 `python scripts/coverage.py` tries all tasks and types and writes build/coverage.md. Each step of each type runs in a
 process of its own with limits; what was found is kept in build/coverage.json, and --resume goes on from there.
-`--optimize fp32 int8` optimizes every file that was right instead, and judges what comes out; `--redo` does that once
-more, after a change of `optimize`, and `--keep` leaves the exported files in --work_dir for it.
+`--optimize fp32 int8` optimizes every file that was right instead, and judges what comes out.
 """
 
 from __future__ import annotations
@@ -47,12 +46,12 @@ def main() -> int:
     ]
     workers = Workers(Limits(arguments.time_limit, arguments.memory_limit))
     if arguments.optimize:
-        trials = _to_optimize(trials, known, arguments)
+        trials = _to_optimize(trials, known)
 
     def work(trial: Trial) -> dict[str, Any]:
         result = known.get(trial.key, {})
         if arguments.optimize:
-            result = try_precisions(trial, arguments.optimize, result, workers, arguments.work_dir, keep=arguments.keep)
+            result = try_precisions(trial, arguments.optimize, result, workers, arguments.work_dir)
         else:
             result = try_type(trial, result, workers, arguments.work_dir)
         return without_folders(result, arguments.work_dir, _SCRIPTS.parent)
@@ -76,15 +75,9 @@ def main() -> int:
     return int("wrong" in found)
 
 
-def _to_optimize(trials: list[Trial], known: dict[str, Any], arguments: argparse.Namespace) -> list[Trial]:
-    """Return the right exports among `trials`, the quickest to export first, and forget what is to be done again."""
+def _to_optimize(trials: list[Trial], known: dict[str, Any]) -> list[Trial]:
+    """Return the right exports among `trials`, the quickest to export first."""
     right = [trial for trial in trials if known.get(trial.key, {}).get("onnxtool", {}).get("verdict") == "right"]
-    right = right[:: arguments.every]
-    if arguments.redo:
-        for trial in right:
-            tried = known[trial.key].get("optimized", {})
-            kept = {name: verdict for name, verdict in tried.items() if name not in arguments.optimize}
-            known[trial.key] = {**known[trial.key], "optimized": kept}
     return sorted(right, key=lambda trial: known[trial.key]["onnxtool"]["seconds"])
 
 
@@ -102,9 +95,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: all of each task")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
     parser.add_argument("--optimize", nargs="+", choices=PRECISIONS, metavar="PRECISION", help="optimize right exports")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="optimize every N-th of them only")
-    parser.add_argument("--redo", action="store_true", help="optimize again what has a verdict already")
-    parser.add_argument("--keep", action="store_true", help="keep the exported files for another --optimize")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "build" / "coverage.md")
     parser.add_argument("--work_dir", type=Path, default=_SCRIPTS.parent / "models" / "coverage")
     parser.add_argument("--results", type=Path, default=_SCRIPTS.parent / "build" / "coverage.json")

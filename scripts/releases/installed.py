@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 _WORKER = Path(__file__).with_name("worker.py")
 _LAST_WITH_NUMPY_1 = (1, 18)
@@ -66,12 +64,6 @@ class Releases:
         """Return the last version of a release."""
         return [version for version in self.pythons if order(version)[:2] == order(release)][-1]
 
-    def ends(self) -> list[str]:
-        """Return the first and the last version of each release, the oldest first."""
-        minors = dict.fromkeys(order(version)[:2] for version in self.pythons)
-        of = {minor: [version for version in self.pythons if order(version)[:2] == minor] for minor in minors}
-        return [version for versions in of.values() for version in dict.fromkeys((versions[0], versions[-1]))]
-
     def ask(self, version: str, *arguments: str) -> tuple[int, str, str]:
         """Run the worker in a version, which is installed first, and return its exit code, output and errors."""
         environment = {**os.environ, "PYTHONPATH": str(self._install(version)), "OMP_WAIT_POLICY": "PASSIVE"}
@@ -84,11 +76,6 @@ class Releases:
             timeout=_SECONDS,
         )
         return done.returncode, done.stdout, done.stderr
-
-    def operators(self, version: str) -> dict[str, Any] | None:
-        """Return inputs, attributes and whether there is a kernel by operator; None where it does not list them."""
-        code, text, _ = self.ask(version, "list")
-        return json.loads(text) if code == 0 else None
 
     def _install(self, version: str) -> Path:
         target = self.folder / version

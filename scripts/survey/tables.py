@@ -10,7 +10,6 @@ from zoo.tasks import TASKS, find_task, model_classes
 
 from survey.optimizing import PRECISIONS
 
-_UNSEEN = "no Softmax of the graph weights values"
 _INTRODUCTION = """# Coverage
 
 Every model type that transformers {version} lists for a task, as a tiny model with random weights, exported by the
@@ -43,7 +42,7 @@ def render(results: Mapping[str, Mapping[str, Any]]) -> str:
     by_task = {name: types for name, types in by_task.items() if types}
     parts = [_INTRODUCTION.format(version=transformers.__version__), _summary(by_task)]
     if any("optimized" in result for result in results.values()):
-        parts += [_optimized(by_task), _not_right(results), _not_fused(results)]
+        parts += [_optimized(by_task), _not_right(results)]
     parts += [_details(name, types) for name, types in by_task.items()]
     return "\n".join(parts)
 
@@ -98,40 +97,6 @@ def _not_right(results: Mapping[str, Mapping[str, Any]]) -> str:
                 rows.append([key, precision, tried["verdict"], left_out, _cell(why)])
     head = ["export", "precision", "verdict", "passes left out", "why"]
     return "### Not right, or not by all passes\n\n" + _table(head, rows)
-
-
-def _not_fused(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return how many model types have all of their attentions fused, and a row for each of the others."""
-    types: dict[str, list[tuple[str, Any]]] = {}
-    for key, result in sorted(results.items()):
-        tried = result.get("optimized", {}).get("fp32", {})
-        if "attentions" in tried and (tried["attentions"][1] or tried.get("has_heads")):
-            task, model_type = key.split("/", 1)
-            types.setdefault(model_type, []).append((task, tried))
-    without = sorted(name for name, tried_tasks in types.items() if not any(_expected(one) for _, one in tried_tasks))
-    rows = []
-    for model_type, tried_tasks in sorted(types.items()):
-        behind = [(task, tried) for task, tried in tried_tasks if not _is_fused(tried)]
-        if behind:
-            task, tried = behind[0]
-            reason = tried["notes"].get("attention") or _UNSEEN
-            rows.append([model_type, ", ".join(task for task, _ in behind), _fused(tried), _cell(reason)])
-    with_attention = len(types) - len(without)
-    fused = len(types) - len(rows)
-    share = 100 * fused / with_attention if with_attention else 0.0
-    told = f"Of {with_attention} model types with softmax attention, {fused} ({share:.1f} %) have all of it fused."
-    if without:
-        told += f" {', '.join(without)}: attention without a Softmax, which no operator of onnxruntime computes."
-    return f"### Attention that is not fused\n\n{told}\n\n" + _table(["type", "tasks", "attention", "why"], rows)
-
-
-def _is_fused(tried: Mapping[str, Any]) -> bool:
-    found, expected = tried["attentions"]
-    return bool(0 < expected <= found)
-
-
-def _expected(tried: Mapping[str, Any]) -> int:
-    return int(tried["attentions"][1])
 
 
 def _fused(tried: Mapping[str, Any]) -> str:

@@ -75,12 +75,11 @@ def try_type(trial: Trial, known: dict[str, Any], workers: Workers, work_dir: Pa
 
 
 def try_precisions(
-    trial: Trial, precisions: list[str], known: dict[str, Any], workers: Workers, work_dir: Path, *, keep: bool = False
+    trial: Trial, precisions: list[str], known: dict[str, Any], workers: Workers, work_dir: Path
 ) -> dict[str, Any]:
     """Return `known` with a verdict on the optimized file of each precision; those in `known` stay as they are.
 
-    Without a right export there is nothing to optimize. The checkpoint is made and exported once more, unless an
-    earlier call has kept the files.
+    Without a right export there is nothing to optimize. The checkpoint is made and exported once more.
     """
     optimized = dict(known.get("optimized", {}))
     missing = [precision for precision in precisions if precision not in optimized]
@@ -88,12 +87,11 @@ def try_precisions(
         return known
     folder = work_dir / trial.task / trial.model_type
     exported, cases = folder / "exported" / "model.onnx", folder / "exported" / "cases"
-    reason = "" if cases.exists() else _export_again(trial, folder, exported, cases, workers)
+    reason = _export_again(trial, folder, exported, cases, workers)
     for precision in missing:
         verdict = {"verdict": "not exported", "reason": reason}
         optimized[precision] = verdict if reason else _try_precision(precision, folder, exported, cases, workers)
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return {**known, "optimized": optimized}
 
 

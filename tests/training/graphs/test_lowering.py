@@ -64,7 +64,7 @@ def test_other_products_stay(model: onnx.ModelProto) -> None:
 
 @pytest.mark.parametrize("ignore_index", [None, -100])
 def test_no_training_model_has_one(ignore_index: int | None, tmp_path: Path) -> None:
-    """Onnxruntime 1.17 to 1.20 die while they load it; scripts/check_training_runtimes.py runs them."""
+    """Onnxruntime 1.17 to 1.20 die while they load it."""
     make(tmp_path, perceptron(), loss=CrossEntropyLoss(ignore_index=ignore_index))
     for name in ("training_model", "eval_model", "optimizer_model"):
         model = onnx.load(tmp_path / f"{name}.onnx")
