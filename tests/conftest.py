@@ -34,7 +34,14 @@ COSTLY = (
     *("export/test_m3.py", "export/test_pair.py", "infer/test_pages.py", "infer/test_pictures.py"),
     *("encoding/test_stores*.py", "encoding/test_engines*.py", "encoding/test_parts*.py", "encoding/test_ray*.py"),
     *("cli/test_supervision.py", "test_pipeline.py", "test_sentence_transformers.py", "test_interruption.py"),
-    "model_file/test_wire_fuzz.py",
+    *("model_file/test_wire_fuzz.py", "model_file/test_wire_hostile.py", "training/artifacts/test_lora.py"),
+    *("training/graphs/test_ignored_rows.py", "training/graphs/test_modes.py", "export/test_tokens.py"),
+    *(
+        "export/test_modalities.py",
+        "cli/test_infer_benchmark.py",
+        "encoding/test_resume.py",
+        "encoding/test_scanning.py",
+    ),
 )
 # What is made for these takes seconds: exports of models that tests share.
 COSTLY_FIXTURES = {"workshop", "minilm", "reader"}
