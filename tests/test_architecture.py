@@ -48,6 +48,7 @@ ONLY_IN = {
         "export",
         "benchmarking/eager.py",
         "evaluation/pytorch.py",
+        "infer/generation/session_model.py",
         "sentence_transformers",
         "torch_backend",
         "training",
@@ -58,6 +59,7 @@ ONLY_IN = {
         "benchmarking/eager.py",
         "checkpoint/chat_templates.py",
         "runtime/pictures.py",
+        "infer/generation",
         "runtime/tokens.py",
         "training/trainer",
     },
@@ -91,6 +93,7 @@ LOADED_AT_ONCE = {
         f"training/{package}": {"onnx", "onnx_ir", "onnxruntime"}
         for package in ("api", "artifacts", "checkpoints", "graphs", "onnxblock")
     },
+    "infer/generation/session_model.py": {"torch", "transformers"},
     "training/trainer": {"torch", "transformers"},
     "sentence_transformers": {"torch", "sentence_transformers"},
 }

@@ -156,7 +156,7 @@ def command(
         )
         return 0
     # Imported here so that --help needs neither numpy nor tokenizers.
-    from onnxtool.infer.generation.loading import writes_text
+    from onnxtool.infer.generation.writing import writes_text
     from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts, run_texts, stream_texts
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
-from onnxtool.infer.generation.report import GenerationReport
-from onnxtool.infer.report import InferReport, TextAnswer
+from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
 
 # What the two columns of candidates are called, by kind.
 _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "labels": ("label", "score")}

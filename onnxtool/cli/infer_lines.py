@@ -17,8 +17,7 @@ from onnxtool.cli.streams import json_line, printable
 from onnxtool.model_file import staged
 
 if TYPE_CHECKING:
-    from onnxtool.infer.generation.report import GenerationReport
-    from onnxtool.infer.report import InferReport
+    from onnxtool.infer.report import GenerationReport, InferReport
 
 FORMAT = "jsonl"
 MAX_IN_ONE_REPORT = 10_000

@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from onnxtool.checkpoint.quantized_vectors import restore_vectors as restore_vectors
     from onnxtool.checkpoint.text_files import TextInput as TextInput
     from onnxtool.checkpoint.text_files import read_texts as read_texts
-    from onnxtool.infer.generation.loading import generate as generate
-    from onnxtool.infer.generation.loading import load_writer as load_writer
     from onnxtool.infer.generation.options import GenerateOptions as GenerateOptions
+    from onnxtool.infer.generation.writing import generate as generate
+    from onnxtool.infer.generation.writing import load_writer as load_writer
     from onnxtool.infer.loading import LoadedModel as LoadedModel
     from onnxtool.infer.loading import encode as encode
     from onnxtool.infer.loading import load as load
@@ -32,8 +32,8 @@ _MODULES = {
     "TextInput": "onnxtool.checkpoint.text_files",
     "read_texts": "onnxtool.checkpoint.text_files",
     "GenerateOptions": "onnxtool.infer.generation.options",
-    "generate": "onnxtool.infer.generation.loading",
-    "load_writer": "onnxtool.infer.generation.loading",
+    "generate": "onnxtool.infer.generation.writing",
+    "load_writer": "onnxtool.infer.generation.writing",
     "LoadedModel": "onnxtool.infer.loading",
     "encode": "onnxtool.infer.loading",
     "load": "onnxtool.infer.loading",

@@ -17,7 +17,7 @@ from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, st
 from onnxtool.infer.batches import BatchRules
 from onnxtool.infer.chats import Chats
 from onnxtool.infer.descriptions import Reading
-from onnxtool.infer.generation.encoders import find_encoder
+from onnxtool.infer.generation.graphs import find_encoder
 from onnxtool.infer.heads import head_for
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.long_texts import CUT, LongTexts

@@ -9,15 +9,13 @@ from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError, OptionError
 from onnxtool.infer.answering import Asked, answer_queries, in_parts
-from onnxtool.infer.generation.loading import load_writer
 from onnxtool.infer.generation.options import GenerateOptions
-from onnxtool.infer.generation.report import GenerationReport
-from onnxtool.infer.generation.writing import OnText, Writer
+from onnxtool.infer.generation.writing import OnText, Writer, load_writer
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures import answer_pictures, takes_pictures
-from onnxtool.infer.report import InferReport
+from onnxtool.infer.report import GenerationReport, InferReport
 from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.model_file import ModelFile

@@ -21,6 +21,7 @@ from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, PROVIDERS, Provider, products_saturate, resolve_provider
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 Arrays = dict[str, "NDArray[Any]"]
@@ -346,6 +347,10 @@ class CachedRun:
         outputs = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         self._kept.update({name: outputs[output] for name, output in self.carried.items()})
         return outputs
+
+    def reorder(self, places: NDArray[np.int64]) -> None:
+        """Put the rows of what is carried, its first axis, in the order of `places`, which may name a row twice."""
+        self.keep({name: self._kept[name].numpy()[places] for name in self.carried})
 
 
 class BoundRun:

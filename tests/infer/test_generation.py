@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,6 @@ import torch
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.errors import InputError, ModelFileError, OnnxtoolError
 from onnxtool.infer import GenerateOptions, LoadedModel, generate, load
-from onnxtool.infer.generation.processors import TextBounds, choose, processors_for
-from onnxtool.infer.generation.settings import GenerationSettings
 from onnxtool.infer.generation.writing import Writer
 from tests import generators
 from tests.infer.tiny_models import TEXTS
@@ -101,52 +100,38 @@ def test_it_writes_what_generate_writes(
         assert found != [answer.token_ids for answer in plain.answers]
 
 
-SAMPLING: dict[str, dict[str, Any]] = {
-    "temperature": {"temperature": 0.6, "top_k": 0},
-    "top_k, as it is": {},
-    "top_k": {"top_k": 3},
-    "top_p": {"top_k": 0, "top_p": 0.7},
-    "min_p": {"top_k": 0, "min_p": 0.2},
-    "typical_p": {"top_k": 0, "typical_p": 0.5},
-    "epsilon_cutoff": {"top_k": 0, "epsilon_cutoff": 0.02},
-    "eta_cutoff": {"top_k": 0, "eta_cutoff": 0.05},
-    "sequence_bias": {"top_k": 0, "sequence_bias": [[[7], 2.5], [[5, 6], -3.0], [[9, 6], 4.0]]},
-    "all": {"temperature": 1.7, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.9, "renormalize_logits": True},
-}
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_beams_find_what_the_beams_of_generate_find(
+    name: str, loaded: dict[str, LoadedModel], references: dict[str, Any], tmp_path: Path
+) -> None:
+    """Texts of several lengths at once, with a setting that reads what is written, by the file and by an option."""
+    settings = {**TOKENS, "max_new_tokens": 8, "num_beams": 3, "no_repeat_ngram_size": 2, "length_penalty": 0.3}
+    report = Writer(with_settings(loaded[name], tmp_path, settings)).write(TEXTS[:3])
+    read = loaded[name].tokenize(TEXTS[:3])
+    assert [answer.token_ids for answer in report.answers] == [
+        expected(references[name], text.ids, settings) for text in read
+    ]
+    assert report.decoding == "beam_search"
+    model = with_settings(loaded[name], tmp_path, {**settings, "num_beams": 1})
+    assert Writer(model, GenerateOptions(num_beams=3)).write(TEXTS[:3]).answers == report.answers
+    assert Writer(model).write(TEXTS[:3]).answers != report.answers
+    with pytest.raises(InputError, match="3 beams are searched, and which of them is the answer shows at the end"):
+        Writer(model, GenerateOptions(num_beams=3)).write(TEXTS[:3], on_text=lambda _number, _text: None)
 
 
-@pytest.mark.parametrize("key", SAMPLING)
-def test_scores_are_those_that_transformers_draws_from(key: str, references: dict[str, Any], tmp_path: Path) -> None:
-    """Every rule of sampling, on scores over more tokens than top_k leaves."""
-    from transformers import GenerationConfig
-
-    settings = {**TOKENS, "do_sample": True, **SAMPLING[key]}
-    model = references["t5"]
-    config = GenerationConfig(**{"top_k": 50, **settings})
-    model._prepare_special_tokens(config)
-    tokens = np.array([3, 8, 5, 6, 9])
-    theirs = model._get_logits_processor(config, input_ids_seq_length=1)
-    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
-    own = GenerationSettings.of(CheckpointFolder(tmp_path), GenerateOptions(), 80)
-    rules = processors_for(own, TextBounds(1, 20, None))
-    generator = np.random.default_rng(0)
-    for _ in range(5):
-        scores = generator.normal(0, 2, 80).astype(np.float32)
-        wanted = theirs(torch.from_numpy(tokens)[None], torch.from_numpy(scores.copy())[None])[0].numpy()
-        found = scores
-        for rule in rules:
-            found = rule(tokens, found)
-        np.testing.assert_array_equal(np.isinf(found), np.isinf(wanted))
-        np.testing.assert_allclose(found[~np.isinf(found)], wanted[~np.isinf(wanted)], rtol=1e-5, atol=1e-6)
-
-
-def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    """And never one whose score is minus infinity."""
-    scores = np.log(np.array([0.5, 0.3, 0.2, 1e-30], np.float32))
-    scores[3] = -np.inf
-    settings, generator = GenerationSettings(do_sample=True), np.random.default_rng(0)
-    drawn = np.bincount([choose(scores, settings, generator) for _ in range(4000)], minlength=4) / 4000
-    np.testing.assert_allclose(drawn, [0.5, 0.3, 0.2, 0], atol=0.03)
+def test_tokens_are_drawn_as_often_as_they_are_likely(loaded: dict[str, LoadedModel], tmp_path: Path) -> None:
+    """By temperature and top_k of the file: the share of each first token over many texts that are the same."""
+    settings = {**TOKENS, "max_new_tokens": 1, "do_sample": True, "temperature": 2.0, "top_k": 4}
+    model = loaded["llama"]
+    windows = model.tokenize(["a cat"])
+    candidates = model.answer(["a cat"], top_k=4).answers[0].candidates
+    chances = np.sqrt([candidate.score for candidate in candidates])  # temperature 2
+    drawn = Writer(with_settings(model, tmp_path, settings)).write(["a cat"] * 2000).answers
+    counts = Counter(model.tokenizer.word(answer.token_ids[0]) for answer in drawn)
+    assert len(windows[0]) == 4
+    found = [counts.pop(candidate.label) / 2000 for candidate in candidates]
+    assert not counts
+    np.testing.assert_allclose(found, chances / chances.sum(), atol=0.04)  # 3.5 standard deviations of 2000 draws
 
 
 def test_what_is_drawn_depends_on_the_seed_and_on_no_other_text(loaded: dict[str, LoadedModel]) -> None:
@@ -238,33 +223,19 @@ def test_an_answer_ends_where_the_model_takes_no_more(loaded: dict[str, LoadedMo
 
 
 HOSTILE: list[tuple[Any, str]] = [
-    ({"num_beams": 4}, "asks for num_beams 4, which is not computed here"),
-    ({"penalty_alpha": 0.6, "top_k": 4}, "asks for penalty_alpha 0.6"),
-    ({"num_return_sequences": 3}, "asks for num_return_sequences 3"),
+    ({"penalty_alpha": 0.6, "top_k": 4}, "asks for contrastive_search, which is not computed here"),
+    ({"prompt_lookup_num_tokens": 3}, "asks for assisted_generation"),
+    ({"force_words_ids": [[5]]}, "asks for constrained_beam_search"),
+    ({"num_beams": 3, "num_return_sequences": 3}, "asks for num_return_sequences 3, which is not computed here"),
     ({"guidance_scale": 1.5}, "asks for guidance_scale 1.5"),
-    ({"watermarking_config": {"bias": 2.5}}, "asks for watermarking_config"),
-    ({"prompt_lookup_num_tokens": 3}, "asks for prompt_lookup_num_tokens 3"),
-    ({"force_words_ids": [[5]]}, "asks for force_words_ids"),
-    ({"temperature": "hot"}, "temperature is 'hot', and not a number from 0"),
-    ({"temperature": -1.0}, "temperature is -1.0, and not a number"),
-    ({"temperature": True}, "temperature is True"),
-    ({"temperature": 10**400}, "temperature is 1000"),
-    ({"top_k": 2.5}, "top_k is 2.5, and not a whole number"),
-    ({"top_p": 3}, "top_p is 3, and not a number from 0 to 1"),
-    ({"do_sample": "yes"}, "do_sample is 'yes', and not true or false"),
-    ({"repetition_penalty": 0}, "repetition_penalty is 0, and not a number above 0"),
-    ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
-    ({"max_length": 0}, "max_length is 0"),
-    ({"max_new_tokens": 10**12}, "max_new_tokens is 1000000000000"),
-    ({"eos_token_id": "end"}, "eos_token_id is 'end', and not the id of a token"),
-    ({"eos_token_id": [3, 999]}, "eos_token_id has token 999, and the model gives scores for 100 tokens"),
-    ({"forced_eos_token_id": 100}, "forced_eos_token_id has token 100"),
-    ({"suppress_tokens": [-1]}, r"suppress_tokens is \[-1\]"),
-    ({"bad_words_ids": [[1], 2]}, "bad_words_ids is"),
-    ({"bad_words_ids": [[177]]}, "bad_words_ids has token 177"),
-    ({"sequence_bias": {"5": 1}}, "sequence_bias is"),
-    ({"exponential_decay_length_penalty": [1]}, r"exponential_decay_length_penalty is \[1\]"),
-    ({"stop_strings": [""]}, r"stop_strings is \[''\]"),
+    ({"num_return_sequences": 3}, "transformers cannot write as generation_config.json .* says: Greedy methods"),
+    ({"do_sample": True, "temperature": "hot"}, r"says: `temperature` \(=hot\)"),
+    ({"do_sample": True, "temperature": -1.0}, r"says: `temperature` \(=-1.0\)"),
+    ({"repetition_penalty": 0}, "says: `penalty` has to be a strictly positive float, but is 0"),
+    ({"max_new_tokens": "many"}, "says: "),
+    ({"eos_token_id": "end"}, "says: invalid literal for int.* 'end'"),
+    ({"bad_words_ids": [[1], 2]}, r"says: .*\[\[1\], 2\]"),
+    ({"stop_strings": 7}, "says: 'int' object is not iterable"),
     ([1, 2], "not a JSON object"),
     ({"max_length": 3}, "text and answer may have 3 together"),
 ]
@@ -274,20 +245,21 @@ HOSTILE: list[tuple[Any, str]] = [
 def test_settings_of_nonsense_end_in_one_clear_error(
     settings: Any, message: str, loaded: dict[str, LoadedModel], tmp_path: Path
 ) -> None:
-    """Each names the setting and its value."""
+    """Each names the file, and what transformers says of it."""
     model = with_settings(loaded["llama"], tmp_path, settings)
     with pytest.raises(InputError, match=message):
         Writer(model).write(TEXTS)
 
 
-def test_a_decoding_that_is_asked_for_stands_above_a_search_that_is_not_computed(
+def test_a_decoding_that_is_asked_for_stands_above_beams_of_the_file(
     loaded: dict[str, LoadedModel], tmp_path: Path
 ) -> None:
-    """The way out that the error names."""
+    """As if the file did not name them; settings of beams alone do nothing then."""
     model = with_settings(loaded["t5"], tmp_path, {"num_beams": 4, "early_stopping": True, **TOKENS})
     plain = with_settings(loaded["t5"], tmp_path / "plain", TOKENS)
     found = Writer(model, GenerateOptions(decoding="greedy")).write(TEXTS)
     assert found.answers == Writer(plain).write(TEXTS).answers
+    assert found.decoding == "greedy"
     assert max(len(answer.token_ids) for answer in found.answers) == 20  # transformers' default
 
 

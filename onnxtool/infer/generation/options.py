@@ -16,6 +16,7 @@ class GenerateOptions(Options):
     Attributes:
         max_new_tokens: the most tokens written for a text.
         decoding: the best token each time (`greedy`), or one that is drawn (`sample`).
+        num_beams: how many answers are searched at once, of which the likeliest is written; 1 for no search.
         temperature: what scores are divided by before a token is drawn.
         top_p: draw from the likeliest tokens that have this much of the probability together.
         top_k: draw from this many of the likeliest tokens; 0 for all.
@@ -24,7 +25,7 @@ class GenerateOptions(Options):
         stop: texts that end an answer, and are no part of it.
         chat: whether each text is a message, put into the chat template of the tokenizer; a prompt is the system's.
         seed: of what is drawn; answers do not depend on the other texts.
-        encoder_path: the encoder of an encoder-decoder, in place of the file that the decoder names.
+        encoder_path: the encoder of an encoder-decoder, instead of the file that the decoder names.
     """
 
     max_new_tokens: Annotated[
@@ -38,6 +39,14 @@ class GenerateOptions(Options):
     decoding: Annotated[
         str | None,
         Option("Take the best token each time, or draw one.", choices=DECODINGS, default=_CHECKPOINT),
+    ] = None
+    num_beams: Annotated[
+        int | None,
+        Option(
+            "Search this many answers at once, and write the likeliest.",
+            minimum=1,
+            default=f"{_CHECKPOINT}; 1 with --decoding",
+        ),
     ] = None
     temperature: Annotated[
         float | None,

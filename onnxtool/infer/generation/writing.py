@@ -1,110 +1,120 @@
-"""Let a loaded model write: prompts in batches, a token of each text at a time, until each has come to its end."""
+"""Let a loaded model write after texts, in batches, by transformers' `generate`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.chat_templates import ChatTemplate
+from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
-from onnxtool.errors import InputError, SessionError
+from onnxtool.errors import InputError
 from onnxtool.infer.chats import Chats
-from onnxtool.infer.generation.encoders import LOGITS, find_encoder
+from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
-from onnxtool.infer.generation.processors import Processor, TextBounds, choose, processors_for
-from onnxtool.infer.generation.report import GenerationReport, WrittenText
-from onnxtool.infer.generation.settings import GenerationSettings
-from onnxtool.infer.generation.steps import DecoderSteps, EncoderDecoderSteps, Steps, cache_of
+from onnxtool.infer.loading import load
 from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import LongText
+from onnxtool.infer.report import GenerationReport, WrittenText
 from onnxtool.infer.text_model import TextModel
+from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
-from onnxtool.options import checked
+from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
-from onnxtool.runtime.session import open_session
+from onnxtool.reports import Json
+from onnxtool.runtime.bounds import Threads
+from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.session import first_line, open_session
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+    from onnxtool.infer.generation.session_model import Row
 
 OnText = Callable[[int, str], None]
 """Is told the number of a text, counted from 0, and what was written after it since the last call."""
 
+_AS_THE_CHECKPOINT = GenerateOptions()
+_DEFAULT_NEW_TOKENS = 20  # of transformers, where nothing says how many
 _REPLACEMENT = "\ufffd"  # a character of which not all bytes are written yet
-
-
-@dataclass
-class _Row:
-    """A text and what is written after it.
-
-    Attributes:
-        number: of the text, counted from 0.
-        start: the tokens of the decoder before the first that is written.
-        most: how many tokens may be written.
-        last_reason: why it ends where these are written.
-        on_text: is told what is written.
-        ids: what is written.
-        reason: why it ended; empty while it goes on.
-        shown: what was handed on of the text.
-    """
-
-    number: int
-    start: tuple[int, ...]
-    most: int
-    last_reason: str
-    rules: Sequence[Processor]
-    generator: np.random.Generator | None
-    on_text: OnText | None
-    ids: list[int] = field(default_factory=list)
-    reason: str = ""
-    text: str = ""
-    shown: str = ""
+GENERATION_CONFIG = "generation_config.json"
+# What a checkpoint may ask for and a session does not do, with the values that ask for nothing.
+_REFUSED: Mapping[str, tuple[Json, ...]] = {
+    "num_return_sequences": (None, 1),
+    "guidance_scale": (None, 1),
+    "max_time": (None,),
+    "token_healing": (None, False),
+}
+# The searches of transformers that are its own code, by their names in it, and as reports call them.
+_SEARCHES = {"greedy_search": "greedy", **{name: name for name in ("sample", "beam_search", "beam_sample")}}
+# The options that stand above the keys of the same name.
+_OVER = frozenset(GenerateOptions.__annotations__) - {"decoding", "stop", "chat", "seed", "encoder_path"}
+# The cache is the session's own, and only the tokens come back.
+_FIXED = {
+    "use_cache": True,
+    "cache_implementation": None,
+    "prefill_chunk_size": None,
+    "return_dict_in_generate": False,
+}
 
 
 class Writer:
     """A model that writes, with what it needs for it.
 
     Attributes:
-        settings: how it writes.
+        settings: how it writes, a GenerationConfig of transformers.
     """
 
     @checked
-    def __init__(self, model: TextModel, options: GenerateOptions = GenerateOptions()) -> None:  # noqa: B008  frozen
+    def __init__(self, model: TextModel, options: GenerateOptions = _AS_THE_CHECKPOINT) -> None:
         """Prepare `model`.
 
         Raises:
             InputError: it does not write, the checkpoint asks for what is not computed, or its encoder is not there.
         """
+        from onnxtool.infer.generation.session_model import SessionModel
+
         if options.chat:
             model = replace(model, chats=Chats(ChatTemplate.for_answers(model.folder), model.tokenizer))
-        self._model, self._options = model, options
+        self._model, self._seed = model, options.seed
         graph = model.session.model
         encoder = find_encoder(graph, options.encoder_path)
-        self._has_encoder = encoder is not None
-        cache_of(graph)
-        width = next(info.shape[-1] for info in graph.structure.outputs if info.name == LOGITS)
-        self.settings = GenerationSettings.of(model.folder, options, width if isinstance(width, int) else None)
-        ends = self.settings.eos_token_id
-        pad = self.settings.pad_token_id
-        self._pad_id = pad if pad is not None and pad >= 0 else ends[0] if ends else 0
-        self._steps: Steps
-        self._start: tuple[int, ...]
+        if encoder is None and options.encoder_path is not None:
+            raise InputError(f"--encoder_path was passed, and {graph.path} has no encoder", "leave --encoder_path out")
+        limit = None if model.limit is None else model.limit.tokens
+        self._longest = limit if encoder is None else graph.metadata_number(MAX_DECODER_LENGTH_KEY)
+        first = None
+        if encoder is not None:
+            first = open_session(encoder.path, provider=model.session.provider, threads=model.session.intra_threads)
+        self._generator = SessionModel(model.session, first, self._longest)
+        self._encoder = encoder
+        self.settings, self._stops = _settings(model.folder, options)
+        with _followed(model.folder):
+            ends = self.settings.eos_token_id
+            self._ends = frozenset(np.atleast_1d(np.asarray([] if ends is None else ends, np.int64)).tolist())
+        if self.settings.pad_token_id is None or self.settings.pad_token_id < 0:
+            self.settings.pad_token_id = min(self._ends, default=0)
+        self._start: tuple[int, ...] = ()
         if encoder is not None:
             start = self.settings.decoder_start_token_id
             start = self.settings.bos_token_id if start is None else start
-            if start is None or start < 0:
-                raise model.folder.malformed("generation_config.json", "it has no decoder_start_token_id")
-            first = open_session(encoder.path, provider=model.session.provider, threads=model.session.intra_threads)
-            self._steps, self._start = EncoderDecoderSteps(model, first, start), (start,)
-            self._longest = graph.metadata_number(MAX_DECODER_LENGTH_KEY)
-        else:
-            if options.encoder_path is not None:
-                raise InputError(
-                    f"--encoder_path was passed, and {graph.path} has no encoder", "leave --encoder_path out"
-                )
-            self._steps, self._start = DecoderSteps(model, self._pad_id), ()
-            self._longest = None if model.limit is None else model.limit.tokens
+            if not isinstance(start, int) or start < 0:
+                raise model.folder.malformed(GENERATION_CONFIG, "it has no decoder_start_token_id")
+            self._start = (start,)
+
+    @property
+    def decoding(self) -> str:
+        """How tokens are chosen: `greedy`, `sample`, `beam_search` or `beam_sample`."""
+        return _SEARCHES[self.settings.get_generation_mode().value]
 
     @checked
     def write(
@@ -126,10 +136,36 @@ class Writer:
             first: the number of the first text, counted from 0, where these are a part of all texts.
 
         Raises:
-            InputError: there are no texts, or one leaves no room for an answer.
+            InputError: there are no texts, one leaves no room for an answer, or beams are to be streamed.
             SessionError: onnxruntime fails, or gives what is not a number.
         """
         inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in several(texts)]
+        read = self._read(inputs, prompt, LongTexts.of(long), first)
+        if on_text is not None and self._num_beams > 1:
+            raise InputError(
+                f"{self._num_beams} beams are searched, and which of them is the answer shows at the end",
+                "leave --stream out, or pass --num_beams 1",
+            )
+        written: dict[int, _Written] = {}
+        seconds = first_seconds = 0.0
+        for batch in self._batches(read, one_by_one=on_text is not None):
+            tell(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
+            began = time.perf_counter()
+            answers, to_first = self._write_batch({first + number: read[number] for number in batch}, on_text)
+            seconds += time.perf_counter() - began
+            first_seconds = first_seconds or to_first
+            written |= dict(zip(batch, answers, strict=True))
+        report = self._report(inputs, read, [written[number] for number in range(len(read))])
+        before = self._model.prompts.find(prompt)
+        return replace(
+            report,
+            notes=(f"{before!r} stands before each text", *report.notes) if before else report.notes,
+            generation_ms=seconds * 1e3,
+            first_token_ms=first_seconds * 1e3,
+            throughput_tokens_per_s=report.num_generated / seconds if seconds else 0.0,
+        )
+
+    def _read(self, inputs: Sequence[TextInput], prompt: str | None, long: LongTexts, first: int) -> list[EncodedText]:
         if not inputs:
             raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
         if any(text.query is not None for text in inputs):
@@ -137,156 +173,279 @@ class Writer:
                 f"{self._model.session.model.path} writes after texts, and takes no pairs of a query and a text",
                 "write both into one text, as the model was trained on them",
             )
-        long = LongTexts.of(long)
         if long.way == "window":
             raise InputError("a model that writes reads a text at once, in no windows", "pass --long truncate or fail")
         windows = self._model.windows([text.contents for text in inputs], prompt=prompt, long=long, first=first + 1)
         read = [group[0] for group in windows]
-        for number, text in enumerate(read, start=first):
-            self._require_room(number, text)
-        rows: dict[int, _Row] = {}
-        seconds = first_seconds = 0.0
-        for batch in self._batches(read, one_by_one=on_text is not None):
-            tell(f"writing after text {first + min(batch) + 1} of {first + len(read)}")
-            together = [self._row(first + number, read[number], on_text) for number in batch]
-            took, to_first = self._write_batch(together, [read[number] for number in batch])
-            rows |= {row.number: row for row in together}
-            seconds += took
-            first_seconds = first_seconds or to_first
-        report = self._report(
-            inputs, read, [rows[first + number] for number in range(len(read))], seconds, first_seconds
-        )
-        before = self._model.prompts.find(prompt)
-        return replace(report, notes=(f"{before!r} stands before each text", *report.notes)) if before else report
+        for number, text in enumerate(read, start=first + 1):
+            start = self._start or text.ids
+            if not start:
+                raise InputError(f"text {number} has no tokens to write after", "pass a text with a word in it")
+            longest = self._limit_after(len(start))
+            if len(start) >= longest:
+                raise InputError(
+                    f"text {number} has {len(start)} tokens, and text and answer may have {longest} together",
+                    "pass a shorter text"
+                    + (
+                        "" if self.settings.max_new_tokens is not None else ", or --max_new_tokens for as many after it"
+                    ),
+                )
+        return read
+
+    @property
+    def _num_beams(self) -> int:
+        return self.settings.num_beams or 1
+
+    def _max_length(self, num_start: int) -> int:
+        """Return the most tokens of the decoder that the settings allow."""
+        more = self.settings.max_new_tokens
+        return int(self.settings.max_length if more is None else num_start + more)
+
+    def _limit_after(self, num_start: int) -> int:
+        """Return the most tokens of the decoder that settings and model allow."""
+        most = self._max_length(num_start)
+        return most if self._longest is None else min(most, self._longest)
 
     def _batches(self, read: Sequence[EncodedText], *, one_by_one: bool) -> list[list[int]]:
-        if one_by_one:
+        # Beams that are drawn share a generator, and an answer does not depend on other texts.
+        if one_by_one or self.decoding == "beam_sample":
             return [[number] for number in range(len(read))]
-        return list(self._model.batch_rules.batches([len(text) for text in read]))
+        rules, beams = self._model.batch_rules, self._num_beams
+        rules = replace(rules, max_texts=max(1, rules.max_texts // beams), max_tokens=max(1, rules.max_tokens // beams))
+        return list(rules.batches([len(text) for text in read]))
 
-    def _require_room(self, number: int, text: EncodedText) -> None:
-        start = self._start or text.ids
-        if not start:
-            raise InputError(f"text {number + 1} has no tokens to write after", "pass a text with a word in it")
-        bounds = (self._longest, self._max_length(len(start)))
-        longest = min((size for size in bounds if size is not None), default=None)
-        if longest is not None and len(start) >= longest:
+    def _write_batch(self, texts: Mapping[int, EncodedText], on_text: OnText | None) -> tuple[list[_Written], float]:
+        """Write until each text has its answer; return the answers, and the seconds to the first token."""
+        from onnxtool.infer.generation.session_model import Prompts
+
+        fixed = self._model.batch_rules.batch_size or 0
+        if fixed and self._num_beams > 1:
             raise InputError(
-                f"text {number + 1} has {len(start)} tokens, and text and answer may have {longest} together",
-                "pass a shorter text"
-                + ("" if self.settings.max_new_tokens is not None else ", or --max_new_tokens for as many after it"),
+                f"{self._model.session.model.path} takes {fixed} texts at once, and beams are as many texts each",
+                "export it without a fixed batch, or pass --num_beams 1",
             )
+        rows = [self._row(text, number) for number, text in texts.items()]
+        filler = [list(texts.values())[-1]] * (fixed - len(texts))
+        prompts = Prompts(rows + rows[-1:] * len(filler), self._arrays([*texts.values(), *filler]))
+        show = None
+        if on_text is not None:
+            show = _Shown(self._model.tokenizer.text, self._stops, partial(on_text, next(iter(texts))))
+        with _followed(self._model.folder):
+            ids, seconds = self._generator.write(prompts, self.settings, None if show is None else show.add)
+        answers = [self._written(row, own) for row, own in zip(rows, ids, strict=False)]
+        if show is not None:
+            show.show(answers[0].text)
+        return answers, seconds
 
-    def _max_length(self, num_start: int) -> int | None:
-        settings = self.settings
-        return settings.max_length if settings.max_new_tokens is None else num_start + settings.max_new_tokens
+    def _row(self, text: EncodedText, number: int) -> Row:
+        from onnxtool.infer.generation.session_model import Row
 
-    def _row(self, number: int, text: EncodedText, on_text: OnText | None) -> _Row:
-        start = self._start or text.ids
-        max_length = self._max_length(len(start))
-        assert max_length is not None  # noqa: S101  settings have one of the two
-        limit = max_length if self._longest is None else min(max_length, self._longest)
-        bounds = TextBounds(len(start), max_length, text.ids if self._has_encoder else None)
-        generator = np.random.default_rng([self._options.seed, number]) if self.settings.do_sample else None
-        reason = "length" if limit == max_length else "limit"
-        rules = processors_for(self.settings, bounds)
-        return _Row(number, start, limit - len(start), reason, rules, generator, on_text)
+        start = len(self._start or text.ids)
+        return Row(
+            text.ids,
+            num_start=start,
+            min_length=self.settings.min_length or 0,
+            max_length=self._max_length(start),
+            most=self._limit_after(start) - start,
+            seed=int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0]),
+            stops=self._has_stop if self._stops else None,
+        )
 
-    def _write_batch(self, rows: Sequence[_Row], texts: Sequence[EncodedText]) -> tuple[float, float]:
-        """Write until each of `rows` has ended; return the seconds that took, and those to the first token."""
-        began = time.perf_counter()
-        scores = self._steps.start(self._filled(texts))
-        first = time.perf_counter() - began
-        while True:
-            tokens = np.full(len(scores), self._pad_id, np.int64)
-            for position, row in enumerate(rows):
-                if not row.reason:
-                    tokens[position] = self._add(row, scores[position])
-            if all(row.reason for row in rows):
-                return time.perf_counter() - began, first
-            scores = self._steps.step(tokens)
+    def _arrays(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[np.int64]]:
+        """Pad texts as the encoder takes them, or on the left."""
+        if self._encoder is not None:
+            length = next(info.shape[1] for info in self._encoder.structure.inputs if info.name == IDS)
+            return self._model.tokenizer.pad(texts, length if isinstance(length, int) else None)
+        longest = max(map(len, texts))
+        ids = np.full((len(texts), longest), self.settings.pad_token_id, np.int64)
+        mask = np.zeros_like(ids)
+        for row, text in enumerate(texts):
+            ids[row, longest - len(text) :] = text.ids
+            mask[row, longest - len(text) :] = 1
+        return {IDS: ids, MASK: mask}
 
-    def _filled(self, texts: Sequence[EncodedText]) -> list[EncodedText]:
-        """Repeat the last text for a graph of a fixed batch."""
-        return [*texts, *[texts[-1]] * ((self._model.batch_rules.batch_size or 0) - len(texts))]
+    def _has_stop(self, ids: Sequence[int]) -> bool:
+        return self._before_stop(self._model.tokenizer.text(ids)) is not None
 
-    def _add(self, row: _Row, scores: NDArray[np.float32]) -> int:
-        """Choose the next token of a row, and see whether it ends it."""
-        settings = self.settings
-        if row.rules:
-            so_far = np.array((*row.start, *row.ids), np.int64)
-            for rule in row.rules:
-                scores = rule(so_far, scores)
-        if np.isnan(scores).any():
-            raise SessionError(
-                f"{self._model.session.model.path} gives scores that are not numbers, after {len(row.ids)} tokens",
-                "onnxtool optimize --precision fp16 keeps what overflows in float32",
-            )
-        token = choose(scores, settings, row.generator)
-        row.ids.append(token)
-        if token in settings.eos_token_id:
-            row.reason = "end"
-        elif len(row.ids) >= row.most:
-            row.reason = row.last_reason
-        if settings.stop_strings or row.reason or row.on_text is not None:
-            row.text = self._model.tokenizer.text(row.ids)
-        found = [place for stop in settings.stop_strings if (place := row.text.find(stop)) >= 0]
-        if found:
-            row.reason, row.text = "stop", row.text[: min(found)]
-        if row.on_text is not None:
-            _show(row, row.on_text, settings.stop_strings)
-        return token
+    def _before_stop(self, text: str) -> str | None:
+        """Return what stands before the first stop text; None without one."""
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        return text[: min(places)] if places else None
+
+    def _written(self, row: Row, ids: Sequence[int]) -> _Written:
+        """Cut what fills up a batch behind an answer, and say why it ended."""
+        end = next((place for place, token in enumerate(ids) if token in self._ends), None)
+        ids = ids[: row.most if end is None else end + 1]
+        if self._stops and self._has_stop(ids):
+            ids = ids[: next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count]))]
+            return _Written(tuple(ids), self._before_stop(self._model.tokenizer.text(ids)) or "", "stop")
+        by_length = "length" if row.num_start + row.most == row.max_length else "limit"
+        return _Written(tuple(ids), self._model.tokenizer.text(ids), by_length if end is None else "end")
 
     def _report(
-        self,
-        inputs: Sequence[TextInput],
-        read: Sequence[EncodedText],
-        rows: Sequence[_Row],
-        seconds: float,
-        first_seconds: float,
+        self, inputs: Sequence[TextInput], read: Sequence[EncodedText], written: Sequence[_Written]
     ) -> GenerationReport:
-        session, settings = self._model.session, self.settings
-        num_generated = sum(len(row.ids) for row in rows)
+        session = self._model.session
         notes = []
         if cut := sum(text.truncated for text in read):
             limit = self._model.limit
             to = "" if limit is None else f" to {limit.tokens} tokens ({limit.source})"
             notes.append(f"{cut} of {len(read)} texts were cut{to}")
-        if full := sum(row.reason == "limit" for row in rows):
-            notes.append(f"{full} of {len(rows)} answers end where the model takes no more: {self._longest} tokens")
+        if full := sum(answer.reason == "limit" for answer in written):
+            notes.append(f"{full} of {len(written)} answers end where the model takes no more: {self._longest} tokens")
         return GenerationReport(
             model=str(session.model.path),
             provider=session.provider,
             task=self._model.task,
             kind="texts",
-            decoding="sample" if settings.do_sample else "greedy",
+            decoding=self.decoding,
             answers=tuple(
                 WrittenText(
                     text=text.contents,
                     num_tokens=len(tokens),
                     truncated=tokens.truncated,
-                    generated=row.text,
-                    token_ids=tuple(row.ids),
-                    finish_reason=row.reason,
+                    generated=answer.text,
+                    token_ids=answer.ids,
+                    finish_reason=answer.reason,
                     id=text.id,
                 )
-                for text, tokens, row in zip(inputs, read, rows, strict=True)
+                for text, tokens, answer in zip(inputs, read, written, strict=True)
             ),
-            num_generated=num_generated,
-            generation_ms=seconds * 1e3,
-            first_token_ms=first_seconds * 1e3,
-            throughput_tokens_per_s=num_generated / seconds if seconds else 0.0,
+            num_generated=sum(len(answer.ids) for answer in written),
             notes=tuple(notes),
         )
 
 
-def _show(row: _Row, on_text: OnText, stops: Sequence[str]) -> None:
-    """Hand on what is certain: not half of a character, nor what may become the start of a stop."""
-    text = row.text
-    if not row.reason:
-        text = text.rstrip(_REPLACEMENT)
-        held = max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
-        text = text[: len(text) - held]
-    if text.startswith(row.shown) and len(text) > len(row.shown):
-        on_text(row.number, text[len(row.shown) :])
-        row.shown = text
+@dataclass(frozen=True)
+class _Written:
+    """What was written after a text, and why it ended."""
+
+    ids: tuple[int, ...]
+    text: str
+    reason: str
+
+
+class _Shown:
+    """Hands on what is certain of an answer: not half of a character, nor what may become the start of a stop text."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], on_text: Callable[[str], None]):
+        self._decode, self._stops, self._on_text = decode, stops, on_text
+        self._ids: list[int] = []
+        self._shown = ""
+
+    def add(self, token: int) -> None:
+        """Take the next token."""
+        self._ids.append(token)
+        text = self._decode(self._ids).rstrip(_REPLACEMENT)
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
+        if not places:
+            held = (size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
+            self.show(text[: len(text) - max(held, default=0)])
+
+    def show(self, text: str) -> None:
+        """Hand on what of `text`, all of the answer so far, was not."""
+        if text.startswith(self._shown) and len(text) > len(self._shown):
+            self._on_text(text[len(self._shown) :])
+            self._shown = text
+
+
+def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[GenerationConfig, tuple[str, ...]]:
+    """Return how a model writes, as its checkpoint and then a user says, and the texts that end an answer.
+
+    Raises:
+        InputError: transformers cannot read what the checkpoint says, or it asks for what is not computed.
+    """
+    from transformers import GenerationConfig
+
+    given = folder.read(GENERATION_CONFIG)
+    with _followed(folder):
+        settings = (
+            GenerationConfig.from_dict(given)
+            if given
+            else GenerationConfig.from_model_config(dict(folder.read("config.json")))
+        )
+        stops = settings.stop_strings or ()
+        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    for key, usual in _REFUSED.items():
+        if getattr(settings, key) not in usual:
+            raise InputError(
+                f"{GENERATION_CONFIG} in {folder.label} asks for {key} {getattr(settings, key)!r:.60}, which is not "
+                "computed here",
+                f"generate with transformers, or take {key} out of that file",
+            )
+    asked = {name: getattr(options, name) for name in _OVER if getattr(options, name) is not None}
+    if options.decoding is not None:
+        asked = {"num_beams": 1, **asked, "do_sample": options.decoding == "sample"}
+    for name, value in {**_FIXED, **asked, "stop_strings": None}.items():
+        setattr(settings, name, value)
+    if (mode := settings.get_generation_mode().value) not in _SEARCHES:
+        raise InputError(
+            f"{GENERATION_CONFIG} in {folder.label} asks for {mode}, which is not computed here",
+            "pass --decoding greedy for the best token each time, or --decoding sample",
+        )
+    if settings.max_length is None and settings.max_new_tokens is None:
+        settings.max_new_tokens = _DEFAULT_NEW_TOKENS
+    return settings, (*stops, *options.stop)
+
+
+@contextmanager
+def _followed(folder: CheckpointFolder) -> Iterator[None]:
+    """Turn what transformers raises on settings of nonsense into one error."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"transformers cannot write as {GENERATION_CONFIG} in {folder.label} says: {first_line(error)}",
+            "correct that file, or pass other settings as options",
+        ) from error
+
+
+def writes_text(model_path: Path, options: GenerateOptions) -> bool:
+    """Whether text is asked for: by an option that only writing has, or of a model that does nothing else."""
+    return options.asks_for_text or any(
+        info.name == ENCODER_MASK for info in ModelFile.open(model_path).structure.inputs
+    )
+
+
+@checked
+def load_writer(
+    model_path: StrPath,
+    *,
+    options: GenerateOptions = _AS_THE_CHECKPOINT,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
+) -> Writer:
+    """Load a decoder with its cache, or the decoder of an encoder-decoder, whose encoder is found beside it.
+
+    Raises:
+        OnnxtoolError: of `onnxtool.infer.load`; or the model does not write, or asks for what is not computed.
+    """
+    model = load(
+        model_path,
+        model_name=model_name,
+        provider=provider,
+        threads=threads,
+        encoder_path=options.encoder_path,
+    )
+    return Writer(model, options)
+
+
+@checked
+def generate(
+    model_path: StrPath,
+    texts: str | TextInput | Iterable[str | TextInput],
+    *,
+    options: GenerateOptions = _AS_THE_CHECKPOINT,
+    model_name: CheckpointName = None,
+    provider: Provider = "auto",
+    threads: Threads = 0,
+    on_text: OnText | None = None,
+) -> GenerationReport:
+    """Load the model at `model_path` and let it write after `texts`; see `load_writer` and `Writer.write`.
+
+    Raises:
+        OnnxtoolError: the model cannot be loaded, does not write, or a text cannot be read.
+    """
+    writer = load_writer(model_path, options=options, model_name=model_name, provider=provider, threads=threads)
+    return writer.write(texts, on_text=on_text)

@@ -1,16 +1,25 @@
-"""The encoder of an encoder-decoder: which file it is, and whether it belongs to the decoder."""
+"""The graphs of a model that writes: the cache of the decoder, and the encoder that belongs to it."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.tasks import TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, WEIGHTS_KEY
 from onnxtool.reports import TensorInfo
 
 IDS, MASK, ENCODER_MASK, LOGITS = "input_ids", "attention_mask", "encoder_attention_mask", "logits"
+POSITIONS = "position_ids"
+_BATCH_AXIS = "batch_size"
+_CACHE = "past"
 _TEXT_INPUTS = (IDS, MASK, "token_type_ids")
 
 
@@ -39,12 +48,46 @@ def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | No
     return encoder
 
 
+def cache_of(model: ModelFile) -> dict[str, str]:
+    """Return the inputs of a cache, and the outputs that become them.
+
+    Raises:
+        InputError: the graph has no cache, or does not give back what it takes.
+    """
+    outputs = {info.name: info for info in model.structure.outputs}
+    found = {info.name: info for info in model.structure.inputs if info.name.startswith(_CACHE)}
+    if LOGITS not in outputs or not any(".encoder." not in name for name in found):
+        raise InputError(
+            f"{model.path} writes no text: it has {'no cache' if LOGITS in outputs else 'no logits'}",
+            f"export it with --task {TASK_WITH_CACHE}, or {TEXT_TO_TEXT_WITH_CACHE} for an encoder-decoder",
+        )
+    carried = {name: _present(name) for name in found if ".encoder." not in name}
+    for name, output in carried.items():
+        if output not in outputs or not _fits(found[name], outputs[output]):
+            raise InputError(
+                f"the cache of {model.path} does not go from step to step: it takes {_shown(found[name])} and gives "
+                + (_shown(outputs[output]) if output in outputs else f"no {output}"),
+                "export the model again",
+            )
+    return carried
+
+
+def empty_cache(model: ModelFile, names: Iterable[str], batch: int) -> dict[str, NDArray[Any]]:
+    """Return the cache before the first token: keys and values of none, states of zeros."""
+    wanted = frozenset(names)
+    return {
+        info.name: np.zeros([_size(size, axis, batch) for axis, size in enumerate(info.shape)], info.dtype)
+        for info in model.structure.inputs
+        if info.name in wanted
+    }
+
+
 def past_name(present: str) -> str:
     """Name the input that an output becomes: `past_key_values.0.encoder.key` of `present.0.encoder.key`."""
     return re.sub(r"^present", "past_key_values", present)
 
 
-def fits(taken: TensorInfo, given: TensorInfo) -> bool:
+def _fits(taken: TensorInfo, given: TensorInfo) -> bool:
     """Whether one tensor can become another: the same dtype and, where both are fixed, the same sizes."""
     return (
         taken.dtype == given.dtype
@@ -56,7 +99,7 @@ def fits(taken: TensorInfo, given: TensorInfo) -> bool:
     )
 
 
-def shown(info: TensorInfo) -> str:
+def _shown(info: TensorInfo) -> str:
     """Return a tensor as errors show it."""
     return f"{info.name} {info.dtype} {list(info.shape)}"
 
@@ -69,10 +112,10 @@ def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
     """Refuse an encoder of other weights, one that gives something else, and one that reads more than texts."""
     given = {past_name(info.name): info for info in encoder.structure.outputs}
     for info in decoder.structure.inputs:
-        if ".encoder." in info.name and not (info.name in given and fits(info, given[info.name])):
-            found = shown(given[info.name]) if info.name in given else "nothing of that name"
+        if ".encoder." in info.name and not (info.name in given and _fits(info, given[info.name])):
+            found = _shown(given[info.name]) if info.name in given else "nothing of that name"
             raise InputError(
-                f"{encoder.path} is not the encoder of {decoder.path}: the decoder takes {shown(info)}, "
+                f"{encoder.path} is not the encoder of {decoder.path}: the decoder takes {_shown(info)}, "
                 f"and this file gives {found}",
                 "pass the file that was exported with it",
             )
@@ -84,3 +127,13 @@ def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
     unknown = [info.name for info in encoder.structure.inputs if info.name not in _TEXT_INPUTS]
     if unknown:
         raise InputError(f"{encoder.path} reads {', '.join(unknown)}, which no tokenizer gives", "export it for texts")
+
+
+def _present(name: str) -> str:
+    return re.sub(r"^past(_key_values)?", "present", name)
+
+
+def _size(size: int | str | None, axis: int, batch: int) -> int:
+    if isinstance(size, int):
+        return size
+    return batch if axis == 0 or size == _BATCH_AXIS else 0
