@@ -1,13 +1,28 @@
-"""How the results of `onnxtool infer` are laid out."""
+"""The job of `onnxtool infer` on texts: answers and what models write, as tables, JSON or lines."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import click
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
+from onnxtool.cli.infer_lines import FORMAT as LINES
+from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
+from onnxtool.cli.infer_output import Output, is_given, refuse
+from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.infer.generation.options import GenerateOptions
+from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
+from onnxtool.model_file import ModelFile
+
+if TYPE_CHECKING:
+    from onnxtool.checkpoint.text_files import TextInput
 
 # What the two columns of candidates are called, by kind.
 _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "labels": ("label", "score")}
@@ -15,6 +30,80 @@ _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "la
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
 _NUMBERS_SHOWN = 5  # of an embedding
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is shown of answers.
+
+    Attributes:
+        stream: whether what a model writes is printed while it does.
+        vectors: whether embeddings are printed as well.
+    """
+
+    stream: bool
+    vectors: bool
+
+
+def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Wanted, output: Output) -> None:
+    """Answer the texts of `options`, or write after them, and print what came out.
+
+    Raises:
+        UsageError: an option does nothing for a model that writes, or a stream goes elsewhere than to stdout.
+    """
+    from onnxtool.infer.generation.writing import writes_text
+    from onnxtool.infer.pictures import takes_pictures
+    from onnxtool.infer.run import given_texts, run_texts, stream_texts, write_texts
+
+    generation = replace(generation, top_k=options.top_k)
+    writes = wanted.stream or writes_text(options.model_path, generation)
+    if writes:
+        refuse({"query", "overlap", "vectors"}, "the model writes text;")
+    if wanted.stream:
+        _stream(options, generation, output)
+        return
+    in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.path))
+    texts: tuple[TextInput, ...] | None = None
+    rest: Iterator[TextInput] = iter(())
+    is_open = not in_lines and not is_given("format_name") and options.input_path is not None
+    if is_open and not takes_pictures(ModelFile.open(options.model_path)):
+        rest = given_texts(options)
+        texts = tuple(islice(rest, MAX_IN_ONE_REPORT + 1))
+        if len(texts) > MAX_IN_ONE_REPORT:
+            click.echo(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}", err=True)
+            in_lines = True
+    if in_lines:
+        known = None if texts is None else chain(texts, rest)
+        write_lines(stream_texts(options, texts=known, generation=generation if writes else None), output)
+        return
+    with progress(quiet=output.quiet):
+        if writes:
+            written = write_texts(options, generation, texts=texts)
+        else:
+            answered = run_texts(options, texts=texts)
+    if writes:
+        output.emit(written, generation_blocks(written))
+    else:
+        output.emit(answered, answer_blocks(answered, vectors=wanted.vectors))
+
+
+def _stream(options: InferOptions, generation: GenerateOptions, output: Output) -> None:
+    """Print what a model writes while it does."""
+    from onnxtool.infer.run import write_texts
+
+    if output.path is not None or output.format_name != "text":
+        raise click.UsageError("--stream prints text to stdout: leave out --output and --format")
+    last = 0
+
+    def show(number: int, piece: str) -> None:
+        nonlocal last
+        click.echo("\n" * (number - last) + piece, nl=False)
+        last = number
+
+    report = write_texts(options, generation, on_text=show)
+    click.echo("\n" * (len(report.answers) - 1 - last))
+    if not output.quiet:
+        click.echo(f"{report.num_generated} tokens, {report.throughput_tokens_per_s:.1f} tokens/s", err=True)
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:

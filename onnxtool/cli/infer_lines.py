@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from onnxtool.cli.infer_output import Output
 from onnxtool.cli.progress import progress
 from onnxtool.cli.streams import json_line, printable
 from onnxtool.model_file import staged
@@ -29,25 +30,23 @@ def is_lines_file(output: Path | None) -> bool:
     return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{FORMAT}")
 
 
-def write_lines(
-    reports: Iterator[InferReport | GenerationReport], output: Path | None, *, force: bool, quiet: bool
-) -> None:
-    """Print a line of JSON for each answer of `reports`, or write them to `output`, packed for `.gz`.
+def write_lines(reports: Iterator[InferReport | GenerationReport], output: Output) -> None:
+    """Print a line of JSON for each answer of `reports`, or write them to the output, packed for `.gz`.
 
     What a report has beside its answers is said on stderr at the end.
     """
     count, last = 0, None
     # A bar that rewrites its line would run into the lines of a terminal.
-    is_shown = output is None and sys.stdout.isatty()
-    with progress(quiet=quiet or is_shown), _lines(output, force=force) as write:
+    is_shown = output.path is None and sys.stdout.isatty()
+    with progress(quiet=output.quiet or is_shown), _lines(output.path, force=output.force) as write:
         for report in reports:
             last = report
             count += len(report.answers)
             write("".join(map(json_line, report.answers)))
-    if last is not None and not quiet:
+    if last is not None and not output.quiet:
         for note in last.notes:
             click.echo(f"note: {printable(note)}", err=True)
-        place = "" if output is None else f": {output}"
+        place = "" if output.path is None else f": {output.path}"
         click.echo(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){printable(place)}", err=True)
 
 
