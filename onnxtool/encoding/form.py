@@ -16,7 +16,7 @@ from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.pictures import PictureModel
-from onnxtool.infer.vector_form import VectorForm
+from onnxtool.infer.text_model import VectorForm
 from onnxtool.infer.vectors import TokenVectors
 from onnxtool.reports import Json
 

@@ -20,11 +20,11 @@ from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Reject, Source, find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.windows import Placed, Window, shard_windows, split_corpus
 from onnxtool.errors import InputError
+from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.pictures import PictureModel, load_pictures, takes_pictures
-from onnxtool.infer.routes import find_file
+from onnxtool.infer.text_model import find_file
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.session import available_cores

@@ -20,11 +20,11 @@ from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.windows import Window
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.chats import CUT, LongTexts
+from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.loading import LoadedModel
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.pictures import PictureModel, PreparedPicture
-from onnxtool.infer.vector_form import VectorForm
+from onnxtool.infer.text_model import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 # Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.

@@ -26,9 +26,9 @@ from onnxtool.encoding.parts import missing_shards
 from onnxtool.encoding.plan import CorpusPlan
 from onnxtool.encoding.workers import OnEvent, RemoteWorker, RunOptions, runs_of
 from onnxtool.errors import InputError, OnnxtoolError
+from onnxtool.infer.chats import CUT
 from onnxtool.infer.loading import load
-from onnxtool.infer.long_texts import CUT
-from onnxtool.infer.routes import find_file
+from onnxtool.infer.text_model import find_file
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
 

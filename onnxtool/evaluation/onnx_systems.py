@@ -29,13 +29,13 @@ from onnxtool.evaluation.options import (
     EvaluateOptions,
 )
 from onnxtool.evaluation.systems import SHARD_TEXTS, Reranking, System, VectorSystem
+from onnxtool.infer.chats import LongTexts
+from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.loading import LoadedModel, load
-from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.static_queries import QUERY
-from onnxtool.infer.tasks import stated_task
 from onnxtool.model_file import ModelFile
 from onnxtool.progress import tell
 

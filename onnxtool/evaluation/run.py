@@ -26,7 +26,7 @@ from onnxtool.evaluation.options import BM25, DEFAULT_MEASURES, RERANKER, Evalua
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
-from onnxtool.infer.tasks import stated_task
+from onnxtool.infer.descriptions import stated_task
 from onnxtool.model_file import ModelFile, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement

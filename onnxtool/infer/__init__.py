@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from onnxtool.checkpoint.quantized_vectors import restore_vectors as restore_vectors
     from onnxtool.checkpoint.text_files import TextInput as TextInput
     from onnxtool.checkpoint.text_files import read_texts as read_texts
+    from onnxtool.infer.chats import LongTexts as LongTexts
     from onnxtool.infer.generation.options import GenerateOptions as GenerateOptions
     from onnxtool.infer.generation.writing import generate as generate
     from onnxtool.infer.generation.writing import load_writer as load_writer
     from onnxtool.infer.loading import LoadedModel as LoadedModel
     from onnxtool.infer.loading import encode as encode
     from onnxtool.infer.loading import load as load
-    from onnxtool.infer.long_texts import LongTexts as LongTexts
     from onnxtool.infer.options import LONG_TEXTS as LONG_TEXTS
     from onnxtool.infer.options import FileDescription as FileDescription
     from onnxtool.infer.options import InferOptions as InferOptions
@@ -37,7 +37,7 @@ _MODULES = {
     "LoadedModel": "onnxtool.infer.loading",
     "encode": "onnxtool.infer.loading",
     "load": "onnxtool.infer.loading",
-    "LongTexts": "onnxtool.infer.long_texts",
+    "LongTexts": "onnxtool.infer.chats",
     "LONG_TEXTS": "onnxtool.infer.options",
     "FileDescription": "onnxtool.infer.options",
     "InferOptions": "onnxtool.infer.options",

@@ -14,10 +14,10 @@ from onnxtool.checkpoint.limits import EncodedText, Text
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.text_files import TextInput
 from onnxtool.errors import InputError
+from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
-from onnxtool.infer.long_texts import LongTexts
 from onnxtool.infer.options import InferOptions, TextTask
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
 from onnxtool.infer.static_queries import QUERY, StaticQueries
@@ -43,27 +43,18 @@ class Asked(Options):
     """How a model is to answer, as a user says it.
 
     Attributes:
+        query: makes a pair with every text that is none.
         prompt: as in TextModel.tokenize.
         task: as in TextModel.tokenize.
         long: what becomes of long texts; None for what suits the model.
         top_k: the most candidates for a text; None for what the head gives by itself.
     """
 
+    query: str | None = None
     prompt: str | None = None
     task: TextTask = None
     long: LongTexts | None = None
     top_k: TopK = None
-
-
-@dataclass(frozen=True)
-class Request:
-    """What a model is to answer; `texts` are at least one, and the other attributes as in Asked."""
-
-    texts: Sequence[TextInput]
-    prompt: str | None
-    task: str | None
-    long: LongTexts
-    top_k: int | None
 
 
 @dataclass
@@ -89,53 +80,31 @@ class Read:
     notes: list[str] = field(default_factory=list)
 
 
-def make_request(model: TextModel, texts: Sequence[Item], query: str | None, asked: Asked) -> Request:
-    """Check texts and options against `model`.
+def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> InferReport:
+    """Answer for each of N texts, in their order.
 
     Raises:
         InputError: there are no texts, or the model takes no pairs, or only pairs, or windows do not go with it.
     """
-    if not texts:
-        raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
-    named = [_named(item, query) for item in texts]
-    _require_form(model, named)
-    long, task = asked.long, asked.task
-    if model.is_late_interaction:
-        task = _task_of_tokens(model, named, task)
-    if long is None:
-        long = LongTexts("window") if model.head.splits_long_texts else LongTexts()
-    if long.way == "window":
-        model.head.require_windows()
-    return Request(named, asked.prompt, task, long, asked.top_k)
-
-
-def answer_texts(model: TextModel, request: Request) -> InferReport:
-    """Answer for each text of `request`, in their order."""
-    texts = request.texts
+    model = model.of_task(model.task_of(asked.task))
+    texts, asked = _checked(model, texts, asked)
     read = Read()
     for start in range(0, len(texts), _TEXTS_AT_A_TIME):
         part = texts[start : start + _TEXTS_AT_A_TIME]
         tell(Stage("running text", start, len(texts)))
-        _answer_part(model, part, request, read)
+        _answer_part(model, part, asked, read)
     similarities = _similarities(model, read)
-    report = _report(model, request, read)
+    report = _report(model, asked, read)
     rankings = _rankings(read.answers) if report.kind == "scores" else ()
     return replace(report, similarities=similarities, rankings=rankings)
 
 
-def stream_answers(
-    model: TextModel,
-    texts: Iterable[Item],
-    query: str | None,
-    asked: Asked,
-    total: int = 0,
-) -> Iterator[InferReport]:
+def stream_answers(model: TextModel, texts: Iterable[Item], asked: Asked, total: int = 0) -> Iterator[InferReport]:
     """Answer for texts as they come, in their order, and hold a part of them at a time.
 
     Args:
         model: answers.
         texts: texts and pairs; their ids need not differ.
-        query: makes a pair with every text that is none.
         asked: how they are answered.
         total: about how many there are; 0 where that is not known.
 
@@ -144,17 +113,31 @@ def stream_answers(
         so far.
 
     Raises:
-        InputError: as `make_request`, once the text comes.
+        InputError: as `answer_texts`, once the text comes.
     """
+    model = model.of_task(model.task_of(asked.task))
     counts = Counts()
     notes: dict[str, None] = {}
     for part in in_parts(texts):
         tell(Stage("running text", counts.texts, max(total, counts.texts + len(part)) if total else 0))
-        request = make_request(model, part, query, asked)
+        named, settled = _checked(model, part, asked)
         read = Read(counts, notes=list(notes))
-        _answer_part(model, request.texts, request, read)
+        _answer_part(model, named, settled, read)
         notes |= dict.fromkeys(read.notes)
-        yield _report(model, request, read)
+        yield _report(model, settled, read)
+
+
+def _checked(model: TextModel, texts: Sequence[Item], asked: Asked) -> tuple[Sequence[TextInput], Asked]:
+    """Return texts with their queries, and what was asked for with what suits the model where nothing was said."""
+    if not texts:
+        raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
+    named = [_named(item, asked.query) for item in texts]
+    _require_form(model, named)
+    task = _task_of_tokens(model, named, asked.task) if model.is_late_interaction else asked.task
+    long = asked.long or LongTexts("window" if model.head.splits_long_texts else "truncate")
+    if long.way == "window":
+        model.head.require_windows()
+    return named, replace(asked, task=task, long=long)
 
 
 def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
@@ -164,14 +147,14 @@ def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
         yield part
 
 
-def _report(model: TextModel, request: Request, read: Read) -> InferReport:
+def _report(model: TextModel, asked: Asked, read: Read) -> InferReport:
     return InferReport(
         model=str(model.session.model.path),
         provider=model.session.provider,
         task=model.task,
         kind="scores" if read.queries else model.head.kind,
         answers=tuple(read.answers),
-        notes=tuple(dict.fromkeys([*_notes(model, request, read.counts), *read.notes])),
+        notes=tuple(dict.fromkeys([*_notes(model, asked, read.counts), *read.notes])),
     )
 
 
@@ -249,21 +232,21 @@ def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | No
     return model.task_of(task)
 
 
-def _answer_part(model: TextModel, texts: Sequence[TextInput], request: Request, read: Read) -> None:
+def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: Asked, read: Read) -> None:
     head, counts = model.head, read.counts
     items: list[Text] = [
         text.contents if text.query is None or model.is_late_interaction else (text.query, text.contents)
         for text in texts
     ]
-    windows = model.windows(items, prompt=request.prompt, task=request.task, long=request.long, first=counts.texts + 1)
+    windows = model.windows(items, prompt=asked.prompt, task=asked.task, long=asked.long or CUT, first=counts.texts + 1)
     answers: Iterable[Answer]
     vectors: Sequence[DenseVectors] = ()
     if isinstance(head, AnswerHead):
-        answers = _read_answers(model, head, texts, windows, request.top_k)
+        answers = _read_answers(model, head, texts, windows, asked.top_k)
     else:
         encoded = model.encode_windows(windows)
         if isinstance(encoded, SparseVectors):
-            rows = encoded.terms(request.top_k or _TOP_TERMS)
+            rows = encoded.terms(asked.top_k or _TOP_TERMS)
             answers = [Answer(tuple(Scored(*term) for term in row.items() if term[1] > 0)) for row in rows]
         elif isinstance(encoded, TokenVectors):
             answers = _token_answers(model, texts, encoded, read)
@@ -368,14 +351,14 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
     )
 
 
-def _notes(model: TextModel, request: Request, counts: Counts) -> list[str]:
+def _notes(model: TextModel, asked: Asked, counts: Counts) -> list[str]:
     """Say what a user should know of how the texts were read."""
     notes = list(model.reading_notes)
-    if request.task is None and (note := model.route_note):
+    if asked.task is None and (note := model.route_note):
         notes.append(note)
-    if prompt := model.prompts.find(request.prompt, request.task):
+    if prompt := model.prompts.find(asked.prompt, asked.task):
         notes.append(f"{prompt!r} stands before each text")
-    limit = model.limit_of(request.task)
+    limit = model.limit_of(asked.task)
     total = counts.texts
     if limit is not None and counts.cut:
         notes.append(f"{counts.cut} of {total} texts were cut to {limit.tokens} tokens ({limit.source})")

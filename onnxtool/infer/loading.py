@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -13,19 +14,17 @@ from onnxtool.checkpoint.limits import graph_limit, limit_of_task, text_limit
 from onnxtool.checkpoint.quantized_vectors import RangesLike
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
-from onnxtool.infer.answering import Asked, Item, answer_texts, make_request, stream_answers
-from onnxtool.infer.batches import BatchRules
-from onnxtool.infer.chats import Chats
+from onnxtool.infer.answering import Asked, Item, answer_texts, stream_answers
+from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.descriptions import Reading
 from onnxtool.infer.generation.graphs import find_encoder
 from onnxtool.infer.heads import head_for
+from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import FileDescription, Long, LongText, Representation, TextTask
 from onnxtool.infer.report import InferReport
-from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, load_queries
-from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel
+from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel, find_file
 from onnxtool.infer.vectors import TopK
 from onnxtool.model_file import ModelFile
 from onnxtool.options import CheckpointName, StrPath, checked
@@ -68,10 +67,8 @@ class LoadedModel(TextModel):
             InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
-        asked = None if long is None else LongTexts.of(long)
-        model = self.of_task(self.task_of(task))
-        request = make_request(model, tuple(several(texts)), query, Asked(prompt, task, asked, top_k))
-        return answer_texts(model, request)
+        read = None if long is None else LongTexts.of(long)
+        return answer_texts(self, tuple(several(texts)), Asked(query, prompt, task, read, top_k))
 
     @checked
     def stream(
@@ -83,7 +80,7 @@ class LoadedModel(TextModel):
         total: int = 0,
     ) -> Iterator[InferReport]:
         """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
-        return stream_answers(self.of_task(self.task_of(asked.task)), several(texts), query, asked, total)
+        return stream_answers(self, several(texts), asked if query is None else replace(asked, query=query), total)
 
 
 @checked

@@ -25,13 +25,12 @@ from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.errors import InputError
 from onnxtool.infer.answering import MAX_SIMILARITIES, numbers_of
-from onnxtool.infer.batches import BatchRules
+from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads.embeddings import Embeddings
-from onnxtool.infer.heads.head import require_finite
+from onnxtool.infer.heads.head import BatchRules, require_finite
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
-from onnxtool.infer.tasks import stated_task
 from onnxtool.infer.vectors import DenseVectors, TokenVectors, cosine_similarities
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY, WEIGHTS_KEY

@@ -8,16 +8,16 @@ from dataclasses import replace
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.checkpoint.text_files import TextInput, count_lines, iterate_texts
 from onnxtool.errors import InputError, OptionError
-from onnxtool.infer.answering import Asked, answer_queries, in_parts
+from onnxtool.infer.answering import Asked, answer_queries, answer_texts, in_parts, stream_answers
+from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.generation.writing import OnText, Writer, load_writer
 from onnxtool.infer.loading import LoadedModel, load
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.pictures import answer_pictures, takes_pictures
 from onnxtool.infer.report import GenerationReport, InferReport
-from onnxtool.infer.routes import find_file
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
+from onnxtool.infer.text_model import find_file
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
 
@@ -58,15 +58,7 @@ def run_texts(
     queries = _queries(options)
     if queries is not None:
         return answer_queries(queries, texts, options)
-    asked = _asked(options)
-    return _load(options).answer(
-        texts,
-        query=options.query,
-        prompt=asked.prompt,
-        task=asked.task,
-        long=asked.long,
-        top_k=asked.top_k,
-    )
+    return answer_texts(_load(options), texts, _asked(options))
 
 
 def stream_texts(
@@ -104,8 +96,7 @@ def stream_texts(
             yield answer_queries(queries, part, options)
         return
     total = 0 if options.input_path is None else len(options.texts) + count_lines(options.input_path)
-    model = _load(options)
-    yield from model.stream(texts, query=options.query, asked=_asked(options), total=total)
+    yield from stream_answers(_load(options), texts, _asked(options), total)
 
 
 def _stream_written(
@@ -142,7 +133,7 @@ def _for_task(options: InferOptions) -> InferOptions:
 
 def _asked(options: InferOptions) -> Asked:
     long = None if options.long is None else LongTexts(options.long, options.overlap)
-    return Asked(options.prompt, options.text_task, long, options.top_k)
+    return Asked(options.query, options.prompt, options.text_task, long, options.top_k)
 
 
 def _load(options: InferOptions) -> LoadedModel:

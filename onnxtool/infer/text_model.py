@@ -14,31 +14,110 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.folder import CheckpointFolder, Prompts
+from onnxtool.checkpoint.folder import CheckpointFolder, Prompts, find_checkpoint_folder
 from onnxtool.checkpoint.limits import EncodedText, Limit, ReadOptions, Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
-from onnxtool.checkpoint.quantized_vectors import RangesLike
+from onnxtool.checkpoint.pooling_modules import normalize
+from onnxtool.checkpoint.quantized_vectors import RangesLike, VectorType, given_ranges
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.vector_types import Dimensions, VectorsAs
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch, BatchRules
-from onnxtool.infer.chats import Chats
+from onnxtool.infer.chats import CUT, Chats, LongTexts
+from onnxtool.infer.descriptions import stated_task
 from onnxtool.infer.heads import AnyHead
-from onnxtool.infer.heads.head import VectorHead
+from onnxtool.infer.heads.embeddings import Embeddings
+from onnxtool.infer.heads.head import Batch, BatchRules, VectorHead
 from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import LongText, TextTask
-from onnxtool.infer.routes import file_for
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.tasks import stated_task
-from onnxtool.infer.vector_form import VectorForm
 from onnxtool.infer.vectors import DenseVectors, SparseVector, SparseVectors, TokenVectors
-from onnxtool.model_file.metadata import READS_KEY, ROUTE_KEY
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY, READS_KEY, ROUTE_KEY
 from onnxtool.options import checked
 from onnxtool.reports import short_repr
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.text_feeds import text_feeds
+
+
+@dataclass(frozen=True)
+class VectorForm:
+    """What becomes of vectors.
+
+    Attributes:
+        dimensions: how many numbers are kept, the first; None for all.
+        normalizes: whether what is kept is scaled to length 1 again.
+        stored: how the numbers are stored; None for as they are.
+    """
+
+    dimensions: int | None = None
+    normalizes: bool = False
+    stored: VectorType | None = None
+
+    @classmethod
+    def of(
+        cls, head: AnyHead, *, vectors_as: str | None, ranges: RangesLike | None, dimensions: int | None
+    ) -> VectorForm:
+        """Check what is asked for against what a model gives.
+
+        Args:
+            head: of the model.
+            vectors_as: one of VECTOR_TYPES; None for as the model gives them.
+            ranges: of int8 and uint8: float32 [2, W], or a file that `read_ranges` takes.
+            dimensions: how many numbers to keep; None for all.
+
+        Raises:
+            InputError: the model gives no such vectors, or ranges are missing, not asked for, or malformed.
+        """
+        if ranges is not None and vectors_as is None:
+            raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
+        if vectors_as is None and dimensions is None:
+            return cls()
+        if head.kind == "terms":
+            raise InputError(
+                "the model gives weights of terms, and --vectors_as and --dimensions are for embeddings",
+                "leave them out; --weights int stores the weights of a corpus as whole numbers",
+            )
+        given = head.stored if isinstance(head, Embeddings) else None
+        if given is not None:
+            raise InputError(
+                f"the graph itself gives {given.name} vectors",
+                "leave --vectors_as, --ranges and --dimensions out, or use the model exported without --vectors_as",
+            )
+        stored = None
+        if vectors_as is not None:
+            stored = VectorType.of(vectors_as, None if ranges is None else given_ranges(ranges))
+        return cls(dimensions, isinstance(head, Embeddings) and head.normalizes, stored)
+
+    def apply(self, vectors: Any) -> Any:
+        """Cut and store vectors of texts or of tokens.
+
+        Raises:
+            InputError: they have fewer numbers than are to be kept, or do not fit the ranges or bytes.
+        """
+        if self.dimensions is None and self.stored is None:
+            return vectors
+        if isinstance(vectors, TokenVectors):
+            if self.dimensions is not None:
+                raise InputError(
+                    "--dimensions keeps a part of an embedding, and texts have one for each token", "leave it out"
+                )
+            return replace(vectors, vectors=self._apply(vectors.vectors))
+        assert not isinstance(vectors, SparseVectors)  # noqa: S101  refused by `of`
+        return self._apply(vectors)
+
+    def _apply(self, vectors: DenseVectors) -> NDArray[Any]:
+        if self.dimensions is not None:
+            if vectors.shape[1] <= self.dimensions:
+                raise InputError(
+                    f"--dimensions {self.dimensions} was passed, and the vectors of this model have {vectors.shape[1]}",
+                    "pass a smaller number, or leave --dimensions out",
+                )
+            vectors = vectors[:, : self.dimensions]
+            if self.normalizes:
+                vectors = np.asarray(normalize(vectors), np.float32)
+        return vectors if self.stored is None else self.stored.apply(vectors)
+
 
 # What a text can be for, as encode_query and encode_document of sentence-transformers.
 TASKS = (QUERY, "document")
@@ -441,3 +520,61 @@ def _batch(
         for name, array in outputs.items()
     }
     return Batch(texts, arrays["input_ids"][:count], arrays["attention_mask"][:count].astype(bool), kept)
+
+
+def find_file(path: Path, model_name: str | None, task: str | None) -> tuple[Path, str | None]:
+    """Return the file that encodes texts for a task, and what names its checkpoint; None for the files beside it.
+
+    A folder that holds one route says nothing of the partner, which has files of its own.
+
+    Args:
+        path: an ONNX file.
+        model_name: the folder or id that a user named for it; None for none.
+        task: as in `file_for`.
+
+    Raises:
+        OnnxtoolError: as `file_for`, or the folder cannot be read.
+    """
+    model = ModelFile.open(path)
+    found = file_for(model, task)
+    if found == path or model_name is None:
+        return found, model_name
+    return found, model_name if find_checkpoint_folder(model, model_name).route is not None else None
+
+
+def file_for(model: ModelFile, task: str | None, partner: Path | None = None) -> Path:
+    """Return the file that encodes texts for a task: that of `model`, or its partner.
+
+    Args:
+        model: an ONNX file.
+        task: `query` or `document`; None for texts of no task, which any file takes.
+        partner: the other file of its checkpoint; None for the one that the file names.
+
+    Raises:
+        InputError: the file is for other texts, and the one for these is not there, or does not belong to it.
+        ModelFileError: a file cannot be used, or names a partner that is not beside it.
+    """
+    path = model.path
+    reads = model.metadata.get(READS_KEY)
+    if task is None or reads is None or task in reads.split(", "):
+        return path
+    route = model.metadata.get(ROUTE_KEY)
+    name = model.plain_name(PARTNER_KEY)
+    if partner is None and name is None:
+        raise InputError(
+            f"{path} holds the route {route} of its checkpoint, which is for texts of the task {reads}, and not {task}",
+            "export the checkpoint without --route, which writes the files of both",
+        )
+    partner = partner or path.with_name(str(name))
+    if not partner.is_file():
+        raise InputError(
+            f"{path} is for texts of the task {reads}, and the file for {task} is not there: {partner}",
+            "keep both files of the checkpoint in one folder",
+        )
+    other = ModelFile.open(partner).metadata
+    if task not in other.get(READS_KEY, "").split(", ") or other.get(PAIR_KEY) != model.metadata.get(PAIR_KEY):
+        raise InputError(
+            f"{partner} is not the partner of {path}: it holds other weights, or is not for texts of the task {task}",
+            "export both again from one checkpoint",
+        )
+    return partner

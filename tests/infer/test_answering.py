@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError, ModelFileError, ProviderError
-from onnxtool.infer import TextInput, answering, batches
+from onnxtool.infer import TextInput, answering
+from onnxtool.infer.heads import head as heads
 from onnxtool.progress import listening
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
@@ -51,7 +52,7 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     """Many texts of mixed lengths come back in their order, also over the end of a chunk."""
-    monkeypatch.setattr(batches, "_MAX_BATCH_SIZE", batch_size)
+    monkeypatch.setattr(heads, "_MAX_BATCH_SIZE", batch_size)
     monkeypatch.setattr(answering, "_TEXTS_AT_A_TIME", 7)
     values = table(V, V)
     generator = np.random.default_rng(5)
@@ -68,7 +69,7 @@ def test_texts_are_answered_alike_in_batches_of_any_size(
 
 def test_wide_outputs_bound_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many tokens run at once as their logits may take memory, and at least one text."""
-    monkeypatch.setattr(batches, "_MAX_OUTPUT_ELEMENTS", 8 * V)
+    monkeypatch.setattr(heads, "_MAX_OUTPUT_ELEMENTS", 8 * V)
     shapes = _watch_shapes(monkeypatch)
     infer(write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits")), TEXTS)
     lengths = sorted(len(ids_of(text)) for text in TEXTS)

@@ -13,8 +13,7 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.chats import Chats
-from onnxtool.infer.long_texts import LongTexts
+from onnxtool.infer.chats import Chats, LongTexts
 
 WORDS = ["<s>", "</s>", "query", "document", "user", "system", "answer", "a", "b", "c", "0", "1", "2", "3", "4"]
 TEMPLATE = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}answer {{ eos_token }}"

@@ -14,7 +14,7 @@ from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.infer import InferOptions, load, run_texts
-from onnxtool.infer.routes import file_for
+from onnxtool.infer.text_model import file_for
 from onnxtool.model_file import ModelFile
 from tests.evaluation.collections import random_texts, write_beir
 from tests.infer.tiny_models import POOLED, TEXTS, VOCABULARY, TinyModel, table, write_checkpoint

@@ -9,8 +9,8 @@ import pytest
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.infer.descriptions import deduce_task, stated_task
 from onnxtool.infer.heads import head_for
-from onnxtool.infer.tasks import deduce_task, stated_task
 from onnxtool.model_file import ModelFile
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 

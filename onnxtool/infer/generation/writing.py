@@ -18,11 +18,10 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import InputError
-from onnxtool.infer.chats import Chats
+from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.loading import load
-from onnxtool.infer.long_texts import CUT, LongTexts
 from onnxtool.infer.options import LongText
 from onnxtool.infer.report import GenerationReport, WrittenText
 from onnxtool.infer.text_model import TextModel

@@ -13,10 +13,9 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
 from onnxtool.infer.heads.entities import Entities
-from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, VectorHead
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
 from onnxtool.infer.heads.spans import END, START, AnswerSpans

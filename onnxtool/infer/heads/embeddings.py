@@ -18,8 +18,7 @@ from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
 from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, modules_before, normalize, read_pooling_modules
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import VectorHead, require_finite
+from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
 
 EMBEDDING = "sentence_embedding"

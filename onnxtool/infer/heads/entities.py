@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, probabilities_of, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, probabilities_of, softmax, span_of
 from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.infer.report import Span
 

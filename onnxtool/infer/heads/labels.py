@@ -16,11 +16,11 @@ from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats, activation_name, sigmoid
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, as_object
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
 from onnxtool.infer.heads.head import (
     Answer,
     AnswerContext,
     AnswerHead,
+    Batch,
     largest,
     probabilities_of,
     require_finite,

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, largest, probabilities_of, softmax
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, largest, probabilities_of, softmax
 from onnxtool.infer.report import Scored
 
 _TOP_K = 10

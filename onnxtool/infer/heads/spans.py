@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, require_finite, softmax, span_of
+from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, require_finite, softmax, span_of
 
 START, END = "start_logits", "end_logits"
 _TOP_K = 3

@@ -18,8 +18,7 @@ from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import VectorHead, require_finite
+from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import SparseVectors
 
 _ANSERINI = frozenset({"output_idx", "output_weights"})

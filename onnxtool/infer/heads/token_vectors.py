@@ -19,8 +19,7 @@ from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
-from onnxtool.infer.batches import Batch
-from onnxtool.infer.heads.head import VectorHead, require_finite
+from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.static_queries import QUERY
 from onnxtool.infer.vectors import TokenVectors
 
