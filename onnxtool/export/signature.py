@@ -1,7 +1,8 @@
-"""What goes into a model and what comes out, found by running it on other sizes.
+"""What goes into a model and what comes out, found by running it on other sizes; and a traced graph in line with that.
 
 An axis has a name where running the model moves it, and stays a number where it does not: a pooled output [B, H] gets
-no sequence axis, and a vision transformer that takes one size of picture keeps it.
+no sequence axis, and a vision transformer that takes one size of picture keeps it. A traced graph gets these names, its
+nodes are called by their scope, and it loses the metadata of the exporter.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Where a checkpoint lies, a folder or an id on the hub, and the files it has.
+"""Where a checkpoint lies, a folder or an id on the hub, and the files it has, those of its tokenizer among them.
 
-Everything is read through transformers, so that its cache, its mirrors and its authentication apply.
+Everything is read through transformers, so that its cache, its mirrors and its authentication apply. Which files a
+tokenizer is read from its class says in `vocab_files_names`, use to name; tested with transformers 5.23.
 """
 
 from __future__ import annotations

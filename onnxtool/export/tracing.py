@@ -1,6 +1,11 @@
-"""Trace a PyTorch model into an onnx_ir model: through transformers.exporters (dynamo) or TorchScript.
+"""Trace a PyTorch model into an onnx_ir model, by transformers.exporters (dynamo) or TorchScript, in an order to try.
 
 The only module with workarounds for these two exporters. Tested with torch 2.13 and transformers 5.23.
+
+torch's TorchScript exporter serializes all weights for every pass of shape inference, copies them when it folds
+constants, writes a tied one twice, and cannot hold 2 GiB. Here they enter the trace as inputs, of which it knows
+nothing but dtype and shape: the graph that comes back is small, and its weights are the tensors of the model, each
+once, read when the file is written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Account for every stored tensor of a checkpoint: what the model uses, what it computes itself, and what is an error.
 
 transformers skips tensors that it has no place for, and casts integers to floats without their scales. Here the headers
-of the weight files are matched with the loaded model, by transformers' own renames.
+of the weight files are matched with the loaded model, by transformers' own renames. Quantized weights that transformers
+computes with are exported as the floats they stand for.
 
 The one module that reads how transformers renames weights (core_model_loading, conversion_mapping); tested with 5.23.
 """

@@ -22,6 +22,7 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import TargetError
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.preparation import Request, prepare
 from onnxtool.export.source import Source
 from onnxtool.export.target import Delivery, TargetModel, find_target, layout
 from onnxtool.export.targets import TARGET_NAMES
@@ -423,8 +424,10 @@ def test_the_head_that_a_target_needs_may_be_named(
 ) -> None:
     """By its name, by the task that means it, or by both."""
     model = str(workshop.checkpoint("tiny-splade"))
-    options = ExportOptions(model, target=target, head=head, task=task, output=tmp_path / "m", exporter="torchscript")
-    assert [info.name for info in export_model(options).outputs] == outputs
+    options = ExportOptions(model, target=target, head=head, task=task, output=tmp_path / "m")
+    specification = prepare(Request.of(options)).plan.specification
+    assert specification is not None
+    assert [info.name for info in specification.model.use.outputs] == outputs
 
 
 def test_every_target_is_checked_against_its_consumer() -> None:

@@ -70,6 +70,13 @@ def test_what_a_failing_exporter_prints_goes_into_the_hint(capfd: pytest.Capture
     assert capfd.readouterr().out == ""
 
 
+def test_an_opset_that_was_not_written_is_an_error() -> None:
+    """Dynamo answers opset 14 with opset 18."""
+    graph = ir.from_onnx_text('<ir_version: 10, opset_import: ["" : 18]> g (float[1] x) => (float[1] x) {}')
+    with pytest.raises(ExportError, match="dynamo wrote opset 18, not 14"):
+        guarded(lambda: graph, subject="", exporter="dynamo", opset=14, hint="")
+
+
 def test_a_trace_that_takes_too_long_is_given_up() -> None:
     """So that another way gets its turn; dynamo would think about Swin's windows for an hour."""
     with pytest.raises(ExportError, match="TimeoutError: not done after 0 s"):

@@ -1,10 +1,11 @@
-"""Trace an encoder-decoder for generation: a graph for the encoder, and one for the decoder's steps.
+"""Export an encoder-decoder for generation: a graph for the encoder, and one for the decoder's steps.
 
 The encoder's graph ends in the keys and values of cross attention, so that they are computed once for a text; the
-decoder's takes them as a part of its cache, and never the encoder's states.
+decoder's takes them as a part of its cache, and never the encoder's states. What the two write, token by token, is
+compared with what `generate` writes.
 
-Letters of shapes: B batch, T tokens of the encoder, S tokens given to the decoder, P tokens before them, V vocabulary,
-H heads, D width of a head.
+Letters of shapes: B batch, T tokens of the encoder, S tokens given to the decoder, P tokens before them, K tokens of a
+prompt of the decoder, N generated tokens, V vocabulary, H heads, D width of a head.
 """
 
 from __future__ import annotations

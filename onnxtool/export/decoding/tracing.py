@@ -1,5 +1,10 @@
 """Trace a causal language model for generation with a cache, into one graph for prompts and for the tokens after them.
 
+Models that carry a state from token to token compute a prompt in chunks or in a loop of Python. Where a trace leaves
+the chunks open, a graph for prompts and one for a single token stand in an If, which the number of tokens decides: the
+first would do for a single token as well, at the cost of a chunk, and need not be the same formula (Zamba 2 bounds its
+time steps in the first alone). Where it does not, the step for one token runs in a Loop, token by token.
+
 Letters of shapes: B batch, S tokens given to the graph, P tokens before them, which the cache stands for, V vocabulary.
 """
 
@@ -63,7 +68,7 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     parallel = prompts == PROMPTS[0]
     traced, cache = _traced_step(model, opset, parallel=parallel)
     if not parallel:
-        traced = loop_over_tokens(traced, cache, batch=BATCH, past=PAST)
+        traced = loop_over_tokens(traced, cache)
     elif chunk_size(model) is not None:
         one, same = _traced_step(model, opset, parallel=False)
         if same != cache:
@@ -265,7 +270,7 @@ def _branch(graph: ir.Graph, given: Mapping[str, ir.Value], name: str) -> ir.Gra
     return ir.Graph([], results, nodes=nodes, name=name)
 
 
-def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]], *, batch: str, past: str) -> ir.Model:
+def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]]) -> ir.Model:
     """Wrap `step` into a loop over the tokens that it is given.
 
     A row's state stays as it is where the mask says that the token is padding. Keys and values, which grow by a token
@@ -275,8 +280,6 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
         step: takes input_ids int64 [B, 1], attention_mask int64 [B, P + 1] (or leaves it out) and the cache, and
             gives logits [B, 1, V] and the cache after the token, in the same order. It is taken apart.
         cache: the cache inputs, and their axes.
-        batch: what the axis B is called there.
-        past: what the axis P is called there, and in the shapes within `step`.
 
     Returns:
         A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and the cache, and gives logits
@@ -292,7 +295,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]],
     )
     before = outer.op("Sub", total, length)
     logits, *presents = step.graph.outputs
-    body = _body(step, cache, ids, mask, before, outer.initializers, batch=batch, past=past)
+    body = _body(step, cache, ids, mask, before, outer.initializers)
     loop = ir.Node(
         "",
         "Loop",
@@ -331,9 +334,6 @@ def _body(
     mask: ir.Value,
     before: ir.Value,
     initializers: MutableMapping[str, ir.Value],
-    *,
-    batch: str,
-    past: str,
 ) -> ir.Graph:
     """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
     inner = Writer(naming=scoped("token"), initializers=initializers)
@@ -357,12 +357,12 @@ def _body(
     step.graph.remove(own)
     for node in own:
         for output in node.outputs:
-            _rename_past(output, past)
+            _rename_past(output)
     inner.nodes += own
     results = []
     for (name, axes), present in zip(cache.items(), presents, strict=True):
-        if past not in axes:
-            rank = inner.constant(np.array([-1 if size == batch else 1 for size in axes]), f"tokens/{name}/rows")
+        if PAST not in axes:
+            rank = inner.constant(np.array([-1 if size == BATCH else 1 for size in axes]), f"tokens/{name}/rows")
             present = inner.op("Where", inner.op("Reshape", real, rank), present, carried[name])
         results.append(inner.op("Identity", present))
     results.append(inner.op("Squeeze", logits, axis))
@@ -373,10 +373,10 @@ def _body(
     )
 
 
-def _rename_past(value: ir.Value, past: str) -> None:
+def _rename_past(value: ir.Value) -> None:
     """Name P apart within the loop, where it grows by one each time."""
     if value.shape is not None:
         value.shape = ir.Shape(
-            size if isinstance(size, int) or size.value is None else size.value.replace(past, "tokens_before")
+            size if isinstance(size, int) or size.value is None else size.value.replace(PAST, "tokens_before")
             for size in value.shape
         )

@@ -1,6 +1,8 @@
 """What an exported graph computes on top of the model: a table of heads, and which one a checkpoint wants.
 
-A head is a sequence of pooling modules over one output of the model.
+A head is a sequence of pooling modules over one output of the model. SPLADE is trained by scripts that save a plain
+BertForMaskedLM: nothing in the weights or in config.json tells it from a model that fills in masks, so the name, the
+model card and what the training wrote down are read. Pickles, such as training_args.bin, never are.
 
 Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
 """

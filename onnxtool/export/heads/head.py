@@ -1,6 +1,7 @@
 """A head: a sequence of modules over one output of the model, put on a graph and computed in PyTorch.
 
-Letters of shapes: B batch, S sequence, N numbers of the output, W width of a vector.
+Letters of shapes: B batch, S sequence, H hidden, N numbers of the output, V vocabulary, R rows of it that are kept,
+W width of a vector.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Find the modality of a model from the parameters of its forward."""
+"""Find the modality of a model from the parameters of its forward, or restrict the forward to one side of the model.
+
+A dual encoder such as CLIP has two sides: pictures or texts, each to a vector in the space that both share.
+
+Letters of shapes: B batch, S sequence, H hidden, W width of the shared space.
+"""
 
 from __future__ import annotations
 

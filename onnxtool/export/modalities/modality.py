@@ -1,4 +1,7 @@
-"""The interface of a modality: named axes, random inputs of any size along them, and the cases to verify a file on."""
+"""The interface of a modality: named axes, random inputs of any size along them, and the cases to verify a file on.
+
+And what modalities share: running a tokenizer or processor, and scaling the inputs that it makes.
+"""
 
 from __future__ import annotations
 

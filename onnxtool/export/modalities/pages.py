@@ -1,7 +1,9 @@
 """Retrievers of pages as pictures (ColPali and its kin): a page, or a query, to a vector for each of its tokens.
 
-Letters of shapes: B batch, S tokens, P tokens of a page, T tiles of a page, N its patches, K tokens that they become,
-W width of a vector.
+A page is what the processor of the retriever prepares: pixels, and a token for each part of the page.
+
+Letters of shapes: B batch, S tokens, P parts of a page or their tokens, T tiles of a page, N its patches,
+K tokens that they become, W width of a vector.
 """
 
 from __future__ import annotations
