@@ -172,7 +172,8 @@ def test_the_tokens_are_those_of_generate(way: str, request: pytest.FixtureReque
             torch.from_numpy(ids), attention_mask=torch.from_numpy(mask), max_new_tokens=20
         )
     for given in pieces:
-        _, tokens = generate(session, ids, mask, new_tokens=20, pieces=given)
+        feeds = {"input_ids": ids, "attention_mask": mask, **({"pieces": np.array(given)} if given else {})}
+        _, tokens = generate(session, feeds, new_tokens=20)
         assert tokens.tolist() == wanted[:, 11:].tolist()
 
 

@@ -5,7 +5,7 @@ Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -231,14 +231,7 @@ def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolera
         wanted += [outputs] * len(given)
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        logits, _ = generate(
-            session,
-            feeds[IDS],
-            feeds[MASK],
-            pieces=feeds.get(PIECES, ()),
-            expected=feeds[GENERATED],
-            tolerance=tolerance,
-        )
+        logits, _ = generate(session, feeds, tolerance=tolerance)
         return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
 
     verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
@@ -248,33 +241,30 @@ def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolera
 
 def generate(
     session: Session,
-    ids: NDArray[np.int64],
-    mask: NDArray[np.int64],
+    feeds: Mapping[str, NDArray[Any]],
     *,
     new_tokens: int = NEW_TOKENS,
-    pieces: Iterable[int] = (),
-    expected: NDArray[np.int64] | None = None,
     tolerance: Tolerance | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Generate greedily with an exported graph, the cache of each step fed to the next.
 
     Args:
         session: a graph of `trace_with_cache`.
-        ids: int64 [B, S], padded on the left.
-        mask: int64 [B, S].
+        feeds: ids int64 [B, S], padded on the left, and their mask; optionally how many tokens of the prompt each call
+            takes (PIECES, S together), and tokens int64 [B, N] to take instead of others whose logit is the same
+            within `tolerance` (GENERATED).
         new_tokens: N.
-        pieces: how many tokens of the prompt each call takes, S together; empty for a single call.
-        expected: int64 [B, N], taken in place of another token whose logit is the same within `tolerance`.
         tolerance: what counts as a tie.
 
     Returns:
         Logits float [B, S + N - 1, V] and the tokens chosen, int64 [B, N].
     """
+    ids, mask, expected = feeds[IDS], feeds[MASK], feeds.get(GENERATED)
     cache = empty_cache(session, len(ids))
     logits: list[NDArray[Any]] = []
     chosen: list[NDArray[np.int64]] = []
     mask = np.concatenate([mask, np.ones((len(ids), new_tokens), dtype=np.int64)], axis=1)
-    ends = np.cumsum([*pieces] or [ids.shape[1]])
+    ends = np.cumsum(feeds.get(PIECES, [ids.shape[1]]))
     start = 0
     for end in (*ends, *(ends[-1] + np.arange(1, new_tokens))):
         given = ids[:, start:end] if start < ids.shape[1] else chosen[-1][:, None]
