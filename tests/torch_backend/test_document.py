@@ -53,9 +53,9 @@ input_ids = ids_tensor([batch, seq], vocab_size)
 input_mask = torch.tril(torch.ones(batch, seq, dtype=torch.float32))
 
 model(input_ids, input_mask)
-%(switch)s
 local_aot_ort, _ = make_aot_ort(
-    dynamic=True,%(rewrite)s
+    dynamic=True,
+    rewrite=True,
     verbose=1,
 )
 
@@ -91,7 +91,6 @@ def run(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     """Run a program in this process, in a folder of its own, and return what it prints."""
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("ONNXRT_CHANGE_REWRITER", "0")  # the program may set it
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as a program sees them, once or not at all
         exec(compile(code, str(folder / "program.py"), "exec"), {"__name__": "__main__"})  # noqa: S102 - our own text
@@ -99,14 +98,11 @@ def run(code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("converter", ["baseline", "custom"])
 def test_the_example_of_the_original_runs(
-    tmp_path: Path, converter: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Llama of one layer at 1024 tokens, trained for a step, both graphs dumped, the same numbers as eager."""
-    switch = 'os.environ["ONNXRT_CHANGE_REWRITER"] = "1"' if converter == "custom" else ""
-    rewrite = "" if converter == "custom" else "\n    rewrite=True,"
-    printed = run(_EXAMPLE % {"switch": switch, "rewrite": rewrite} + _COMPARISON, tmp_path, monkeypatch, capsys)
+    printed = run(_EXAMPLE + _COMPARISON, tmp_path, monkeypatch, capsys)
     assert {path.name for path in (tmp_path / "dump_llama").iterdir()} >= {
         f"dort-llama-ort{number}.{suffix}" for number in (0, 1) for suffix in ("onnx", "txt")
     }

@@ -59,7 +59,6 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], Callable[[], Inputs]]] = {
         cacheless,
     ),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", {**_TEXT, "num_key_value_heads": 2}, cacheless),
-    "Qwen3": ("Qwen3ForCausalLM", "Qwen3Config", _GROUPED, cacheless),
     "Gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**_GROUPED, "sliding_window": 4}, cacheless),
     "T5": (
         "T5ForConditionalGeneration",

@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch._dynamo.exc import BackendCompilerFailed
 
-from onnxtool.errors import OnnxtoolError, OptionError, ProviderError
+from onnxtool.errors import CompilationError, OnnxtoolError, OptionError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+from onnxtool.torch_backend.lower.torch_onnx import translate
+
+
+def rename(model: onnx.ModelProto) -> None:
+    model.graph.node[-1].output[0] = model.graph.output[0].name = "other"
+
+
+def forgetful(graph_module: torch.fx.GraphModule) -> object:
+    translated = translate(graph_module)
+    translated.graph.outputs.clear()
+    return translated
+
+
+REFUSED: dict[str, tuple[dict[str, Any], type[OnnxtoolError], str]] = {
+    # By itself, onnxruntime prints a line and goes on without it.
+    "unknown provider": (
+        {"preferred_execution_providers": ["FooExecutionProvider"]}, ProviderError,
+        "no provider FooExecutionProvider.*CPUExecutionProvider",
+    ),
+    "no model": ({"converter": lambda _graph: None}, CompilationError, "the converter returned NoneType"),
+    "lost outputs": ({"converter": forgetful}, CompilationError, "1 inputs and 0 outputs of 1 and 1"),
+    "unknown converter": ({"converter": "fxx"}, CompilationError, "unknown converter 'fxx'.*use one of fx, export"),
+    "unknown transform": (
+        {"pre_ort_model_transforms": ["tidyy"]}, OnnxtoolError,
+        "unknown transform 'tidyy'.*use one of tidy, convert_opset, fold_constants",
+    ),
+    "renamed output": ({"pre_ort_model_transforms": [rename]}, OnnxtoolError, "changed the inputs or outputs"),
+}  # fmt: skip
+if problem := cuda_problem():  # the CPU would be slower without anybody noticing
+    REFUSED["CUDA"] = ({"preferred_execution_providers": ["CUDAExecutionProvider"]}, ProviderError, re.escape(problem))
 
 
 def refusal(options: OrtBackendOptions) -> OnnxtoolError:
@@ -22,21 +55,14 @@ def refusal(options: OrtBackendOptions) -> OnnxtoolError:
     return error
 
 
-def test_an_unknown_provider_is_refused_with_those_there_are(capfd: pytest.CaptureFixture[str]) -> None:
-    """By itself, onnxruntime prints a line and goes on without it."""
-    error = refusal(OrtBackendOptions(preferred_execution_providers=["FooExecutionProvider"]))
-    assert isinstance(error, ProviderError)
-    assert "no provider FooExecutionProvider" in str(error)
-    assert "CPUExecutionProvider" in error.hint
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_is_refused_with_what_can(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """By name, with those there are, and with nothing on the terminal."""
+    options, kind, message = REFUSED[name]
+    error = refusal(OrtBackendOptions(**options))
+    assert isinstance(error, kind)
+    assert re.search(message, f"{error}\n{error.hint}", re.DOTALL)
     assert capfd.readouterr().out == ""
-
-
-@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
-def test_cuda_is_refused_where_it_cannot_run() -> None:
-    """The CPU would be slower without anybody noticing."""
-    error = refusal(OrtBackendOptions(preferred_execution_providers=["CUDAExecutionProvider"]))
-    assert isinstance(error, ProviderError)
-    assert cuda_problem() in str(error)
 
 
 @pytest.mark.parametrize("name", ["preferred_execution_providers", "default_execution_providers"])
@@ -50,19 +76,6 @@ def test_an_empty_name_of_a_folder_is_not_the_current_folder() -> None:
     """An unset variable must not fill the folder one is in."""
     with pytest.raises(OptionError, match="cache_folder: '' is not a path"):
         OrtBackendOptions(cache_folder="")
-
-
-def test_a_converter_that_returns_no_model_is_refused() -> None:
-    """It says what it returned."""
-    error = refusal(OrtBackendOptions(converter=lambda _graph: None))
-    assert "the converter returned NoneType" in str(error)
-
-
-def test_an_unknown_transform_is_refused_with_the_names_of_those_there_are() -> None:
-    """Among them the passes of `onnxtool optimize`."""
-    error = refusal(OrtBackendOptions(pre_ort_model_transforms=["tidyy"]))
-    assert "unknown transform 'tidyy'" in str(error)
-    assert "use one of tidy, convert_opset, fold_constants" in error.hint
 
 
 def test_a_mode_of_inductor_is_refused() -> None:

@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch._decomp.decompositions import im2col
 
 from onnxtool.torch_backend.lower.decompositions import elementwise, order, pooling, random, scatters
 from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
@@ -162,11 +161,7 @@ DECISIONS: dict[object, Decision] = {
     aten.max_pool3d_with_indices_backward.default: Decision(pooling.max_pool3d_backward),
     aten.max_pool2d_with_indices.default: Decision(fused_kernel=FusedKernel.WITH_INDICES),
     aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
-    # windows and padding; the translation of im2col takes no empty tensor
-    aten.im2col.default: Decision(im2col),
-    aten.replication_pad1d.default: Decision(pooling.replication_pad),
-    aten.replication_pad2d.default: Decision(pooling.replication_pad),
-    aten.replication_pad3d.default: Decision(pooling.replication_pad),
+    # padding
     aten.replication_pad1d_backward.default: Decision(pooling.replication_pad_backward),
     aten.replication_pad2d_backward.default: Decision(pooling.replication_pad_backward),
     aten.replication_pad3d_backward.default: Decision(pooling.replication_pad_backward),
@@ -179,7 +174,6 @@ DECISIONS: dict[object, Decision] = {
     aten.nanmedian.default: Decision(order.nan_median_of_all),
     aten.nanmedian.dim: Decision(order.nan_median),
     aten.searchsorted.Tensor: Decision(order.search_sorted),
-    aten.bucketize.Tensor: Decision(order.bucketize),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
     aten.max.dim: Decision(order.maximum_of_booleans),
     aten.cummax.default: Decision(partial(order.running_extreme, replaces=torch.ge)),

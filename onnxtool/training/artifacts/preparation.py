@@ -37,7 +37,7 @@ def prepare_training(options: PreparationOptions) -> ArtifactReport:
         raise ArtifactError("one model is expected", "pass --model_path or --model_name")
     check_prefix(options.prefix)
     if options.forward is None:
-        return _of_file(options)
+        return make_artifacts(_file_options(options))
     with scratch_folder(_folder(options) / f"{options.prefix}training_model.onnx") as folder:
         forward = export_forward(options.forward, folder)
         return make_checkpoint_artifacts(options, forward)
@@ -50,19 +50,17 @@ def plan_training(options: PreparationOptions) -> WritePlan:
         OnnxtoolError: as `prepare_training`, as far as it is known without the weights.
     """
     forward = options.forward
-    setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
     if forward is None:
         check_harmless(ModelFile.open(options.model_path or Path()))
     else:
         source = source_of(forward)
         _ = Checkpoint.open(source, task=forward.task).weight_files
-    return plan_artifacts(_artifact_options(options, setting, options.model_path or Path(), options.loss_inputs))
+    return plan_artifacts(_file_options(options))
 
 
-def _of_file(options: PreparationOptions) -> ArtifactReport:
+def _file_options(options: PreparationOptions) -> ArtifactOptions:
     setting = LossSetting(options.loss, "", options.class_axis or 1, options.ignore_index, bool(options.shift_labels))
-    made = _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
-    return make_artifacts(made)
+    return _artifact_options(options, setting, options.model_path or Path(), options.loss_inputs)
 
 
 def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> ArtifactReport:

@@ -180,49 +180,6 @@ def test_the_loss_is_called_loss(tmp_path: Path) -> None:
     assert losses[0] == losses[1]
 
 
-def test_a_loss_of_ones_own_is_a_few_lines(tmp_path: Path) -> None:
-    """The document's weighted average of two losses, with PyTorch's gradients."""
-
-    class WeightedAverageLoss(onnxblock.Block):
-        def __init__(self) -> None:
-            self._loss1 = onnxblock.loss.MSELoss()
-            self._loss2 = onnxblock.loss.MSELoss()
-            self._w1 = onnxblock.blocks.Constant(0.4)
-            self._w2 = onnxblock.blocks.Constant(0.6)
-            self._add = onnxblock.blocks.Add()
-            self._mul = onnxblock.blocks.Mul()
-
-        def build(self, loss_input_name1: str, loss_input_name2: str) -> Any:
-            return self._add(
-                self._mul(self._w1(), self._loss1(loss_input_name1, target_name="target1")),
-                self._mul(self._w2(), self._loss2(loss_input_name2, target_name="target2")),
-            )
-
-    model = perceptron(outputs=2)
-    trained, frozen = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"], ["fc3.weight", "fc3.bias"]
-    make(tmp_path, model, requires_grad=trained, frozen_params=frozen, loss=WeightedAverageLoss())
-    state, module, optimizer = load(tmp_path)
-    assert module.input_names() == ["x", "target1", "target2"]
-    x, _ = batch()
-    targets = np.random.default_rng(3).standard_normal((2, 8, 3)).astype(np.float32)
-    weights = {name: torch.tensor(array, requires_grad=True) for name, array in parameters_of(model).items()}
-    hidden = torch.relu(torch.tensor(x) @ weights["fc1.weight"].T + weights["fc1.bias"])
-    means = [
-        ((hidden @ weights[f"{name}.weight"].T + weights[f"{name}.bias"] - torch.tensor(target)) ** 2).mean()
-        for name, target in zip(("fc2", "fc3"), targets, strict=True)
-    ]
-    wanted = 0.4 * means[0] + 0.6 * means[1]
-    wanted.backward()
-    assert module(x, *targets) == pytest.approx(wanted.item(), rel=1e-5)
-    for name in trained:
-        gradient, found = weights[name].grad, state.parameters[name].grad
-        assert gradient is not None
-        assert found is not None
-        np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-4, atol=1e-6)
-    assert state.parameters["fc3.weight"].grad is None
-    assert fit(module, optimizer, [(x, *targets)]) == pytest.approx([wanted.item()], rel=1e-5)
-
-
 def test_an_optimizer_of_ones_own_is_taken(tmp_path: Path) -> None:
     """A block in place of the enumeration."""
 

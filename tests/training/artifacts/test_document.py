@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
+import torch
 
-from tests.training.small_models import perceptron
+from onnxtool.training.api import fit
+from tests.training.small_models import batch, load, parameters_of, perceptron
 
 _SAMPLE_USAGE = """
 from onnxtool.training import artifacts
@@ -83,8 +86,8 @@ def test_the_sample_makes_the_four_artifacts_of_a_forward_model(tmp_path: Path) 
     assert gradients(folder) == ["fc1.weight", "fc1.bias"]
 
 
-def test_the_custom_loss_makes_them_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model with two outputs, and with the document's names of parameters."""
+def test_the_custom_loss_has_the_gradients_of_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the working directory, of a model with two outputs, and with the document's names of parameters."""
     model = perceptron(outputs=2)
     names = {f"fc{number}.{kind}": f"{kind}{number}" for number in (1, 2, 3) for kind in ("weight", "bias")}
     for node in model.graph.node:
@@ -95,4 +98,25 @@ def test_the_custom_loss_makes_them_in_the_working_directory(tmp_path: Path, mon
     onnx.save(model, "model.onnx")
     exec(_CUSTOM_LOSS, {"onnx": onnx, "__name__": "document"})  # noqa: S102  the document's code
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", *_FILES}
-    assert gradients(tmp_path) == ["weight1", "bias1", "weight2", "bias2"]
+    trained = ["weight1", "bias1", "weight2", "bias2"]
+    assert gradients(tmp_path) == trained
+    state, module, optimizer = load(tmp_path)
+    assert module.input_names() == ["x", "target1", "target2"]
+    x, _ = batch()
+    targets = np.random.default_rng(3).standard_normal((2, 8, 3)).astype(np.float32)
+    weights = {name: torch.tensor(array, requires_grad=True) for name, array in parameters_of(model).items()}
+    hidden = torch.relu(torch.tensor(x) @ weights["weight1"].T + weights["bias1"])
+    means = [
+        ((hidden @ weights[f"weight{number}"].T + weights[f"bias{number}"] - torch.tensor(target)) ** 2).mean()
+        for number, target in zip((2, 3), targets, strict=True)
+    ]
+    wanted = 0.4 * means[0] + 0.6 * means[1]
+    wanted.backward()
+    assert module(x, *targets) == pytest.approx(wanted.item(), rel=1e-5)
+    for name in trained:
+        gradient, found = weights[name].grad, state.parameters[name].grad
+        assert gradient is not None
+        assert found is not None
+        np.testing.assert_allclose(found, gradient.numpy(), rtol=1e-4, atol=1e-6)
+    assert state.parameters["weight3"].grad is None
+    assert fit(module, optimizer, [(x, *targets)]) == pytest.approx([wanted.item()], rel=1e-5)

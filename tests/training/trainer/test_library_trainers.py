@@ -13,9 +13,9 @@ import transformers
 
 from onnxtool.torch_backend import OrtBackend
 from onnxtool.training import OrtTrainer
-from onnxtool.training.trainer.library_losses import ChangingNumbers, WholeTexts
 from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from onnxtool.training.trainer.ort_trainer import ChangingNumbers, WholeTexts
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
 
 TOLERANCE = 1e-5

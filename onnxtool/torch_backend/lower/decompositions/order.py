@@ -86,13 +86,6 @@ def search_sorted(
     return low.reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
 
 
-def bucketize(
-    x: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> torch.Tensor:
-    """Return in which of the intervals between sorted `boundaries` [M] each value is."""
-    return search_sorted(boundaries, x, out_int32=out_int32, right=right)
-
-
 def _sorted(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the values along `dim` in order with infinity for NaN, and where NaN was."""
     is_nan = _nans(x)

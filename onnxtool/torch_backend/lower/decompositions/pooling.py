@@ -238,21 +238,6 @@ def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.T
     return places.clamp(max=size - 1), places < ends[:, None]
 
 
-def replication_pad(x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
-    """Pad where some width is negative, by index_select; onnxruntime's Pad refuses that.
-
-    Other widths are left to the translation.
-    """
-    if all(width >= 0 for width in padding):
-        return NotImplemented
-    for place, (before, after) in enumerate(_pairs(padding)):
-        dim = -1 - place
-        size = x.shape[dim]
-        picked = torch.arange(-before, size + after, device=x.device).clamp(min=0, max=size - 1)
-        x = x.index_select(dim, picked)
-    return x
-
-
 def replication_pad_backward(gradient: torch.Tensor, x: torch.Tensor, padding: Sequence[int]) -> torch.Tensor:
     """Add the gradients of all copies of a border value to its own."""
     for place, (before, after) in enumerate(_pairs(padding)):
