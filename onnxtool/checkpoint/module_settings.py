@@ -210,7 +210,8 @@ def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows
     if not modules.modules:  # then sentence-transformers reads none of these files either
         return
     require_no_routes(modules, files)
-    unknown = list(_unknown_settings(modules, follows))
+    kind = modules.modules[0].kind
+    unknown = list(_unknown_settings(modules, TRANSFORMERS[kind], follows)) if kind in TRANSFORMERS else []
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
 
@@ -222,13 +223,7 @@ def transformer_output(modules: SentenceModules) -> str:
     return "" if task is None else task.name
 
 
-def _unknown_settings(modules: SentenceModules, follows: _Follows) -> Iterator[str]:
-    first = modules.modules[0]
-    if first.kind in TRANSFORMERS:
-        yield from _unknown_of_transformer(modules, TRANSFORMERS[first.kind], follows)
-
-
-def _unknown_of_transformer(modules: SentenceModules, default: str, follows: _Follows) -> Iterator[str]:
+def _unknown_settings(modules: SentenceModules, default: str, follows: _Follows) -> Iterator[str]:
     settings, name = modules.transformer, modules.transformer_file
     stated = settings.get("transformer_task", default)
     task = _TASKS.get(stated) if isinstance(stated, str) else None

@@ -27,7 +27,6 @@ _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP")
 LISTS = (".txt", ".jsonl")
 # 100 bytes may say that they are a picture of any size. An A3 page at 600 dpi has 70 million pixels.
 MAX_PIXELS = 1 << 27
-MAX_LINES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -209,28 +209,23 @@ class Dense(PoolingModule):
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
-        if self.on_tokens:
-            return self._build_on_tokens(build, value)
-        weights = [build.weight(self.weight, f"{self.name}.linear.weight")]
-        if self.bias is not None:
-            weights.append(build.weight(self.bias, f"{self.name}.linear.bias"))
-        result = ACTIVATIONS[self.activation].build(build, build.op("Gemm", value, *weights, transB=1))
+        value = build.cast(value) if self.on_tokens else value
+        bias = [] if self.bias is None else [self.bias]
+        result = ACTIVATIONS[self.activation].build(build, self._project(build, value, "linear", self.weight, *bias))
         if self.residual is None:
             return result
-        residual = build.op("Gemm", value, build.weight(self.residual, f"{self.name}.residual.weight"), transB=1)
-        return build.op("Add", result, residual)
+        return build.op("Add", result, self._project(build, value, "residual", self.residual))
 
-    def _build_on_tokens(self, build: Builder, value: Value) -> Value:
-        """Append it for [B, S, W], which Gemm does not take."""
-        value = build.cast(value)
-        linear = build.op("MatMul", value, build.weight(self.weight.T, f"{self.name}.linear.weight"))
-        if self.bias is not None:
-            linear = build.op("Add", linear, build.weight(self.bias, f"{self.name}.linear.bias"))
-        result = ACTIVATIONS[self.activation].build(build, linear)
-        if self.residual is None:
-            return result
-        residual = build.op("MatMul", value, build.weight(self.residual.T, f"{self.name}.residual.weight"))
-        return build.op("Add", result, residual)
+    def _project(self, build: Builder, value: Value, name: str, *weights: NDArray[np.float32]) -> Value:
+        """Append a product with the first weight, [W', W], to which the second one is added."""
+        matrix, bias = weights[0], weights[1:]
+        if self.on_tokens:  # [B, S, W], which Gemm does not take
+            product = build.op("MatMul", value, build.weight(matrix.T, f"{self.name}.{name}.weight"))
+            added = [build.weight(one, f"{self.name}.{name}.bias") for one in bias]
+            return build.op("Add", product, *added) if added else product
+        factors = [build.weight(matrix, f"{self.name}.{name}.weight")]
+        factors += [build.weight(one, f"{self.name}.{name}.bias") for one in bias]
+        return build.op("Gemm", value, *factors, transB=1)
 
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
         """Apply torch's own linear layer and activation."""

@@ -96,12 +96,12 @@ class TextTokenizer:
     @cached_property
     def mask_token(self) -> str | None:
         """The token that a masked language model fills in, or None where this tokenizer has none."""
-        return self._named_token("mask_token")
+        return self.named_token("mask_token")
 
     @cached_property
     def framing_ids(self) -> frozenset[int]:
         """The ids of the tokens that pad, open, separate and close texts."""
-        tokens = [self._named_token(name) for name in _FRAMING]
+        tokens = [self.named_token(name) for name in _FRAMING]
         ids = [self._tokenizer.token_to_id(token) for token in tokens if token is not None]
         return frozenset({self._pad_id, *(token_id for token_id in ids if token_id is not None)})
 
@@ -132,12 +132,12 @@ class TextTokenizer:
     @property
     def expanding_tokens(self) -> tuple[str | None, str | None]:
         """The tokens that queries are expanded by where nothing else is said, the first that there is."""
-        return self._named_token("mask_token"), self._named_token("eos_token")
+        return self.named_token("mask_token"), self.named_token("eos_token")
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         """The ids of all tokens that the checkpoint names as special, as `all_special_ids` of transformers."""
-        named: list[Json] = [self._named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
+        named: list[Json] = [self.named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
         for key in ("extra_special_tokens", "additional_special_tokens"):
             stated = self._config.get(key)
             values = stated.values() if isinstance(stated, dict) else stated if isinstance(stated, list) else ()
@@ -148,13 +148,13 @@ class TextTokenizer:
     @cached_property
     def unknown_ids(self) -> frozenset[int]:
         """The id of the token that stands for what the vocabulary has not; empty where the tokenizer names none."""
-        token = self._named_token("unk_token")
+        token = self.named_token("unk_token")
         found = None if token is None else self._tokenizer.token_to_id(token)
         return frozenset(() if found is None else (found,))
 
     def named_token(self, name: str) -> str | None:
         """Return a token by its role, such as `bos_token`; None where the checkpoint names none."""
-        return self._named_token(name)
+        return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
 
     def id_of(self, token: str) -> int | None:
         """Return the id of `token`, or None where there is no such token."""
@@ -301,15 +301,12 @@ class TextTokenizer:
         stored = self._tokenizer.padding or {}
         side = _side(self._config, "padding_side", stored.get("direction", "right"))
         segment_id = self._config.get("pad_token_type_id", stored.get("pad_type_id", 0))
-        token = self._named_token("pad_token")
+        token = self.named_token("pad_token")
         token_id = None if token is None else self._tokenizer.token_to_id(token)
         if token_id is None:
             # Any id will do in the end: a model that reads padding is told to ignore it by the mask.
             token_id = stored.get("pad_id", self._folder.read("config.json").get("pad_token_id") or 0)
         return _index(token_id), _index(segment_id), side
-
-    def _named_token(self, name: str) -> str | None:
-        return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
 
 
 def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:

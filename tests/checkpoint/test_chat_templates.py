@@ -159,8 +159,6 @@ HARMFUL = {
     "{% include '/etc/passwd' %}": "no loader for this environment",
     "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}": "fails: maximum recursion depth exceeded",
     "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "takes more than 1 s",
-    "{{ 10 ** 9999999 }}": "takes more than 1 s",
-    "{{ 'x' * 10 ** 10 }}": "takes more than 512 MB",
     "{% set n = namespace(s='xx') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}": "more than 512 MB",
     "{{ 'x' * 10 ** 7 }}": "makes a chat of more than 1000",
 }

