@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OptionError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, Option, Options, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
@@ -26,13 +27,17 @@ class VerifyOptions(Options):
     Attributes:
         sample_inputs: .npz files to run both on, instead of made-up inputs.
         input_shapes: shapes of made-up inputs, as NAME:1,128.
-        provider: where both run, `cpu` or `cuda`.
+        revision: of a checkpoint on the hub.
+        trust_remote_code: whether code in a checkpoint may run.
+        provider: where two files run, `cpu` or `cuda`.
         precision: whose tolerance holds; `atol`, `rtol` and `min_cosine` replace its parts.
     """
 
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
-    provider: Annotated[str, Option("Where both run.", choices=("cpu", "cuda"))] = "cpu"
+    revision: Annotated[str | None, Option("Of a checkpoint on the hub: a branch, tag or commit.")] = None
+    trust_remote_code: Annotated[bool, Option("Let code in the checkpoint run.")] = False
+    provider: Annotated[str, Option("Where both files run.", choices=("cpu", "cuda"))] = "cpu"
     precision: Annotated[str, Option("The precision whose tolerance holds.", choices=TOLERANCE_NAMES)] = "fp32"
     atol: Annotated[float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
@@ -67,14 +72,15 @@ _DEFAULTS = VerifyOptions()
 
 @checked
 def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULTS) -> Verification:
-    """Compare an ONNX file with the file that it was made from, as `onnxtool optimize` does.
+    """Compare an ONNX file with what it was made from: an ONNX file, as `onnxtool optimize` does, or a checkpoint.
 
-    Both run on the inputs that are given, else on made-up ones: of many lengths, rows and paddings, as the reference's
-    export stamped them or as its graph suggests, and at the sizes at which its graph computes in another way.
+    Two files run on the inputs that are given, else on made-up ones: of many lengths, rows and paddings, as the
+    reference's export stamped them or as its graph suggests, and at the sizes at which its graph computes in another
+    way. A checkpoint runs in PyTorch on the cases of `onnxtool export`, or on given samples.
 
     Args:
         model: the ONNX file to verify.
-        reference: an ONNX file.
+        reference: an ONNX file, or a checkpoint: a folder, or an id on the hub.
         options: what to compare on, and how much may differ.
 
     Returns:
@@ -84,9 +90,13 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         ModelFileError: one of the files cannot be read.
         InputError: the two have other inputs, no inputs can be made up, or what is given does not fit.
         SessionError: the reference runs on none of the inputs.
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
         VerificationError: the reference does not repeat itself, or gives nothing that can be compared.
     """
-    file, source = ModelFile.open(model), ModelFile.open(reference)
+    file = ModelFile.open(model)
+    if not Path(reference).is_file():
+        return _compare_with_checkpoint(file, os.fspath(reference), options)
+    source = ModelFile.open(reference)
     _require_same_signature(file, source)
     from onnxtool.checkpoint.quantized_vectors import VectorType
     from onnxtool.graph.shapes import find_turns
@@ -104,6 +114,31 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         )
         del graph
         return original.run().compare(file.path, options.tolerance, VectorType.of_model(file))
+
+
+def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOptions) -> Verification:
+    from onnxtool.export.agreement import compare_with_checkpoint
+    from onnxtool.export.options import ExportOptions
+    from onnxtool.runtime.input_cases import input_cases
+
+    if options.provider != "cpu" or options.given.shapes:
+        what = "--input_shape" if options.given.shapes else f"--provider {options.provider}"
+        raise OptionError(
+            f"{what} is for two files, and {reference} is a checkpoint, or no file at all",
+            "leave it out, or pass an ONNX file to compare with",
+        )
+    tolerance = options.tolerance
+    asked = ExportOptions(
+        reference,
+        revision=options.revision,
+        trust_remote_code=options.trust_remote_code,
+        atol=tolerance.atol,
+        rtol=tolerance.rtol,
+        min_cosine=tolerance.cosine,
+        force=True,
+    )
+    samples = input_cases(file, given=options.given) if options.given.samples else ()
+    return compare_with_checkpoint(file, asked, samples)
 
 
 def _require_same_signature(file: ModelFile, source: ModelFile) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,9 @@ import onnxruntime as ort
 import pytest
 from onnx import numpy_helper
 
-from onnxtool import OptimizeOptions, VerifyOptions, optimize_model, verify
-from onnxtool.errors import InputError, OptionError
+from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, export_model, optimize_model, verify
+from onnxtool.errors import InputError, ModelFileError, OptionError
+from onnxtool.model_file.metadata import stamp
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 
@@ -51,16 +53,55 @@ def test_a_file_that_differs_is_told_by_its_figures(exported: Path, damaged: Pat
     assert verify(damaged, exported, VerifyOptions(precision="int8")).passed
 
 
-def test_given_inputs_are_all_that_is_compared(exported: Path, damaged: Path, tmp_path: Path) -> None:
-    """Both files run on a sample; what it shows is measured by onnxruntime alone."""
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
     ids = np.arange(10, dtype=np.int64).reshape(2, 5)
-    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    np.savez(tmp_path / "sample.npz", **feeds)  # type: ignore[arg-type]  # numpy's stubs take no mapping of arrays
-    (case,) = verify(damaged, exported, VerifyOptions(sample_inputs=tmp_path / "sample.npz")).cases
+    np.savez(tmp_path / "sample.npz", input_ids=ids, attention_mask=np.ones_like(ids), token_type_ids=ids % 2)
+    return tmp_path / "sample.npz"
+
+
+def test_given_inputs_are_all_that_is_compared(exported: Path, damaged: Path, sample: Path) -> None:
+    """Both files run on a sample; what it shows is measured by onnxruntime alone."""
+    (case,) = verify(damaged, exported, VerifyOptions(sample_inputs=sample)).cases
+    feeds = dict(np.load(sample))
     outputs = [ort.InferenceSession(path).run(None, feeds) for path in (damaged, exported)]
     error = max(float(np.abs(one - other).max()) for one, other in zip(*outputs, strict=True))
     assert case.inputs["input_ids"] == (2, 5)
     assert case.max_abs_error == pytest.approx(error, rel=1e-3)
+
+
+def test_a_file_is_compared_with_its_checkpoint(exported: Path, damaged: Path, workshop: Workshop) -> None:
+    """What the file computes of it is read from its stamps; PyTorch is the reference."""
+    checkpoint = workshop.checkpoint("tiny-encoder")
+    right, wrong = verify(exported, checkpoint), verify(damaged, checkpoint)
+    assert (right.passed, right.reference) == (True, "PyTorch")
+    assert not wrong.passed
+    assert [case.description for case in wrong.cases] == [case.description for case in right.cases]
+
+
+def test_samples_run_in_pytorch_too(exported: Path, damaged: Path, workshop: Workshop, sample: Path) -> None:
+    options = VerifyOptions(sample_inputs=sample)
+    (case,) = verify(exported, workshop.checkpoint("tiny-encoder"), options).cases
+    assert case.passed
+    assert case.inputs["input_ids"] == (2, 5)
+    assert not verify(damaged, workshop.checkpoint("tiny-encoder"), options).passed
+
+
+def test_a_decoder_is_compared_token_by_token(workshop: Workshop, tmp_path: Path) -> None:
+    """One of other weights is told apart, and samples of a step are refused."""
+    model, checkpoint = tmp_path / "decoder.onnx", workshop.checkpoint("tiny-decoder")
+    export_model(ExportOptions(checkpoint, output=model, task="text-generation-with-past"))
+    assert verify(model, checkpoint).passed
+    with pytest.raises(OptionError, match="is for two files"):
+        verify(model, checkpoint, VerifyOptions(input_shapes="input_ids:1,8"))
+
+
+def test_a_stamp_that_asks_for_more_is_refused(exported: Path, workshop: Workshop, tmp_path: Path) -> None:
+    """A file cannot let code of a checkpoint run."""
+    path = Path(shutil.copy(exported, tmp_path))
+    stamp(path, {"onnxtool.options": '{"trust_remote_code": true}'})
+    with pytest.raises(ModelFileError, match="trust_remote_code, which no export has"):
+        verify(path, workshop.checkpoint("tiny-encoder"))
 
 
 def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -> None:

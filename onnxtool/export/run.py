@@ -23,7 +23,6 @@ from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
 from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import encoder_path
-from onnxtool.export.lengths import Lengths
 from onnxtool.export.modalities.modality import SEQUENCE, DescribedInputs
 from onnxtool.export.options import ExportOptions, check_opset
 from onnxtool.export.preparation import Job, Request, find_requests, prepare
@@ -37,7 +36,7 @@ from onnxtool.export.sidecar_files import (
 )
 from onnxtool.export.source import all_files
 from onnxtool.export.tracing import ExportStrategy
-from onnxtool.export.verification import ShorterError, Verifier
+from onnxtool.export.verification import ShorterError, Verifier, lengths_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT, some
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
@@ -243,7 +242,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
     stopwatch.lap("load")
     tell(f"tracing {architecture} by {strategy.name}")
     graph, *encoders = plan.pipeline.trace(model, strategy, options.opset)
-    job = replace(job, lengths=_lengths_of(job, strategy).seen_in((graph, *encoders)[-1]))
+    job = replace(job, lengths=lengths_of(job, strategy).seen_in((graph, *encoders)[-1]))
     described = {**_describe(job, strategy), **job.request.stamps}
     for one, links in zip((graph, *encoders), plan.pipeline.links(paths.graph), strict=True):
         one.metadata_props.update({**described, **links})
@@ -366,13 +365,6 @@ def _encoder_of(decoder: Path) -> list[Path]:
     except ModelFileError:
         return []
     return [encoder.path] if encoder.metadata.get(DECODER_KEY) == decoder.name else []
-
-
-def _lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
-    """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
-    given = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.given
-    fixed = {**given, **strategy.fixed}.get(SEQUENCE)
-    return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
 def _stamp_inputs(file: Path, described: DescribedInputs) -> None:

@@ -89,10 +89,12 @@ class SingleCallPipeline:
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
         """Run the model on all cases of its modality that fit the fixed axes; with `lengths` on such texts instead."""
+        return self.reference(model, strategy).reference_outputs(lengths)
+
+    def reference(self, model: Any, strategy: ExportStrategy) -> TorchReference:
+        """Return what a file has to agree with."""
         sizes = {**self.signature.given, **strategy.fixed}
-        return TorchReference(
-            model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw
-        ).reference_outputs(lengths)
+        return TorchReference(model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
         """Compare all outputs."""
@@ -148,14 +150,12 @@ class TorchReference:
         import torch
 
         cases = [text_case(self.modality, self.fixed, length) for length in lengths] or self.modality.cases(self.fixed)
-        sequences = frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
         if self.head is not None:
-            sequences |= {one.output for one in self.head.all if one.keeps_tokens}
             cases += [] if lengths else self._unseen_tokens(self.head.unseen_length)
             if self.head.leaves_prompt_out:
                 cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
         before = torch.get_rng_state()
-        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=sequences)
+        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=self.sequences)
         if lengths:
             return outputs
         if not torch.equal(before, torch.get_rng_state()):
@@ -166,6 +166,12 @@ class TorchReference:
                 "this model takes few sizes; --no_verify exports it unverified",
             )
         return outputs
+
+    @property
+    def sequences(self) -> frozenset[str]:
+        """The outputs whose first axes are B and S."""
+        names = {name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,)}
+        return frozenset(names | {one.output for one in (self.head.all if self.head else ()) if one.keeps_tokens})
 
     def _unseen_tokens(self, length: int) -> list[Case]:
         """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from onnxtool.errors import CheckpointError, VerificationError
 from onnxtool.export.lengths import WORK, Lengths
+from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.preparation import Job
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.progress import tell
@@ -40,6 +41,13 @@ class ShorterError(VerificationError):
         return self.lengths.longest or 0
 
 
+def lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
+    """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
+    given = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.given
+    fixed = {**given, **strategy.fixed}.get(SEQUENCE)
+    return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
+
+
 class Verifier:
     """Compares the files of an export with PyTorch, whose outputs it computes once for all strategies."""
 
@@ -57,20 +65,8 @@ class Verifier:
             ShorterError: the file is right for shorter texts alone.
             VerificationError: an output differs otherwise.
         """
-        steps = self._pipeline.steps
         try:
-            verification, error = self._compare(path, self._reference(strategy, lengths))
-            further = lengths.beyond(self.longest_case(verification), steps=steps)
-            refused: set[int] = set()
-            if error is None and further:
-                tell(f"comparing texts of up to {further[0]} tokens")
-                reference = self._reference(strategy, lengths, further)
-                refused = {*further} - {_num_tokens(case) + steps for case in reference.cases}
-                if reference.cases:
-                    longer, error = self._compare(path, reference)
-                    verification = _merged(verification, longer)
-                described = (f"a text of {length} tokens" for length in sorted(refused))
-                verification = replace(verification, refused=(*verification.refused, *described))
+            verification, error, refused = self.measure(path, strategy, lengths)
             if error is not None:
                 raise self._shorter(error, path, strategy, lengths)
             covered = self.longest_case(verification)
@@ -83,6 +79,25 @@ class Verifier:
             raise ShorterError(none, lengths.up_to(longest, why), is_own=True)
         finally:
             self._job.stopwatch.lap("verify")
+
+    def measure(
+        self, path: Path, strategy: ExportStrategy, lengths: Lengths
+    ) -> tuple[Verification, VerificationError | None, set[int]]:
+        """Compare the file as `verify` does; return the figures, the error, and the lengths that PyTorch refuses."""
+        steps = self._pipeline.steps
+        verification, error = self._compare(path, self._reference(strategy, lengths))
+        further = lengths.beyond(self.longest_case(verification), steps=steps)
+        refused: set[int] = set()
+        if error is None and further:
+            tell(f"comparing texts of up to {further[0]} tokens")
+            reference = self._reference(strategy, lengths, further)
+            refused = {*further} - {_num_tokens(case) + steps for case in reference.cases}
+            if reference.cases:
+                longer, error = self._compare(path, reference)
+                verification = _merged(verification, longer)
+            described = (f"a text of {length} tokens" for length in sorted(refused))
+            verification = replace(verification, refused=(*verification.refused, *described))
+        return verification, error, refused
 
     def cases(self, strategy: ExportStrategy, lengths: Lengths) -> tuple[Case, ...] | None:
         """Return all cases on which a file was verified; None where it was not."""

@@ -1,0 +1,116 @@
+"""Compare a file with a checkpoint: whoever made it, and whatever was done to it since."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from onnxtool.checkpoint.quantized_vectors import VectorType
+from onnxtool.errors import ExportError, ModelFileError, VerificationError
+from onnxtool.export.options import ExportOptions
+from onnxtool.export.preparation import Job, Request, prepare
+from onnxtool.export.single_call import SingleCallPipeline
+from onnxtool.export.tracing import ExportStrategy
+from onnxtool.export.verification import Verifier, lengths_of
+from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import DTYPE_KEY, HEAD_KEY, MAX_LENGTH_KEY, ROUTE_KEY, TASK_KEY
+from onnxtool.model_file.weights import load_model
+from onnxtool.runtime.comparison import Case, run_reference
+from onnxtool.verification import Verification
+
+_FIXED_KEY, _OPTIONS_KEY = "onnxtool.fixed_axes", "onnxtool.options"
+# What the comparison decides by itself, or what has no part in what a file computes.
+_NOT_COMPARED = ("atol", "rtol", "min_cosine", "opset", "device")
+
+
+def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Sequence[Case] = ()) -> Verification:
+    """Compare a file with a checkpoint in PyTorch, on the cases of its export, or on samples.
+
+    What the file computes of the checkpoint is read from its stamps: the task, the head and the options of the export.
+    Of a file without stamps it is what `onnxtool export` makes of the checkpoint with `options`.
+
+    Args:
+        file: an export, or what was made from one.
+        options: the checkpoint, how it may be loaded, and the tolerance.
+        samples: inputs to run both on, instead of the cases.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
+        ExportError: samples were passed for a model that generates, or PyTorch does not run on them.
+        ModelFileError: the stamps cannot be read.
+    """
+    with TemporaryDirectory() as folder:  # nothing is written; an export has an output
+        stamped = {**_stamped(file), "output": Path(folder, "model.onnx")}
+        job = prepare(Request.of(replace(options, **stamped)))
+    job = _with_storage(job, file)
+    strategy = _strategy_of(job, file)
+    if samples:
+        return _compare_on(samples, file, job, strategy)
+    lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
+    return Verifier(job).measure(file.path, strategy, lengths)[0]
+
+
+def _stamped(file: ModelFile) -> dict[str, Any]:
+    """Return the options of an export that its file states."""
+    keys = {"task": TASK_KEY, "head": HEAD_KEY, "dtype": DTYPE_KEY, "route": ROUTE_KEY}
+    found: dict[str, Any] = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    longest = file.metadata_number(MAX_LENGTH_KEY)
+    found |= {} if longest is None else {"max_length": longest}
+    try:
+        chosen = json.loads(file.metadata.get(_OPTIONS_KEY, "{}"))
+    except (ValueError, RecursionError):
+        chosen = None
+    if not isinstance(chosen, Mapping):
+        raise ModelFileError(
+            f"the metadata {_OPTIONS_KEY} of {file.path} is no object", "it was edited; export the model again"
+        )
+    # A file is untrusted: what may run code is for the user alone.
+    known = {"max_length", "target", "dimensions", "keep_raw", "text", "allow_missing_weights", "allow_unused_weights"}
+    unknown = chosen.keys() - known - {"route", "allow_pickle", *_NOT_COMPARED}
+    if unknown:
+        raise ModelFileError(
+            f"the metadata {_OPTIONS_KEY} of {file.path} has {', '.join(sorted(unknown))}, which no export has",
+            "it was edited, or made by another version; export the model again",
+        )
+    return found | {name: value for name, value in chosen.items() if name in known}
+
+
+def _with_storage(job: Job, file: ModelFile) -> Job:
+    """Let the head store vectors as the file does: by ranges that are stamped, and in no option."""
+    stored, pipeline = VectorType.of_model(file), job.plan.pipeline
+    if stored is None or not isinstance(pipeline, SingleCallPipeline) or pipeline.head is None:
+        return job
+    pipeline = replace(pipeline, head=replace(pipeline.head, stored=stored))
+    return replace(job, plan=replace(job.plan, pipeline=pipeline))
+
+
+def _strategy_of(job: Job, file: ModelFile) -> ExportStrategy:
+    """Return the strategy that fixes the axes that the file has fixed."""
+    strategies = list(job.plan.pipeline.strategies("auto", verified=True))
+    stated = file.metadata.get(_FIXED_KEY, "")
+    fitting = (one for one in strategies if ", ".join(f"{axis} {size}" for axis, size in one.fixed.items()) == stated)
+    strategy = next(fitting, None)
+    if strategy is None:
+        raise ExportError(
+            f"{file.path} was exported with {stated}, and {job.request.source.model_name} has no such axes",
+            "compare it with the checkpoint that it was made from",
+        )
+    return strategy
+
+
+def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job, strategy: ExportStrategy) -> Verification:
+    pipeline = job.plan.pipeline
+    if not isinstance(pipeline, SingleCallPipeline):
+        raise ExportError(
+            f"{file.path} generates step by step, and is compared on prompts of its own", "leave --sample_inputs out"
+        )
+    reference = pipeline.reference(job.models.reference(), strategy)
+    outputs = run_reference(reference.run, samples, name="PyTorch", sequences=reference.sequences)
+    try:
+        return pipeline.verify(file.path, outputs, job.request.options.tolerance)
+    except VerificationError as error:
+        return error.verification
