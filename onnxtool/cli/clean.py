@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import output_options, report_options
-from onnxtool.cli.render import Block, Facts, Note, Table, emit, format_bytes
+from onnxtool.cli.options import Result, result_options
+from onnxtool.cli.render import Block, Facts, Note, Table, format_bytes
 from onnxtool.model_file.commits import Leftover, find_leftovers, settle
 
 _MEANINGS = {
@@ -38,9 +38,8 @@ class _Report:
 @click.command(epilog="Example: onnxtool clean --dry_run")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]")
 @click.option("--dry_run", is_flag=True, help="Only list what would be done.")
-@output_options("Write the result to this file instead of stdout.")
-@report_options
-def command(*, folder: Path, dry_run: bool, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+@result_options()
+def command(*, folder: Path, dry_run: bool, result: Result) -> None:
     """List what killed runs have left in DIR and below it, and clean it up.
 
     A run that is killed leaves a hidden folder beside its output. Half a set of files is removed. A set that was whole
@@ -50,7 +49,7 @@ def command(*, folder: Path, dry_run: bool, output: Path | None, force: bool, fo
     entries = [_entry(leftover, dry_run=dry_run) for leftover in find_leftovers(folder)]
     removed = sum(entry.size_bytes for entry in entries if entry.action == "removed")
     report = _Report(str(folder), dry_run, tuple(entries), removed)
-    emit(report, _blocks(report), format_name, output=output, force=force)
+    result.emit(report, _blocks(report))
 
 
 def _entry(leftover: Leftover, *, dry_run: bool) -> _Entry:

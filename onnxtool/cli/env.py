@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from pathlib import Path
 
 import click
 
 from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured
-from onnxtool.cli.options import output_options, report_options
-from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit
+from onnxtool.cli.options import Result, result_options
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table
 from onnxtool.runtime.environment import EnvironmentReport
 
 
 @click.command(epilog="Example: onnxtool env --format json")
-@output_options("Write the result to this file instead of stdout.")
-@report_options
-def command(*, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
+@result_options()
+def command(*, result: Result) -> None:
     """Show what is installed, which execution providers can run here, and what is wrong.
 
     Problems are listed, each with its remedy; a machine without a GPU is not a problem.
@@ -32,7 +30,7 @@ def command(*, output: Path | None, force: bool, format_name: str, quiet: bool) 
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     document["configuration"] = found
     document["precedence"] = PRECEDENCE
-    emit(document, _blocks(report, found), format_name, output=output, force=force)
+    result.emit(document, _blocks(report, found))
 
 
 def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Block]:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from onnxtool.cli.evaluate_blocks import evaluation_blocks, evaluation_page
-from onnxtool.cli.options import FORMATS, PathType, derived_options, dry_run_option, format_options, output_options
+from onnxtool.cli.options import FORMATS, PathType, Result, derived_options, dry_run_option, result_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import emit, emit_plan, write_out
+from onnxtool.cli.render import emit_plan
 from onnxtool.cli.streams import printable
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.model_file import check_writable
@@ -28,8 +28,7 @@ from onnxtool.reports import WritePlan, planned_files
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType(), metavar="FILE", help="Write what was found, in TREC's format.")
 @dry_run_option
-@output_options("Write the result to this file instead of stdout.")
-@format_options([*FORMATS, "html"], "; html is one page with a chart of quality against time")
+@result_options([*FORMATS, "html"], "; html is one page with a chart of quality against time")
 def command(
     options: EvaluateOptions,
     *,
@@ -37,10 +36,7 @@ def command(
     data: Path,
     save_run: Path | None,
     dry_run: bool,
-    output: Path | None,
-    force: bool,
-    format_name: str,
-    quiet: bool,
+    result: Result,
 ) -> int:
     """Search a test collection with an ONNX file, and measure how well it finds what is relevant.
 
@@ -48,23 +44,23 @@ def command(
     and the measures are those of trec_eval. Rerankers order what BM25 or --candidates found. With --against, another
     file or the checkpoint itself answers the same queries, and the difference gets a test and an interval.
     """
-    written = [path for path in (output, save_run) if path is not None]
+    written = [path for path in (result.output, save_run) if path is not None]
     for path in written:
-        check_writable(path, force=force)
+        check_writable(path, force=result.force)
     from onnxtool.evaluation import evaluate_model
     from onnxtool.evaluation.run import check_evaluation
 
     if dry_run:
         check_evaluation(model_path, data, options)
         notes = (f"vectors of documents would be kept in {options.cache_folder}",)
-        emit_plan(WritePlan("evaluate", planned_files(written), notes), format_name)
+        emit_plan(WritePlan("evaluate", planned_files(written), notes), result.format_name)
         return 0
-    with progress(quiet=quiet):
-        report = evaluate_model(model_path, data, options, run_path=save_run, force=force)
-    if format_name == "html":
-        write_out(evaluation_page(report), output=output, force=force)
+    with progress(quiet=result.quiet):
+        report = evaluate_model(model_path, data, options, run_path=save_run, force=result.force)
+    if result.format_name == "html":
+        result.write(evaluation_page(report))
     else:
-        emit(report, evaluation_blocks(report), format_name, output=output, force=force)
+        result.emit(report, evaluation_blocks(report))
     for gate in report.gates:
         if gate.met:
             click.echo(f"gate {printable(gate.text)}", err=True)

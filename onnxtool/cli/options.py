@@ -15,6 +15,7 @@ from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.completion import complete_checkpoint
 from onnxtool.cli.config_option import config_option
 from onnxtool.cli.logs import log_options
+from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.encoding.locations import Uri, is_uri, parse_location
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.options import Option, check
@@ -201,6 +202,45 @@ def output_options(meaning: str) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         command = click.option("--force", is_flag=True, help="Replace an output that exists.")(command)
         return click.option("--output", type=PathType(), help=meaning)(command)
+
+    return decorate
+
+
+class Result(NamedTuple):
+    """What becomes of the report of a command.
+
+    Attributes:
+        output: the file that gets it; None for stdout.
+        force: whether to replace that file.
+        quiet: whether no progress is shown.
+    """
+
+    output: Path | None
+    force: bool
+    format_name: str
+    quiet: bool
+
+    def emit(self, report: object, blocks: Sequence[Block]) -> None:
+        """Print or write a report."""
+        emit(report, blocks, self.format_name, output=self.output, force=self.force)
+
+    def write(self, text: str) -> None:
+        """Print or write a text that has its format already."""
+        write_out(text, output=self.output, force=self.force)
+
+
+def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable[[Command], Command]:
+    """Add --output, --force, --format and --quiet, which the command gets as its `result`, and what comes with them."""
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def with_result(
+            *arguments: Any, output: Path | None, force: bool, format_name: str, quiet: bool, **others: Any
+        ) -> Any:
+            return command(*arguments, result=Result(output, force, format_name, quiet), **others)
+
+        add_output = output_options("Write the result to this file instead of stdout.")
+        return add_output(format_options(formats, more)(with_result))  # type: ignore[return-value]
 
     return decorate
 

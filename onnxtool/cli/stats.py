@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.config_option import configured
-from onnxtool.cli.options import FORMATS, PathType, derived_options, format_options, output_options
-from onnxtool.cli.render import emit, write_out
+from onnxtool.cli.options import FORMATS, PathType, Result, derived_options, result_options
 from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
 from onnxtool.cli.streams import printable
@@ -32,18 +31,8 @@ _LOGGER = logging.getLogger(__name__)
 @click.argument("model", type=PathType())
 @click.argument("base", type=PathType(), required=False)
 @derived_options(asked=Settings)
-@output_options("Write the result to this file instead of stdout.")
-@format_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
-def command(
-    asked: Settings,
-    *,
-    model: Path,
-    base: Path | None,
-    format_name: str,
-    quiet: bool,
-    output: Path | None,
-    force: bool,
-) -> int:
+@result_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
+def command(asked: Settings, *, model: Path, base: Path | None, result: Result) -> int:
     """Summarize the ONNX file MODEL, or say how it differs from the ONNX file BASE.
 
     Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
@@ -56,17 +45,17 @@ def command(
     else:
         report = compare_models(model, base, weights=asked.weights, shape=shape)
     met = [*_met_gates(gates, report), *_refused_license(asked.allowed_licenses, report)]
-    if format_name == "markdown":
-        write_out(_comment(report, met), output=output, force=force)
-    elif format_name == "html":
-        write_out(_page(report, met), output=output, force=force)
+    if result.format_name == "markdown":
+        result.write(_comment(report, met))
+    elif result.format_name == "html":
+        result.write(_page(report, met))
     else:
         blocks = (
             difference_blocks(report)
             if isinstance(report, Difference)
             else summary_blocks(report, report.path, details=True)
         )
-        emit(report, blocks, format_name, output=output, force=force)
+        result.emit(report, blocks)
     for gate in met:
         click.echo(f"gate {printable(gate)}", err=True)
     return 1 if met else 0

@@ -39,8 +39,9 @@ from onnxtool.runtime.feeds import (
     random_feeds,
     verification_shapes,
 )
-from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, read_sample, shaped
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_stamp import IDS, InputKind, InputStamp, StampedCase
+from onnxtool.runtime.sample_files import read_sample, shaped
 
 _SAMPLES_IN_A_STEP = 640  # twice the samples in a step of wav2vec2, and enough for its first step
 _LONGEST = 64  # for a model without a maximum length, and without a table of positions

@@ -26,9 +26,23 @@ def exported(workshop: Workshop, tmp_path: Path) -> Path:
     return Path(shutil.copy(workshop.exported("tiny-splade", exporter="torchscript"), tmp_path / "splade.onnx"))
 
 
-def test_both_summaries_are_printed(exported: Path) -> None:
-    """The four lines of each, and fewer nodes after."""
-    done = run_onnxtool(Path(), "optimize", "--model_path", exported, "--stats")
+@pytest.fixture
+def run_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let further commands print the report of the first, in other formats."""
+    reports: list[OptimizeReport] = []
+
+    def run(options: OptimizeOptions, **more: Any) -> OptimizeReport:
+        reports[:] = reports or [optimize_model(options, **more)]
+        return reports[0]
+
+    monkeypatch.setattr(onnxtool.optimize, "optimize_model", run)
+
+
+@pytest.mark.usefixtures("run_once")
+def test_every_format_has_the_report(exported: Path) -> None:
+    """Text with --stats the four lines of both summaries, JSON the agreed keys, Markdown tables for reviews."""
+    command = ("optimize", "--model_path", exported)
+    done = run_onnxtool(Path(), *command, "--stats")
     assert done.returncode == 0, done.stderr
     for line in ("Number of nodes", "Number of inputs", "Number of outputs", "Initializers"):
         assert len(re.findall(rf"^{line}: \d+$", done.stdout, re.MULTILINE)) == 2, line
@@ -36,24 +50,15 @@ def test_both_summaries_are_printed(exported: Path) -> None:
     assert after < before
     assert done.stdout.index("Original ONNX model summary") < done.stdout.index("Optimized ONNX model summary")
     assert exported.with_name("splade-optimized.onnx").is_file()
-
-
-def test_json_is_one_document_with_the_agreed_keys(exported: Path) -> None:
-    """Before and after are what `onnxtool stats` gives."""
-    done = run_onnxtool(Path(), "optimize", "--model_path", exported, "--format", "json")
-    report = json.loads(done.stdout)
+    report = json.loads(run_onnxtool(Path(), *command, "--format", "json").stdout)
     assert report.keys() >= {"output", "before", "after", "passes", "fusions", "verification"}
     assert all(step.keys() >= {"name", "num_changes", "duration_ms"} for step in report["passes"])
     assert {"kind": "attention", "expected": 2, "found": 2} in report["fusions"]
     stats = json.loads(run_onnxtool(Path(), "stats", report["output"], "--format", "json").stdout)
-    assert report["after"] == stats
-
-
-def test_markdown_is_for_reviews(exported: Path) -> None:
-    """Tables, not columns."""
-    done = run_onnxtool(Path(), "optimize", "--model_path", exported, "--format", "markdown", "--quiet")
-    assert "| pass | changes | time |" in done.stdout
-    assert "|---|---:|---:|" in done.stdout
+    assert report["after"] == stats  # what `onnxtool stats` gives
+    markdown = run_onnxtool(Path(), *command, "--format", "markdown", "--quiet").stdout
+    assert "| pass | changes | time |" in markdown
+    assert "|---|---:|---:|" in markdown
 
 
 def test_unfused_attention_fails_where_it_is_required(workshop: Workshop, tmp_path: Path) -> None:
@@ -123,19 +128,12 @@ def test_layers_that_get_more_bits_are_named(encoder: Path, texts: Path) -> None
     assert re.search(r"^\S+ +int8 +[\d.e-]+$", done.stdout, re.MULTILINE)
 
 
-def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a table, one a line and one of them chosen, and in JSON, both from one run; without auto the key is empty."""
-    reports: list[OptimizeReport] = []
-
-    def run_once(options: OptimizeOptions, **more: Any) -> OptimizeReport:
-        reports[:] = reports or [optimize_model(options, **more)]
-        return reports[0]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(onnxtool.optimize, "optimize_model", run_once)
-        done = optimize(encoder, texts, "--precision", "auto")
-        assert done.returncode == 0, done.stderr
-        report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
+@pytest.mark.usefixtures("run_once")
+def test_auto_tells_of_all_candidates(encoder: Path, texts: Path) -> None:
+    """As a table, one a line and one of them chosen, and in JSON, both from one run."""
+    done = optimize(encoder, texts, "--precision", "auto")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
     assert re.search(r"^precision +1x16 +8x64 +size +error +verdict$", done.stdout, re.MULTILINE)
     for name in ("fp32", "fp16", "int8 mixed", "int8 dynamic", "int8 static", "int4"):
         assert re.search(rf"^{name} +\S+ ms +\S+ ms +\S+ [kM]B +\S+( +chosen)?$", done.stdout, re.MULTILINE), (
@@ -146,8 +144,6 @@ def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: p
     assert [one.keys() for one in report["candidates"]] == [keys] * 6
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]
     assert chosen["precision"] == report["precision"]
-    done = run_onnxtool(Path(), "optimize", "--model_path", encoder, "--format", "json", "--force", "--quiet")
-    assert json.loads(done.stdout)["candidates"] == []
 
 
 @pytest.mark.parametrize(
