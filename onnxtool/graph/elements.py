@@ -101,7 +101,7 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
     if node.op_type not in _COMPUTED or len(node.output) > 1 or any(name not in scope.numbers for name in reads):
         return None
     given = {name: scope.numbers[name] for name in reads}
-    if not _stays_small(node, given, attributes_of(node), max_elements):
+    if not stays_small(node, given, max_elements):
         return None
     with suppress(*WRONG), np.errstate(all="ignore"):
         computed = evaluate(node, given, version)
@@ -162,10 +162,8 @@ def _slice_of(shape: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[A
     return shape[attributes.get("start", 0) : attributes.get("end")]
 
 
-def _stays_small(
-    node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], attributes: Mapping[str, Any], max_elements: int
-) -> bool:
-    """Whether what a node makes of a few numbers are a few numbers again."""
+def stays_small(node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], max_elements: int) -> bool:
+    """Whether what a node makes of a few numbers, its inputs by name, are a few numbers again."""
     if node.op_type == "Range":
         start, limit, delta = (float(given[name]) for name in node.input)
         return bool(delta) and abs((limit - start) / delta) <= max_elements
@@ -175,7 +173,7 @@ def _stays_small(
         return sum(given[name].size for name in node.input) <= max_elements
     if node.op_type == "Gather":
         data, indices = (given[name] for name in node.input)
-        axis = attributes.get("axis", 0)
+        axis = attributes_of(node).get("axis", 0)
         return is_small((*np.delete(data.shape, axis).tolist(), *indices.shape), max_elements)
     if node.op_type not in BROADCASTING:
         return True

@@ -28,7 +28,7 @@ from onnxtool.model_file import (
 from onnxtool.model_file.metadata import stamp_step
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.attention.scores import match_roots
-from onnxtool.optimize.options import ANY_CPU, MIXED, QUANTIZED, OptimizeOptions
+from onnxtool.optimize.options import MIXED, QUANTIZED, OptimizeOptions
 from onnxtool.optimize.pipeline import MOST_ROUNDS, Context, FailedPassError, Pass, run_passes
 from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import Judge, choose
@@ -36,7 +36,7 @@ from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Con
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
-from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Ranking, Speed
+from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
 from onnxtool.optimize.speed import compare_speed
 from onnxtool.optimize.stored_vectors import Storage, storage_of
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier, verification_feeds
@@ -53,7 +53,6 @@ from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
-from onnxtool.verification import Verification
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
@@ -127,48 +126,35 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     with staged(output, force=options.force) as staging, ExitStack() as stack:
         # What the result is compared with gives the vectors as they are before they are stored.
         path = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
-        reference = None
+        reference, disabled = None, _disabled_optimizers(options, before)
         if options.verify:  # before any pass: what the file does by itself is the fault of none
             tell(f"running {source.path.name}")
-            disabled = _disabled_optimizers(options, before)
             turns = find_turns(model)
             reference = Original(source, path, options.provider, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
-        conversion = _conversion(options, source, context, staging.folder, _disabled_optimizers(options, before))
+        feeds = verification_feeds(source, options.given) if options.precision != "fp32" else ()
+        finishing = FINISHING[options.provider]
+        conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
-        written = run.write_with_right_passes(passes, conversion)
-        speed, not_timed = _speed(options, source, written.path)
+        path, report = run.write_with_right_passes(passes, conversion)
+        speed, not_timed = _speed(options, source, path)
         stopwatch.lap("timing")
-        left_out = [result.name for result in written.results if result.left_out]
+        left_out = [result.name for result in report.passes if result.left_out]
         stamp_step(
-            written.path,
+            path,
             "optimize",
-            written.verification,
+            report.verification,
             previous=source.steps,
             provider=options.provider,
-            precision=written.precision,
-            versions=_versions(),
-            passes={result.name: result.num_changes for result in written.results if not result.left_out},
+            precision=report.precision,
+            versions=f"onnxtool {version('onnxtool')}, onnxruntime {runtime_version()}",
+            passes={result.name: result.num_changes for result in report.passes if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
-            **_error_figures(written.quantization),
+            **_error_figures(report.quantization),
         )
-    return OptimizeReport(
-        output=str(output),
-        provider=options.provider,
-        precision=written.precision,
-        before=before,
-        after=summarize_model(output),
-        passes=written.results,
-        fusions=written.fusions,
-        quantization=written.quantization,
-        ranking=written.ranking,
-        candidates=written.candidates,
-        verification=written.verification,
-        duration_ms=stopwatch.laps_ms,
-        speed=speed,
-        not_timed=not_timed,
-    )
+    after = summarize_model(output)
+    return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed)
 
 
 def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Speed | None, str]:
@@ -182,20 +168,6 @@ def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Spe
         return compare_speed(source, path, options.provider, options.given), ""
     except OnnxtoolError as error:  # the result may be right all the same
         return None, error.message.replace(str(path), "the result")
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A file that was written and verified."""
-
-    path: Path
-    precision: str
-    results: tuple[PassResult, ...]
-    fusions: tuple[FusionCount, ...]
-    quantization: Quantization | None
-    ranking: Ranking | None
-    candidates: tuple[Candidate, ...]
-    verification: Verification | None
 
 
 @dataclass(frozen=True)
@@ -219,7 +191,7 @@ class _Run:
     loaded: list[tuple[ir.Model, Storage | None]]
     judge: Judge | None = None
 
-    def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
+    def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[Path, OptimizeReport]:
         """Write the output; where one pass spoils it, or fails, write it once more without that pass.
 
         Raises:
@@ -229,7 +201,7 @@ class _Run:
         left_out: list[PassResult] = []
         while True:
             try:
-                written = self._write(passes, conversion)
+                path, report = self._write(passes, conversion)
             except (FaultyPassError, FailedPassError) as error:
                 name = error.name
                 known = {step.name for step in (*passes, *conversion.finishing)}
@@ -237,7 +209,7 @@ class _Run:
                     raise
                 left_out.append(PassResult(name, 0, 0.0, f"left out: {error.why}", left_out=True))
             else:
-                return replace(written, results=(*written.results, *left_out))
+                return path, replace(report, passes=(*report.passes, *left_out))
             _LOGGER.info("pass %s is left out: %s", name, left_out[-1].note)
             tell(f"starting again without {name}")
             passes = [step for step in passes if step.name != name]
@@ -251,8 +223,8 @@ class _Run:
         model = load_model(self.options.model_path)
         return model, storage_of(self.source)(model)
 
-    def _write(self, passes: Sequence[Pass], conversion: Conversion) -> _Written:
-        """Run the passes, convert, write and verify."""
+    def _write(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[Path, OptimizeReport]:
+        """Run the passes, convert, write and verify; return the file, which is not stamped yet, and what was done."""
         options, context = self.options, conversion.context
         model, storage = self._take()
         model, results = run_passes(model, passes, context)
@@ -294,7 +266,21 @@ class _Run:
             tell("comparing neighbours")
             ranking = measure_ranking(self.source.path, path, self.source)
             self.stopwatch.lap("ranking")
-        return _Written(path, precision, results, fusions, quantization, ranking, candidates, verification)
+        report = OptimizeReport(
+            output=str(self.staging.output),
+            provider=options.provider,
+            precision=precision,
+            before=self.before,
+            after=staged_stats,
+            passes=results,
+            fusions=fusions,
+            quantization=quantization,
+            ranking=ranking,
+            candidates=candidates,
+            verification=verification,
+            duration_ms={},
+        )
+        return path, report
 
 
 def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
@@ -311,23 +297,6 @@ def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, 
     graphs of float16, while it loads them.
     """
     return () if options.precision == "fp16" or _is_half(before) else DISABLED_OPTIMIZERS[options.provider]
-
-
-def _conversion(
-    options: OptimizeOptions, source: ModelFile, context: Context, folder: Path, disabled: Sequence[str]
-) -> Conversion:
-    return Conversion(
-        source=source,
-        feeds=verification_feeds(source, options.given) if options.precision != "fp32" else (),
-        folder=folder,
-        context=context,
-        finishing=FINISHING[options.provider],
-        disabled_optimizers=disabled,
-        max_error=options.max_error,
-        texts_path=options.calibration,
-        given=options.given,
-        cpu=options.cpu or ANY_CPU,
-    )
 
 
 def _convert(
@@ -369,10 +338,6 @@ def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Toler
 def _is_half(stats: Stats) -> bool:
     """Whether most of the weights, and so all outputs, have half precision already."""
     return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
-
-
-def _versions() -> str:
-    return f"onnxtool {version('onnxtool')}, onnxruntime {runtime_version()}"
 
 
 def _context(source: ModelFile, options: OptimizeOptions) -> Context:

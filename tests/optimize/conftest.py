@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from onnxtool.optimize.report import OptimizeReport
 from tests.workshop import Workshop
 
 
 @pytest.fixture(scope="session")
 def trained(workshop: Workshop, minilm: Path) -> Path:
-    """The first three layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
+    """The first two layers of MiniLM with real weights, exported, with its tokenizer beside it; `fused.onnx` too."""
 
     def make(folder: Path) -> None:
         from transformers import BertModel
@@ -21,7 +24,7 @@ def trained(workshop: Workshop, minilm: Path) -> Path:
         from onnxtool.optimize import OptimizeOptions, optimize_model
 
         shutil.copytree(minilm, folder / "checkpoint")
-        BertModel.from_pretrained(minilm, num_hidden_layers=3).save_pretrained(folder / "checkpoint")
+        BertModel.from_pretrained(minilm, num_hidden_layers=2).save_pretrained(folder / "checkpoint")
         options = ExportOptions(
             str(folder / "checkpoint"), output=folder / "minilm.onnx", exporter="torchscript", verify=False
         )
@@ -30,3 +33,27 @@ def trained(workshop: Workshop, minilm: Path) -> Path:
         shutil.copytree(folder / "minilm", folder / "fused")
 
     return workshop.made("trained", make) / "minilm.onnx"
+
+
+@pytest.fixture(scope="session")
+def trained_int8(workshop: Workshop, trained: Path) -> tuple[Path, OptimizeReport]:
+    """The trained model, and the report of its optimization to int8 as a user asks for it."""
+    folder = workshop.made("trained_int8", lambda folder: _to_int8(trained, folder))
+    report: OptimizeReport = pickle.loads((folder / "report.pickle").read_bytes())  # noqa: S301  written below
+    return folder / "m.onnx", replace(report, output=str(folder / "m-optimized.onnx"))  # it was made elsewhere
+
+
+def _to_int8(trained: Path, folder: Path) -> None:
+    from onnxtool.optimize import OptimizeOptions, optimize_model
+
+    shutil.copytree(trained.with_suffix(""), folder / "m")
+    report = optimize_model(OptimizeOptions(Path(shutil.copy(trained, folder / "m.onnx")), precision="int8"))
+    (folder / "report.pickle").write_bytes(pickle.dumps(report))
+
+
+@pytest.fixture
+def exported(workshop: Workshop, tmp_path: Path) -> Path:
+    """A TorchScript export to optimize in a folder of its own, with its tokenizer beside it."""
+    source = workshop.exported("tiny-encoder", exporter="torchscript")
+    shutil.copytree(source.with_suffix(""), tmp_path / "tiny")
+    return Path(shutil.copy(source, tmp_path / "tiny.onnx"))

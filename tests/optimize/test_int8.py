@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,17 +16,9 @@ from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
-from tests.workshop import Workshop
+from onnxtool.optimize.report import OptimizeReport
 
 INT8_PRODUCTS = ("DynamicQuantizeMatMul", "MatMulIntegerToFloat")
-
-
-@pytest.fixture
-def exported(workshop: Workshop, tmp_path: Path) -> Path:
-    """An export to optimize in a folder of its own, with its tokenizer beside it."""
-    source = workshop.exported("tiny-encoder", exporter="torchscript")
-    shutil.copytree(source.with_suffix(""), tmp_path / "tiny")
-    return Path(shutil.copy(source, tmp_path / "tiny.onnx"))
 
 
 def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -> None:
@@ -55,21 +46,18 @@ def test_the_report_says_what_is_in_int8_and_how_far_it_is_off(exported: Path) -
     assert report.verification.passed
 
 
-@pytest.mark.slow
-def test_the_alias_of_the_domain_changes_nothing(trained: Path, tmp_path: Path) -> None:
+def test_the_alias_of_the_domain_changes_nothing(exported: Path) -> None:
     """A file that declares its opset under `ai.onnx` gets as many int8 layers, as many bytes, and the same numbers."""
-    model = onnx.load(trained)
-    reports = []
+    model, reports, graphs = onnx.load(exported), [], []
     for domain in ("", "ai.onnx"):
-        folder = tmp_path / (domain or "empty")
-        shutil.copytree(trained.with_suffix(""), folder / "m")
         model.opset_import[0].domain = domain
-        onnx.save(model, folder / "m.onnx")
-        reports.append(optimize_model(OptimizeOptions(folder / "m.onnx", precision="int8", verify=False)))
+        onnx.save(model, exported)
+        options = OptimizeOptions(exported, precision="int8", max_error=0.5, verify=False, force=True)
+        reports.append(optimize_model(options))
+        graphs.append(onnx.load(reports[-1].output).graph)
     one, other = reports
     assert one.quantization == other.quantization
-    assert one.after.initializer_bytes["int8"] > 0.9 * sum(one.after.initializer_bytes.values())
-    graphs = [onnx.load(report.output).graph for report in reports]
+    assert one.after.initializer_bytes["int8"] > 0.85 * sum(one.after.initializer_bytes.values())
     assert graphs[0] == graphs[1]
 
 
@@ -139,17 +127,15 @@ def test_a_missing_file_of_texts_is_an_error(exported: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
+def test_the_promise_holds_for_trained_weights(trained_int8: tuple[Path, OptimizeReport]) -> None:
     """On sentences that it was not calibrated on, pooled in the graph."""
-    shutil.copytree(trained.with_suffix(""), tmp_path / "m")
-    source = Path(shutil.copy(trained, tmp_path / "m.onnx"))
-    report = optimize_model(OptimizeOptions(source, precision="int8"))
+    source, report = trained_int8
     subjects = ("the train", "a letter", "our cat", "this parser", "the third chapter")
     texts = [
         f"{subject} arrives late before {time}" for subject in subjects for time in ("noon", "the deadline", "rain")
     ]
     wanted, found = (np.array(load(path).answer(texts).similarities) for path in (source, report.output))
     # Unit vectors that are 0.01 off move a cosine by at most 2 * sqrt(2 * 0.01); ranks decide less. The cosines of
-    # three layers are close together, and kernels without VNNI add to the error.
+    # two layers are close together, and kernels without VNNI add to the error.
     np.testing.assert_allclose(found, wanted, atol=0.03, rtol=0)
     assert np.corrcoef(found.reshape(-1), wanted.reshape(-1))[0, 1] > 0.995

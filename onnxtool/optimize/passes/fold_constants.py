@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.graph.edit import attribute, bypass, constant, drop_unused
-from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, evaluate
+from onnxtool.graph.elements import BROADCASTING, CONSTANT_DTYPES, Numbers, evaluate, stays_small
 from onnxtool.graph.shapes import fill_types
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
@@ -58,11 +57,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         elif node.op_type == "Constant":
             done = _store(node, _constant_tensor(node))
         elif node.op_type in _FOLDED and (arrays := _constants(node)) is not None:
-            size = _result_size(node, arrays)
-            if size > _LARGEST_RESULT:
+            single, feeds = _single(node, arrays)
+            if not stays_small(single, feeds, _LARGEST_RESULT):
                 reasons.append(f"more than {_LARGEST_RESULT} elements")
                 continue
-            done = _store(node, _evaluate(node, arrays, opset))
+            done = _store(node, _evaluate(single, feeds, opset))
         else:
             continue
         num_changes += done
@@ -126,34 +125,21 @@ def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
     return [None if tensor is None else tensor.numpy() for tensor in tensors] if tensors else None
 
 
-def _result_size(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> int:
-    """Return an upper bound of the number of elements of the result."""
-    given = [array for array in arrays if array is not None]
-    if node.op_type == "ConstantOfShape":
-        return math.prod(given[0].tolist())
-    if node.op_type == "Range":
-        start, limit, step = (float(array) for array in given)
-        return max(0, math.ceil((limit - start) / step)) if step else _LARGEST_RESULT + 1
-    if node.op_type == "Gather":
-        return int(given[0].size // max(1, given[0].shape[attribute(node, "axis", 0)]) * given[1].size)
-    if node.op_type == "Expand":
-        return math.prod(np.broadcast_shapes(given[0].shape, tuple(given[1].tolist())))
-    if node.op_type in BROADCASTING:
-        return math.prod(np.broadcast_shapes(*(array.shape for array in given)))
-    return sum(array.size for array in given)
-
-
-def _evaluate(node: ir.Node, arrays: Sequence[NDArray[Any] | None], opset: int) -> ir.TensorProtocol | None:
-    """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
+def _single(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> tuple[onnx.NodeProto, Numbers]:
+    """Return a node as one of a protobuf, and its inputs by the names that they have there."""
     names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
-    feeds = {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+    single = onnx.helper.make_node(node.op_type, names, ["output"])
+    single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
+    return single, {name: array for name, array in zip(names, arrays, strict=True) if array is not None}
+
+
+def _evaluate(node: onnx.NodeProto, feeds: Numbers, opset: int) -> ir.TensorProtocol | None:
+    """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
     integers = [array for array in feeds.values() if array.dtype.kind in "iu"]
     if node.op_type in ("Div", "Mod") and any((array <= 0).any() for array in integers):
         return None  # rounding of negative quotients differs, and zero has none
-    single = onnx.helper.make_node(node.op_type, names, ["output"])
-    single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
     with np.errstate(all="ignore"):
-        result = evaluate(single, feeds, opset)
+        result = evaluate(node, feeds, opset)
     return ir.tensor(np.array(result, order="C"))
 
 

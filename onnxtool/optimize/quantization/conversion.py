@@ -18,7 +18,7 @@ from onnxtool.model_file.metadata import (
     REQUIRED,
     STEPS_KEY,
 )
-from onnxtool.optimize.options import EXACT_CPUS, MIXED, NATIVE, STATIC
+from onnxtool.optimize.options import ANY_CPU, EXACT_CPUS, MIXED, NATIVE, STATIC, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
@@ -30,7 +30,6 @@ from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
-from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.providers import products_saturate
 
 MAX_ERROR = 0.01
@@ -63,33 +62,32 @@ class Conversion:
     """The context of a conversion.
 
     Attributes:
+        options: the bound of the error, what to calibrate on, and the CPU that int8 is for.
         source: the file that is optimized, with its tokenizer beside it.
         feeds: inputs of many shapes, to measure how large values become.
         folder: for temporary files.
         context: model type and sizes, and the provider.
         finishing: the passes that run after the conversion.
         disabled_optimizers: optimizers of onnxruntime that a session must not run.
-        max_error: the most that 1 - cosine may be where weights are quantized; None for MAX_ERROR.
-        texts_path: texts to calibrate on; None for onnxtool's own.
-        cpu: what int8 is for, one of `CPUS`.
-        given: inputs to calibrate on, or their shapes.
     """
 
+    options: OptimizeOptions
     source: ModelFile
     feeds: Sequence[Feeds]
     folder: Path
     context: Context
     finishing: Sequence[Pass]
     disabled_optimizers: Sequence[str]
-    max_error: float | None
-    texts_path: Path | None
-    cpu: str
-    given: GivenInputs = NO_INPUTS
 
     @property
     def bound(self) -> float:
         """The most that 1 - cosine may be."""
-        return MAX_ERROR if self.max_error is None else self.max_error
+        return MAX_ERROR if self.options.max_error is None else self.options.max_error
+
+    @property
+    def cpu(self) -> str:
+        """What int8 is for, one of `CPUS`."""
+        return self.options.cpu or ANY_CPU
 
     @property
     def is_for_exact_cpus(self) -> bool:
@@ -99,7 +97,7 @@ class Conversion:
     @cached_property
     def calibration(self) -> Calibration:
         """The inputs to calibrate on."""
-        return make_calibration(self.source.path, self.texts_path, self.given)
+        return make_calibration(self.source.path, self.options.calibration, self.options.given)
 
     def convert(self, model: ir.Model, precision: str, activations: str = MIXED) -> Converted:
         """Convert the fused `model`, which may be changed in place, and record the precision in its metadata.

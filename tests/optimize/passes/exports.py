@@ -98,7 +98,6 @@ class Architecture:
 ARCHITECTURES: dict[str, Architecture] = {
     "bert": Architecture("BertModel"),
     "roberta": Architecture("RobertaModel"),
-    "xlm-roberta": Architecture("XLMRobertaModel"),
     "distilbert": Architecture(
         "DistilBertModel", {"vocab_size": VOCABULARY, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48}
     ),

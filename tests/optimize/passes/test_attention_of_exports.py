@@ -17,20 +17,11 @@ from tests.optimize.passes.builders import apply, assert_left_alone
 from tests.optimize.passes.exports import ARCHITECTURES, CAPPED, ask, ask_torch, export
 from tests.workshop import Workshop
 
-# They have their own way of attending, which transformers writes in one form only.
-EAGER_ONLY = ("mpnet", "deberta-v2", "deberta-v2-own-keys", "bloom", "gpt-neo", "openai-gpt", "xlnet")
+# Those that transformers' two forms of attention mask otherwise.
+SDPA = ("bert", "gpt2", "llama", "mistral", "modernbert", "vit")
 # dynamo takes ten seconds a model, so these stand for all: each masks, moves heads or biases in another way.
-BY_DYNAMO = [
-    ("bert", "sdpa"),
-    ("deberta-v2", "eager"),
-    ("modernbert", "sdpa"),
-    ("gpt2", "eager"),
-    ("llama", "sdpa"),
-    ("t5", "eager"),
-]
-BY_TORCHSCRIPT = [
-    (name, form) for name in ARCHITECTURES for form in ("eager", "sdpa") if form == "eager" or name not in EAGER_ONLY
-]
+BY_DYNAMO = [("bert", "sdpa"), ("modernbert", "sdpa"), ("llama", "sdpa"), ("t5", "eager")]
+BY_TORCHSCRIPT = [(name, "eager") for name in ARCHITECTURES] + [(name, "sdpa") for name in SDPA]
 WAYS = [("torchscript", *way) for way in BY_TORCHSCRIPT] + [("dynamo", *way) for way in BY_DYNAMO]
 # One architecture for each kind of mask.
 MASKED = ("bert", "deberta-v2", "modernbert", "gpt-neo", "gpt2", "llama", "mistral", "t5")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 
 from onnxtool.errors import PassError
@@ -20,7 +19,6 @@ from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int4 import quantize_int4, to_int4
 from tests.optimize.passes.builders import build, build_body, count, normal, run
 from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
-from tests.workshop import Workshop
 
 
 def bits(result: Quantized) -> list[int]:
@@ -96,34 +94,17 @@ def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None,
     assert (result.embedding_precision, result.num_embeddings) == (expected, int(bool(expected)))
 
 
-def test_an_export_holds_its_bound_on_texts_that_it_was_not_calibrated_on(workshop: Workshop, tmp_path: Path) -> None:
-    """For every real token, with a tenth of the error that int4 has without a bound."""
-    path = workshop.exported("tiny-encoder", exporter="torchscript")
-    model = load_model(path)
-    calibration = make_calibration(path)
-    free = to_int4(model, calibration.feeds)
-    result = to_int4(model, calibration.feeds, max_error=free.error / 10)
-    assert 0 < len(result.kept) <= result.num_layers
-    assert result.error <= free.error / 10
-    assert_promise(model, result.outcome.model, path, tmp_path, free.error / 10)
-
-
-def assert_promise(model: ir.Model, found: ir.Model, path: Path, folder: Path, bound: float) -> None:
-    """Compare both on paragraphs of Python's documentation."""
-    exact, converted = open_written(model, folder), open_written(found, folder)
-    worst = max(
-        output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()
-        for given in held_out(path, folder, 100)
-    )
-    assert worst <= bound
-
-
 @pytest.mark.slow
 def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
-    """One hundredth, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
+    """Half a hundredth, on texts that it was not calibrated on, with layers in 4 bits and in 8."""
     fused = trained.with_name("fused.onnx")
     model = load_model(fused)
-    result = to_int4(model, make_calibration(fused).feeds, max_error=0.01)
-    assert 0 < len(result.kept) < result.num_layers == 18
+    result = to_int4(model, make_calibration(fused).feeds, max_error=0.005)
+    assert 0 < len(result.kept) < result.num_layers == 12
     assert {layer.precision for layer in result.kept} == {"int8"}
-    assert_promise(model, result.outcome.model, fused, tmp_path, 0.01)
+    exact, converted = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
+    worst = max(
+        output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()
+        for given in held_out(fused, tmp_path, 100)
+    )
+    assert worst <= 0.005

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -12,14 +10,14 @@ from onnxtool.optimize.quantization.int4 import int4_embeddings, quantize_int4
 from tests.optimize.passes.builders import (
     Row,
     apply,
-    assert_left_alone,
     build,
     normal,
+    of_text,
     operators,
     run,
 )
 from tests.optimize.quantization.test_blocks import dequantize
-from tests.optimize.quantization.test_int8_embeddings import FUSED, FUSED_FEEDS, GATHER, IDS, TABLE, WEIGHTS
+from tests.optimize.quantization.test_int8_embeddings import FUSED, FUSED_FEEDS, GATHER, IDS, OF_COLUMNS, TABLE, WEIGHTS
 
 INT4 = int4_embeddings()
 TIED = (
@@ -89,26 +87,16 @@ def test_blocks_that_are_padded_are_not_shared() -> None:
     assert {"w_int4_blocks", "w_rows_int4_blocks"} <= set(model.graph.initializers)
 
 
-def test_a_table_that_others_read_stays() -> None:
-    """Such as a head that is kept in float32: a second copy would only add to the size."""
-    assert_left_alone(INT4, build(TIED, {"w": normal(2000, 64)}))
-
-
-def test_small_tables_stay() -> None:
-    """Nothing would be gained."""
-    assert_left_alone(INT4, build(GATHER, {"t": TABLE[:100]}))
-
-
-def test_rows_of_an_odd_width_stay() -> None:
-    """Two codes share a byte, and a row begins with one of its own."""
-    model = build(GATHER.replace("16", "15"), {"t": TABLE[:, :15].copy()})
-    assert_left_alone(INT4, model, "odd width")
-
-
-def test_columns_stay() -> None:
-    """Blocks lie along rows."""
-    graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(INT4, build(graph, {"t": TABLE}), "the lookup is not one of rows")
-
-
-ROW = Row(INT4, {"Gather": partial(build, GATHER, {"t": TABLE}), "fused": partial(build, FUSED, WEIGHTS)}, atol=None)
+ROW = Row(
+    INT4,
+    fires={"Gather": of_text(GATHER, {"t": TABLE}), "fused": of_text(FUSED, WEIGHTS)},
+    atol=None,
+    stays={
+        # Such as a head that is kept in float32: a second copy would only add to the size.
+        "a table that others read": (of_text(TIED, {"w": normal(2000, 64)}), ""),
+        "a small table": (of_text(GATHER, {"t": TABLE[:100]}), ""),
+        # Two codes share a byte, and a row begins with one of its own.
+        "an odd width": (of_text(GATHER.replace("16", "15"), {"t": TABLE[:, :15].copy()}), "odd width"),
+        "columns": OF_COLUMNS,
+    },
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -15,20 +13,19 @@ from onnxtool.optimize.quantization.blocks import find_grid
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int4 import quantize_int4
 from tests.optimize.passes.builders import (
-    Arrays,
     Row,
     apply,
-    assert_left_alone,
     build,
     build_body,
     count,
     normal,
+    of_text,
     operators,
     ragged_feeds,
     run,
 )
 from tests.optimize.quantization.test_blocks import dequantize
-from tests.optimize.quantization.test_int8_linear_layers import ANY, ATTENTION, FORMS, MATRIX, QKV, B, W, X
+from tests.optimize.quantization.test_int8_linear_layers import ATTENTION, FORMS, OTHERS, QKV, W, X
 from tests.workshop import Workshop
 
 INT4 = quantize_int4()
@@ -41,19 +38,6 @@ def rounded(bits: int = 4) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_product_becomes_one_operator(form: str) -> None:
-    """With its bias inside, and without the weight that nothing reads any more."""
-    graph, weights = FORMS[form]
-    model = build(graph, weights)
-    assert apply(INT4, model).num_changes == 1
-    assert operators(model) == ["MatMulNBits"]
-    assert sorted(model.graph.initializers) == sorted(
-        {"w_int4_blocks", "w_int4_scale", "w_int4_zero", *weights} - {"w"}
-    )
-    assert tensor_of(model.graph.initializers["w_int4_blocks"]).dtype == ir.DataType.UINT8
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_the_numbers_are_those_of_the_rounded_weight(form: str) -> None:
     """Dequantized by NumPy. On the CPU activations are rounded to int8 as well, on CUDA they are not."""
     graph, weights = FORMS[form]
@@ -62,6 +46,9 @@ def test_the_numbers_are_those_of_the_rounded_weight(form: str) -> None:
     for step, atol in ((INT4, 0.05), (CUDA, 1e-5)):  # half of 1/127 of the largest activation, 8 times; float32
         model = build(graph, weights)
         apply(step, model)
+        held = {"w_int4_blocks", "w_int4_scale", "w_int4_zero", *weights} - {"w"}
+        assert sorted(model.graph.initializers) == sorted(held)
+        assert tensor_of(model.graph.initializers["w_int4_blocks"]).dtype == ir.DataType.UINT8
         np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=atol, rtol=0)
 
 
@@ -94,20 +81,6 @@ def test_layers_are_kept_in_8_bits_and_in_float32() -> None:
     first, second, _ = model.graph
     assert [attribute(node, "bits") for node in (first, second)] == [4, 8]
     assert "u" in model.graph.initializers
-
-
-@pytest.mark.parametrize(
-    ("graph", "weights", "note"),
-    [
-        (f"{ANY} {{ y = com.microsoft.FusedMatMul<alpha=2.0>(x, w) }}", {"w": W}, "scaled"),
-        (f"{MATRIX} {{ y = Gemm<beta=0.5>(x, w, b) }}", {"w": W, "b": B}, "scaled"),
-        (f"{ANY.replace('float', 'double')} {{ y = MatMul(x, w) }}", {"w": W.astype(np.float64)}, "not float32"),
-        ("g (float[B, S, 8] x) => (float[B, S, S] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t) }", {}, ""),
-    ],
-)
-def test_what_blocks_cannot_compute_stays(graph: str, weights: Arrays, note: str) -> None:
-    """And the reason is given, unless it is no linear layer at all."""
-    assert_left_alone(INT4, build(graph, weights), note)
 
 
 def test_layers_that_share_a_weight_share_its_blocks() -> None:
@@ -163,11 +136,6 @@ def test_a_square_weight_and_its_transpose_are_stored_apart() -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
 
 
-def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
-    """Whoever asks for it gets it as it was."""
-    model = build("g (float[B, 8] x) => (float[B, 12] y, float[8, 12] w) { y = MatMul(x, w) }", {"w": W})
-    assert apply(INT4, model).num_changes == 1
-    np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)
-
-
-ROW = Row(INT4, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)
+ROW = Row(
+    INT4, fires={name: of_text(*form) for name, form in FORMS.items()}, after="MatMulNBits", stays=OTHERS, atol=None
+)

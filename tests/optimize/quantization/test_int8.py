@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import pydoc_data.topics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 import pytest
-from numpy.typing import NDArray
 
 from onnxtool.errors import PassError
 from onnxtool.model_file.weights import load_model
@@ -24,7 +23,6 @@ from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from tests.optimize.passes.builders import build_body, count, normal, run
-from tests.workshop import Workshop
 
 BODY = "p = MatMul(x, w) q = Tanh(p) y = MatMul(q, v)"
 FEEDS: list[Feeds] = [{"x": normal(2, 6, 8, seed=seed)} for seed in range(4)]
@@ -138,16 +136,6 @@ def test_calibration_inputs_are_needed() -> None:
         to_int8(layers(), [])
 
 
-def test_an_export_holds_its_bound(workshop: Workshop) -> None:
-    """On texts, with padding, for every real token."""
-    path = workshop.exported("tiny-encoder", exporter="torchscript")
-    calibration = make_calibration(path)
-    free = to_int8(load_model(path), calibration.feeds)
-    result = to_int8(load_model(path), calibration.feeds, max_error=free.error / 2)
-    assert 0 < len(result.kept) < result.num_layers
-    assert result.error <= free.error / 2
-
-
 def held_out(path: Path, folder: Path, num_texts: int) -> tuple[Feeds, ...]:
     """Return inputs made of paragraphs of Python's documentation."""
     paragraphs = [" ".join(part.split()) for topic in pydoc_data.topics.topics.values() for part in topic.split("\n\n")]
@@ -156,35 +144,13 @@ def held_out(path: Path, folder: Path, num_texts: int) -> tuple[Feeds, ...]:
     return make_calibration(path, folder / "texts.txt").feeds
 
 
-def embeddings(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> NDArray[np.float32]:
-    """Return the sentence embeddings, which are of length 1."""
-    session = open_written(model, folder)
-    return np.concatenate([session.run(given)["sentence_embedding"] for given in feeds])
-
-
-@pytest.mark.slow
-def test_trained_embeddings_keep_their_directions_and_their_ranking(trained: Path, tmp_path: Path) -> None:
-    """On 200 texts that it was not calibrated on: cosine 0.99 in the worst case, Spearman 0.99 over all pairs."""
-    fused = trained.with_name("fused.onnx")
-    feeds = held_out(fused, tmp_path, 200)
-    model = load_model(fused)
-    result = to_int8(model, make_calibration(fused).feeds)
-    assert result.num_embeddings == 1
-    exact, found = (embeddings(one, feeds, tmp_path) for one in (model, result.outcome.model))
-    assert len(exact) == 200
-    assert (exact * found).sum(axis=1).min() >= 0.99
-    pairs = np.triu_indices(200, 1)
-    ranks = np.stack([(one @ one.T)[pairs].argsort().argsort() for one in (exact, found)])
-    assert np.corrcoef(ranks).min() >= 0.99
-
-
 @pytest.mark.slow
 def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path, tmp_path: Path) -> None:
     """Three ten-thousandths, with trained weights, and still with layers in int8."""
     fused = trained.with_name("fused.onnx")
     model = load_model(fused)
     result = to_int8(model, make_calibration(fused).feeds, max_error=0.0003)
-    assert 0 < len(result.kept) < result.num_layers == 18
+    assert 0 < len(result.kept) < result.num_layers == 12
     exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
         output_errors(found.run(given), exact.run(given), padding_mask(given)).max()

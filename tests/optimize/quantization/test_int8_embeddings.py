@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
-import pytest
-from numpy.typing import NDArray
 
 from onnxtool.optimize.quantization.arithmetic import Floats, quantize_weight
 from onnxtool.optimize.quantization.int8 import int8_embeddings
@@ -14,9 +10,9 @@ from tests.optimize.passes.builders import (
     Arrays,
     Row,
     apply,
-    assert_left_alone,
     build,
     normal,
+    of_text,
     operators,
     run,
 )
@@ -67,35 +63,29 @@ def test_a_fused_embedding_is_opened() -> None:
     np.testing.assert_allclose(run(model, FUSED_FEEDS)[0], expected, atol=1e-5, rtol=0)
 
 
-def test_a_table_that_others_read_stays() -> None:
-    """Such as a head that it is tied to and that is kept in float32: a second copy would only add to the size."""
-    outputs = "(float[B, S, 16] y, float[B, V] z)"
-    graph = f"g (int64[B, S] i, float[B, 16] x) => {outputs} {{ y = Gather(t, i) z = Gemm<transB=1>(x, t) }}"
-    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}))
-
-
-@pytest.mark.parametrize("table", [TABLE[:100], TABLE[:, :4].copy(), TABLE.astype(np.float16)])
-def test_small_and_narrow_tables_stay(table: NDArray[np.generic]) -> None:
-    """Nothing would be gained."""
-    kind = "float16" if table.dtype == np.float16 else "float"
-    graph = f"g (int64[B, S] i) => ({kind}[B, S, W] y) {{ y = Gather(t, i) }}"
-    assert_left_alone(int8_embeddings, build(graph, {"t": table}))
-
-
-def test_columns_stay() -> None:
-    """A scale a row fits rows."""
-    graph = "g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }"
-    assert_left_alone(int8_embeddings, build(graph, {"t": TABLE}), "the lookup is not one of rows")
-
-
-def test_a_fused_embedding_that_counts_its_positions_stays() -> None:
-    """There is nothing to look them up with."""
-    graph = FUSED.replace(", , k)", ")")
-    assert_left_alone(int8_embeddings, build(graph, WEIGHTS), "no input of position ids")
-
-
+OF_COLUMNS = (
+    of_text("g (int64[S] i) => (float[2000, S] y) { y = Gather<axis=1>(t, i) }", {"t": TABLE}),
+    "the lookup is not one of rows",
+)
 ROW = Row(
     int8_embeddings,
-    {"Gather": partial(build, GATHER, {"t": TABLE}), "fused": partial(build, FUSED, WEIGHTS)},
+    fires={"Gather": of_text(GATHER, {"t": TABLE}), "fused": of_text(FUSED, WEIGHTS)},
     atol=None,
+    stays={
+        # Such as a head that it is tied to and that is kept in float32: a second copy would only add to the size.
+        "a table that others read": (
+            of_text(
+                "g (int64[B, S] i, float[B, 16] x) => (float[B, S, 16] y, float[B, V] z) "
+                "{ y = Gather(t, i) z = Gemm<transB=1>(x, t) }",
+                {"t": TABLE},
+            ),
+            "",
+        ),
+        "a small table": (of_text(GATHER, {"t": TABLE[:100]}), ""),
+        "a narrow table": (of_text(GATHER.replace("16", "4"), {"t": TABLE[:, :4].copy()}), ""),
+        "half precision": (of_text(GATHER.replace("float", "float16"), {"t": TABLE.astype(np.float16)}), ""),
+        "columns": OF_COLUMNS,
+        # There is nothing to look positions up with that are counted.
+        "counted positions": (of_text(FUSED.replace(", , k)", ")"), WEIGHTS), "no input of position ids"),
+    },
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -23,15 +21,16 @@ from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8
 from tests.optimize.passes.builders import (
     Arrays,
+    Graph,
     Row,
     apply,
-    assert_left_alone,
     assert_same_numbers,
     assert_twice_is_once,
     build,
     build_body,
     count,
     normal,
+    of_text,
     operators,
     ragged_feeds,
     run,
@@ -53,6 +52,27 @@ FORMS: dict[str, tuple[str, Arrays]] = {
     "transposed Gemm": (f"{MATRIX} {{ y = Gemm<transB=1>(x, w, b) }}", {"w": W.T.copy(), "b": B}),
     "FusedMatMul": (f"{ANY} {{ y = com.microsoft.FusedMatMul<transB=1>(x, w) }}", {"w": W.T.copy()}),
 }
+# What no quantized layer computes, with the reason, unless it is no linear layer at all.
+OTHERS: dict[str, tuple[Graph, str]] = {
+    "a scaled product": (of_text(f"{ANY} {{ y = com.microsoft.FusedMatMul<alpha=2.0>(x, w) }}", {"w": W}), "scaled"),
+    "a scaled bias": (of_text(f"{MATRIX} {{ y = Gemm<beta=0.5>(x, w, b) }}", {"w": W, "b": B}), "scaled"),
+    "a bias that widens": (
+        of_text(f"{MATRIX} {{ y = Gemm(x, w, b) }}", {"w": W, "b": normal(1)}),
+        "the bias is no vector",
+    ),
+    "doubles": (
+        of_text(f"{ANY.replace('float', 'double')} {{ y = MatMul(x, w) }}", {"w": W.astype(np.float64)}),
+        "not float32",
+    ),
+    "no weight": (
+        of_text("g (float[B, S, 8] x) => (float[B, S, S] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t) }"),
+        "",
+    ),
+    "three axes": (
+        of_text("g (float[12, 12] x) => (float[1, 12, 8] y) { y = MatMul(x, w) }", {"w": normal(1, 12, 8)}),
+        "",
+    ),
+}
 ATTENTION = "g (float[B, S, 8] x, int32[B, S] m) => (float[B, S, 8] y)"
 QKV: Arrays = {"w": normal(8, 24, seed=3), "b": normal(24, seed=4)}
 
@@ -65,22 +85,14 @@ def simulate(x: Floats, weight: Floats, bias: Floats | float) -> Floats:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_of_a_product_becomes_one_operator(form: str) -> None:
-    """With its bias inside, and without the weight that nothing reads any more."""
-    model = build(*FORMS[form])
-    assert apply(INT8, model).num_changes == 1
-    assert operators(model) == ["DynamicQuantizeMatMul"]
-    assert "w" not in model.graph.initializers
-    assert tensor_of(model.graph.initializers["w_int8"]).dtype == ir.DataType.INT8
-
-
-@pytest.mark.parametrize("form", FORMS)
 def test_the_numbers_are_those_of_a_simulation(form: str) -> None:
-    """Which rounds in NumPy. The layer of the rounded numbers is exact but for float32."""
+    """Which rounds in NumPy; the layer of the rounded numbers is exact but for float32. The weight is in int8 alone."""
     graph, weights = FORMS[form]
     x = X.reshape(-1, 8) if "S" not in graph else X
     model = build(graph, weights)
     apply(INT8, model)
+    assert "w" not in model.graph.initializers
+    assert tensor_of(model.graph.initializers["w_int8"]).dtype == ir.DataType.INT8
     expected = simulate(x, W, weights.get("b", np.zeros(12, np.float32)))
     np.testing.assert_allclose(run(model, {"x": x})[0], expected, atol=1e-4, rtol=0)
 
@@ -105,27 +117,6 @@ def test_a_kept_weight_stays() -> None:
     model = build_body("p = MatMul(x, w) y = MatMul(p, v)", weights)
     assert apply(quantize_int8(frozenset({"v"})), model).num_changes == 1
     assert operators(model) == ["DynamicQuantizeMatMul", "MatMul"]
-
-
-@pytest.mark.parametrize(
-    ("graph", "weights", "note"),
-    [
-        (f"{ANY} {{ y = com.microsoft.FusedMatMul<alpha=2.0>(x, w) }}", {"w": W}, "scaled"),
-        (f"{MATRIX} {{ y = Gemm<beta=0.5>(x, w, b) }}", {"w": W, "b": B}, "scaled"),
-        (f"{MATRIX} {{ y = Gemm(x, w, b) }}", {"w": W, "b": normal(1)}, "the bias is no vector"),
-        (f"{ANY.replace('float', 'double')} {{ y = MatMul(x, w) }}", {"w": W.astype(np.float64)}, "not float32"),
-        ("g (float[B, S, 8] x) => (float[B, S, S] y) { t = Transpose<perm=[0,2,1]>(x) y = MatMul(x, t) }", {}, ""),
-        ("g (float[12, 12] x) => (float[12, 8] y) { y = MatMul(x, w) }", {"w": normal(1, 12, 8)[0][None]}, ""),
-    ],
-)
-def test_what_int8_cannot_compute_stays(graph: str, weights: Arrays, note: str) -> None:
-    """And the reason is given, unless it is no linear layer at all."""
-    assert_left_alone(INT8, build(graph.replace("=> (float[12, 8]", "=> (float[1, 12, 8]"), weights), note)
-
-
-def test_old_opsets_stay() -> None:
-    """Their Split takes its lengths as an attribute."""
-    assert_left_alone(INT8, build(*FORMS["MatMul"], opset=9), "opset below 11")
 
 
 def test_a_bias_that_widens_the_product_is_added_behind() -> None:
@@ -217,13 +208,6 @@ def test_a_bias_in_a_sum_goes_into_the_product() -> None:
     assert operators(opened) == ["DynamicQuantizeMatMul", "Add"]
     assert apply(quantize_int8(frozenset({"w"})), kept).num_changes == 0
     assert operators(kept) == ["MatMul", "Sum"]
-
-
-def test_an_attention_with_lengths_for_a_mask_stays() -> None:
-    """MultiHeadAttention reads them in another way."""
-    graph = ATTENTION.replace("int32[B, S]", "int32[B]")
-    model = build(f"{graph} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}", QKV)
-    assert_left_alone(INT8, model, "the mask of the attention is no matrix")
 
 
 def test_a_divisor_and_a_shift_change_the_numbers_as_they_say() -> None:
@@ -360,4 +344,21 @@ def test_a_weight_that_is_an_output_of_the_graph_stays() -> None:
     np.testing.assert_array_equal(run(model, {"x": X[0]})[1], W)
 
 
-ROW = Row(INT8, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)
+ROW = Row(
+    INT8,
+    fires={name: of_text(*form) for name, form in FORMS.items()},
+    after="DynamicQuantizeMatMul",
+    stays={
+        **OTHERS,
+        "an old opset": (of_text(*FORMS["MatMul"], 9), "opset below 11"),  # its Split takes lengths as an attribute
+        # MultiHeadAttention reads lengths for a mask in another way.
+        "lengths for a mask": (
+            of_text(
+                f"{ATTENTION} {{ y = com.microsoft.Attention<num_heads=2>(x, w, b, m) }}".replace("[B, S] m", "[B] m"),
+                QKV,
+            ),
+            "the mask of the attention is no matrix",
+        ),
+    },
+    atol=None,
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +30,7 @@ from onnxtool.optimize.quantization.arithmetic import (
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, products_saturate
 from tests.optimize.exact_products import with_exact_products
-from tests.optimize.passes.builders import Row, apply, build, build_body, normal, operators, run_as_stored
+from tests.optimize.passes.builders import apply, build, build_body, normal, operators, run_as_stored
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, W, X
 
 GRID = RowGrid(100)
@@ -84,11 +83,15 @@ def test_the_smallest_element_is_not_looked_for_where_it_is_known() -> None:
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
 def test_the_numbers_are_those_of_exact_products(activations: str, tmp_path: Path) -> None:
-    """By the kernels of this CPU, by those that a session may be asked for, and by those of other types."""
+    """By the kernels of this CPU, by those that a session may be asked for, and by those of other types.
+
+    Kernels for one row are others than those for several.
+    """
     result = to_int8(wide(), [{"x": WIDE}], activations=activations).outcome.model
-    found = run_as_stored(result, {"x": WIDE})[0]
-    np.testing.assert_allclose(found, with_option(result, {"x": WIDE}, tmp_path / "m.onnx"), rtol=1e-6)
-    np.testing.assert_allclose(found, run_as_stored(with_exact_products(result), {"x": WIDE})[0], rtol=1e-6)
+    for x in (WIDE, WIDE[:1, :1]):
+        found = run_as_stored(result, {"x": x})[0]
+        np.testing.assert_allclose(found, with_option(result, {"x": x}, tmp_path / "m.onnx"), rtol=1e-6)
+        np.testing.assert_allclose(found, run_as_stored(with_exact_products(result), {"x": x})[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("activations", ACTIVATIONS)
@@ -116,7 +119,7 @@ def test_shared_weights_are_not_for_exact_cpus_alone() -> None:
 def test_an_answer_per_row_does_not_depend_on_the_batch() -> None:
     """To the last bit; one range for all is another one in a larger batch."""
     together = np.concatenate([WIDE[:1], 5 * WIDE[1:]])
-    for activations, same in (("mixed", True), ("per_row", True), ("dynamic", False)):
+    for activations, same in (("mixed", True), ("per_row", True), ("static", True), ("dynamic", False)):
         result = to_int8(wide(), [{"x": WIDE}], activations=activations).outcome.model
         alone, among = run_as_stored(result, {"x": WIDE[:1]})[0], run_as_stored(result, {"x": together})[0][:1]
         assert np.array_equal(alone, among) == same
@@ -152,6 +155,3 @@ def test_errors_of_channels_make_up_for_each_other() -> None:
     for sign in (1, -1):
         parts = np.maximum(sign * wide_codes, 0)
         assert (parts[0::2] + parts[1::2]).max() <= LARGEST_PAIR
-
-
-ROW = Row(PER_ROW, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,10 @@ import pytest
 
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import ranking
 from onnxtool.optimize.quantization.calibration import OWN_TEXTS
 from onnxtool.optimize.quantization.ranking import held_out_texts, measure_ranking
+from onnxtool.optimize.report import OptimizeReport
 from tests.optimize.passes.builders import normal
 from tests.workshop import Workshop
 
@@ -58,11 +57,10 @@ def test_texts_are_others_than_those_of_the_calibration() -> None:
 
 
 @pytest.mark.slow
-def test_a_quantized_model_of_vectors_reports_its_neighbours(trained: Path, tmp_path: Path) -> None:
+def test_a_quantized_model_of_vectors_reports_its_neighbours(trained_int8: tuple[Path, OptimizeReport]) -> None:
     """Those of the file that was written; a model of hidden states has none."""
-    shutil.copytree(trained.with_suffix(""), tmp_path / "m")
-    source = Path(shutil.copy(trained, tmp_path / "m.onnx"))
-    found = optimize_model(OptimizeOptions(source, precision="int8")).ranking
+    source, report = trained_int8
+    found = report.ranking
     assert found is not None
     assert (found.num_texts, found.output) == (200, "sentence_embedding")
     assert 0 < found.error < 0.01
@@ -70,7 +68,7 @@ def test_a_quantized_model_of_vectors_reports_its_neighbours(trained: Path, tmp_
     assert 0.9 < found.overlap < 1
     assert found.kendall_tau is not None
     assert 0.9 < found.kendall_tau < 1
-    assert measure_ranking(source, tmp_path / "m-optimized.onnx", ModelFile.open(source)) == found
+    assert measure_ranking(source, Path(report.output), ModelFile.open(source)) == found
 
 
 def test_hidden_states_have_no_neighbours(workshop: Workshop) -> None:

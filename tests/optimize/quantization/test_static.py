@@ -1,20 +1,32 @@
-"""int8 with activations on a grid that is known before the model runs."""
+"""int8 with activations on a grid that is known before the model runs, everywhere or behind normalizations."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from onnxtool.optimize.quantization.activations import Activations, Feeds, Recording
 from onnxtool.optimize.quantization.adjustments import HEADROOM, choose_adjustments
-from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, round_weight
+from onnxtool.optimize.quantization.arithmetic import ActivationGrid, Adjustment, Floats, round_weight
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from onnxtool.optimize.quantization.linear_layers import find_linear_layers
-from tests.optimize.passes.builders import Row, apply, build, build_body, normal, operators, run
+from tests.optimize.passes.builders import (
+    Arrays,
+    Row,
+    apply,
+    build,
+    build_body,
+    count,
+    normal,
+    of_text,
+    operators,
+    run,
+    run_as_stored,
+)
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
 from tests.optimize.quantization.test_int8_linear_layers import FORMS, B, W, X
 
@@ -28,8 +40,7 @@ def test_activations_are_rounded_to_the_grid(form: str) -> None:
     graph, weights = FORMS[form]
     x = 2 * X.reshape(-1, 8) if "S" not in graph else 2 * X
     model = build(graph, weights)
-    assert apply(STATIC, model).num_changes == 1
-    assert operators(model) == ["QuantizeLinear", "MatMulIntegerToFloat"]
+    apply(STATIC, model)
     rounded = (np.clip(np.rint(x / GRID.scale), -120, 135) * GRID.scale).astype(np.float32)
     np.testing.assert_allclose(GRID.round(x), rounded, atol=1e-6, rtol=0)
     expected = rounded @ round_weight(W) + weights.get("b", np.zeros(12, np.float32))
@@ -57,15 +68,6 @@ def test_a_divisor_comes_before_the_grid() -> None:
     assert operators(model) == ["Mul", "QuantizeLinear", "MatMulIntegerToFloat"]
     expected = GRID.round(X / smoothing_scale) @ round_weight(W * smoothing_scale[:, None]) + B
     np.testing.assert_allclose(run(model, {"x": X})[0], expected, atol=1e-4, rtol=0)
-
-
-def test_an_answer_does_not_depend_on_the_batch() -> None:
-    """Of which dynamic ranges take in all rows."""
-    rows = np.concatenate([FEEDS[0]["x"], 3 * FEEDS[1]["x"]])
-    for static, same in ((True, True), (False, False)):
-        result = to_int8(layers(), FEEDS, activations="static" if static else "dynamic").outcome.model
-        alone, together = run(result, {"x": rows[:1]})[0], run(result, {"x": rows})[0]
-        assert np.array_equal(alone, together[:1]) == same
 
 
 def test_the_bound_holds_as_that_of_dynamic_ranges_does() -> None:
@@ -108,11 +110,62 @@ def test_a_fixed_grid_reaches_further_than_the_calibration() -> None:
     assert row_errors(found, exact, None).max() < 1e-3
 
 
-def test_layers_that_share_their_weight_share_their_grid() -> None:
-    """It spans the activations of both."""
-    model = build_body("p = MatMul(x, w) y = MatMul(p, w)", {"w": normal(8, 8) / 4})
-    result = to_int8(model, FEEDS, activations="static")
-    assert operators(result.outcome.model) == ["QuantizeLinear", "MatMulIntegerToFloat"] * 2
+ROW = Row(
+    STATIC,
+    fires={name: of_text(*form) for name, form in FORMS.items()},
+    after="QuantizeLinear MatMulIntegerToFloat",
+    atol=None,
+)
 
 
-ROW = Row(STATIC, {name: partial(build, *form) for name, form in FORMS.items()}, atol=None)
+WIDTH = 64
+BODY = "n = LayerNormalization(x, s, t) p = MatMul(n, w) b = Add(p, c) q = Gelu(b) y = MatMul(q, v)"
+
+
+def mixed_layers() -> ir.Model:
+    """Return a layer behind a normalization, and one behind a function."""
+    weights: Arrays = {
+        "s": 1 + normal(WIDTH, seed=1) / 10,
+        "t": normal(WIDTH, seed=2) / 10,
+        "w": normal(WIDTH, WIDTH, seed=3) / 8,
+        "c": normal(WIDTH, seed=4),
+        "v": normal(WIDTH, WIDTH, seed=5) / 8,
+    }
+    return build(f"g (float[B, S, {WIDTH}] x) => (float[B, S, {WIDTH}] y) {{ {BODY} }}", weights, 20)
+
+
+def rows_of_many_sizes(seed: int = 0) -> Floats:
+    """Return rows_of_many_sizes of very different sizes, which a normalization makes alike."""
+    sizes = np.array([1, 3, 10, 0.1, 30, 2], np.float32)
+    return normal(2, 6, WIDTH, seed=seed) * sizes[:, None]
+
+
+def test_what_a_normalization_gives_has_a_fixed_range() -> None:
+    """No operators for rows_of_many_sizes are in front of that product, and its bias is inside."""
+    result = to_int8(mixed_layers(), [{"x": rows_of_many_sizes()}]).outcome.model
+    assert (count(result, "QuantizeLinear"), count(result, "ReduceMax")) == (2, 1)
+    assert (
+        count(to_int8(mixed_layers(), [{"x": rows_of_many_sizes()}], activations="per_row").outcome.model, "ReduceMax")
+        == 2
+    )
+
+
+def test_rows_that_differ_behind_a_normalization_keep_a_scale_each() -> None:
+    """A few have all of their length in one channel, each in another, and most are spread evenly."""
+    x = np.concatenate([np.eye(WIDTH, dtype=np.float32)[None], np.sign(normal(9, WIDTH, WIDTH, seed=6))])
+    result = to_int8(mixed_layers(), [{"x": x}], activations="mixed").outcome.model
+    assert count(result, "ReduceMax") == 2
+
+
+def test_the_error_is_nearly_that_of_rows_on_inputs_that_nothing_was_calibrated_on() -> None:
+    """And the answer for a row is the same to the last bit, whatever else is in the batch."""
+    model, feeds, others = mixed_layers(), [{"x": rows_of_many_sizes()}], rows_of_many_sizes(seed=9)
+    wanted = run(model, {"x": others})[0]
+    errors = {}
+    for activations in ("mixed", "per_row"):
+        found = to_int8(model, feeds, activations=activations).outcome.model
+        y = run_as_stored(found, {"x": others})[0]
+        errors[activations] = float(np.square(y - wanted).mean())
+        alone = run_as_stored(found, {"x": others[:1]})[0]
+        assert np.array_equal(alone, y[:1])
+    assert 0 < errors["mixed"] < 2.5 * errors["per_row"] < 1e-3
