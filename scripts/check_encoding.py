@@ -2,8 +2,8 @@
 
 MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
 others are compared with, file by file, the manifest and the rejected lines included: parts, arrays of jobs as Slurm and
-Kubernetes number them, worker processes, and Ray where it is installed. Then runs are killed at random moments, and
-run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails (`moto`
+Kubernetes number them, processes of one machine, and Ray where it is installed. Then runs are killed at random moments
+and run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails (`moto`
 has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
 """
 
@@ -32,8 +32,9 @@ from harness.machine import describe_machine
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
 SHARD = 50
+SPLIT = 20_000  # bytes
 COMMAND = (sys.executable, "-m", "onnxtool")
-_WORKER = "onnxtool.encoding.worker"
+_WORKER = "spawn_main"
 Files = dict[str, bytes]
 # A server that refuses and loses requests, in a process of its own; it prints its address, and one that does neither.
 SERVER = """
@@ -78,17 +79,22 @@ def files_of(folder: Path) -> Files:
     return found | {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def plan(model: Path, corpus: Path, output: Path) -> str:
-    """Plan anew."""
-    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
-    run("encode", "plan", "--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
-    return f"{output}.plan.json"
+def what(model: Path, corpus: Path | str, output: Path | str) -> tuple[str, ...]:
+    """Return the arguments of a run, the same for all of its ways."""
+    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--split_bytes", str(SPLIT))
+    return ("--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
 
 
-def by_parts(count: int, scheduler: str) -> Callable[[str], None]:
-    """Return what encodes a plan by so many parts, in a mixed order."""
+def remove(output: Path) -> None:
+    """Remove a folder of vectors, and what lies beside it."""
+    for path in (output, *output.parent.glob(f"{output.name}.*")):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
-    def encode(path: str) -> None:
+
+def by_parts(count: int, scheduler: str) -> Callable[[tuple[str, ...]], None]:
+    """Return what encodes by so many parts, in a mixed order."""
+
+    def encode(arguments: tuple[str, ...]) -> None:
         order = list(range(count))
         random.Random(count).shuffle(order)  # noqa: S311  no secret
         for part in order:
@@ -100,38 +106,38 @@ def by_parts(count: int, scheduler: str) -> Callable[[str], None]:
                 },
                 "kubernetes": {"JOB_COMPLETION_INDEX": str(part), "JOB_COMPLETIONS": str(count)},
             }.get(scheduler, {})
-            run("encode", "part", "--plan", path, "--part", scheduler or f"{part + 1}/{count}", environment=array)
-        run("encode", "merge", "--plan", path)
+            run("encode", "part", *arguments, "--part", scheduler or f"{part + 1}/{count}", environment=array)
+        run("encode", "merge", "--output", arguments[5])
 
     return encode
 
 
-def by_workers(engine: str, count: int) -> Callable[[str], None]:
-    """Return what encodes a plan by so many worker processes."""
-    return lambda path: run("encode", "run", "--plan", path, "--engine", engine, "--workers", str(count))
+def by_processes(engine: str, count: int) -> Callable[[tuple[str, ...]], None]:
+    """Return what encodes by so many processes."""
+    return lambda arguments: run("encode", "run", *arguments, "--engine", engine, "--processes", str(count))
 
 
 def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) -> int:
     """Print a table of all ways to encode, and return how many differ from one run."""
     ways = {f"{count} parts": by_parts(count, "") for count in (1, 2, 3, 7)}
     ways |= {"array of Slurm, 3": by_parts(3, "slurm"), "job of Kubernetes, 3": by_parts(3, "kubernetes")}
-    ways |= {f"{count} workers": by_workers("local", count) for count in (1, 2, 3)}
+    ways |= {f"{count} processes": by_processes("local", count) for count in (1, 2, 3)}
     if has_ray:
-        ways |= {f"{count} workers of Ray": by_workers("ray", count) for count in (1, 2, 3, 4)}
+        ways |= {f"{count} processes of Ray": by_processes("ray", count) for count in (1, 2, 3, 4)}
     print(f"| as one run | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}", flush=True)
     expected = {}
     for kind in KINDS:
         corpus, output = write(folder, kind, texts), folder / "whole" / "vectors"
         output.parent.mkdir(exist_ok=True)
-        options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
-        run("infer", "--model_path", str(model), "--input", str(corpus), "--output", f"{output}/", *options)
+        run("infer", *what(model, corpus, output), "--force")
         expected[kind] = files_of(output)
     wrong = 0
     for name, encode in ways.items():
         cells = []
         for kind in KINDS:
             output = folder / "vectors"
-            encode(plan(model, folder / f"corpus.{kind}", output))
+            remove(output)
+            encode(what(model, folder / f"corpus.{kind}", output))
             same = files_of(output) == expected[kind]
             wrong += not same
             cells.append(f"{len(expected[kind])} files" if same else "DIFFERENT")
@@ -180,21 +186,21 @@ def processes(word: str, session: int) -> list[int]:
 
 
 def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, seed: int, *, engine: str) -> dict[str, int]:
-    """Run until the plan is encoded, killing something at a random moment; return how often each was killed."""
+    """Run until all is encoded, killing something at a random moment; return how often each was killed."""
     chance = random.Random(seed)  # noqa: S311  no secret
     corpus = write(folder, "jsonl", texts)
     counts = {"workers": 0, "drivers": 0, "nodes": 0, "wrong": 0, "half": 0, "jobs": 0}
     whole = folder / "whole" / "vectors"
-    options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
-    run("infer", "--model_path", str(model), "--input", str(corpus), "--output", f"{whole}/", *options)
+    run("infer", *what(model, corpus, whole), "--force")
     expected = files_of(whole)
     output = folder / "vectors"
     targets = ("workers", "drivers", *(("nodes",) if engine == "ray" else ()))
     while sum(counts[name] for name in targets) < kills:
         counts["jobs"] += 1
-        path = plan(model, corpus, output)
+        remove(output)
         for _ in range(100):
-            command = [*COMMAND, "encode", "run", "--plan", path, "--engine", engine, "--workers", "2", "--quiet"]
+            options = ("--engine", engine, "--processes", "2", "--quiet")
+            command = [*COMMAND, "encode", "run", *what(model, corpus, output), *options]
             driver = subprocess.Popen(
                 command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
             )
@@ -246,39 +252,36 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int, seed:
         os.environ.update(variables)
         store = ObjectContents(f"s3://{BUCKET}", sound)
         corpus = write(folder, "jsonl", texts)
-        options = ("--provider", "cpu", "--shard_size", str(SHARD), "--force")
-        common = ("--model_path", str(model), "--input", str(corpus))
-        run("infer", *common, "--output", f"s3://{BUCKET}/whole/", *options)
+        run("infer", *what(model, corpus, f"s3://{BUCKET}/whole"), "--force")
         expected = _without_names(store.objects("whole"), "whole")
         while counts["workers"] < kills:
             counts["jobs"] += 1
-            run("encode", "plan", *common, "--output", f"s3://{BUCKET}/vectors/", *options)
-            path = f"s3://{BUCKET}/vectors.plan.json"
+            for name in store.names():
+                if name.startswith("vectors"):
+                    store.delete(name)
+            part = ("encode", "part", *what(model, corpus, f"s3://{BUCKET}/vectors"))
             for _ in range(3):
-                both = [
-                    subprocess.Popen([*COMMAND, "encode", "part", "--plan", path, "--quiet"], stdout=subprocess.DEVNULL)
-                    for _ in range(2)
-                ]
+                both = [subprocess.Popen([*COMMAND, *part, "--quiet"], stdout=subprocess.DEVNULL) for _ in range(2)]
                 time.sleep(chance.uniform(0.5, 3.0))
                 for process in both:
                     counts["workers"] += process.poll() is None
                     process.kill()
                     process.wait()
-            run("encode", "part", "--plan", path)
-            run("encode", "merge", "--plan", path, "--read_back")
+            run(*part)
+            run("encode", "merge", "--output", f"s3://{BUCKET}/vectors", "--read_back")
             counts["wrong"] += _without_names(store.objects("vectors"), "vectors") != expected
     return counts
 
 
 def _without_names(found: Files, name: str) -> Files:
-    return {key.removeprefix(name): content for key, content in found.items() if not key.endswith("plan.json")}
+    return {key.removeprefix(name): content for key, content in found.items()}
 
 
 def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, counts: Sequence[int]) -> None:
-    """Print how long Ray and local workers take for the same plan, in turns; starting Ray is not counted."""
+    """Print how long Ray and local workers take for the same corpus, in turns; starting Ray is not counted."""
     import ray
 
-    from onnxtool.encoding import RunOptions, encode_plan
+    from onnxtool.encoding import RunOptions, VectorOptions, encode_parts
 
     corpus = write(folder, "jsonl", documentation_texts(num_texts))
     ray.init(include_dashboard=False, log_to_driver=False)
@@ -287,8 +290,9 @@ def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, cou
         rates: dict[str, list[float]] = {"local": [], "ray": []}
         for _ in range(rounds):
             for engine, found in rates.items():
-                path = plan(model, corpus, folder / "vectors")
-                report = encode_plan(path, RunOptions(engine=engine, workers=workers, threads=2 // workers))
+                options = VectorOptions(provider="cpu", shard_size=SHARD, split_bytes=SPLIT)
+                chosen = RunOptions(engine=engine, processes=workers, workers=2 // workers, force=True)
+                report = encode_parts(model, corpus, folder / "vectors", options, chosen)
                 found.append(report.texts_per_s)
         ratios = sorted(one / other for one, other in zip(rates["ray"], rates["local"], strict=True))
         local, cluster = (statistics.median(rates[engine]) for engine in ("local", "ray"))

@@ -33,7 +33,7 @@ POOL: tuple[Any, ...] = (
 )
 # Called for each batch, with arrays of our own; and by what has checked the plan.
 _OF_BATCHES = ("concatenate", "from_dense", "of_entries", "stack", "take", "without")
-INTERNAL = ("onnxtool.encoding.workers.RunOptions.worker",)
+INTERNAL = ("onnxtool.encoding.options.CorpusProgress.time_left_s",)
 FREE = (Any, object, inspect.Parameter.empty)  # nothing is said of these
 
 

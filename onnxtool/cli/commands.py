@@ -19,15 +19,14 @@ COMMANDS = {
 # Of commands that are groups.
 SUBCOMMANDS = {
     "encode": {
-        "plan": "Split a collection into shards, and write the plan.",
-        "run": "Encode all shards of a plan by several processes.",
-        "part": "Encode a part of the shards of a plan.",
-        "merge": "Check all shards of a plan, and publish them as one.",
-        "status": "Show how far a plan is encoded.",
+        "run": "Encode a collection by several processes, and publish it.",
+        "part": "Encode a part of a collection.",
+        "merge": "Check what all parts have encoded, and publish it as one.",
+        "status": "Show how far all parts are.",
     }
 }
 
-# All that can be run, as it is written: `encode plan` is one.
+# All that can be run, as it is written: `encode part` is one.
 RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUBCOMMANDS.get(name, ("",)))
 
 # The same, as tables of configuration files are called.

@@ -1,36 +1,47 @@
-"""`onnxtool encode`: encode a collection on several machines, by a plan that they share."""
+"""`onnxtool encode`: encode a collection by several processes, or on several machines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
 from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
-from onnxtool.cli.options import LocationType, derived_options, output_options, report_options
+from onnxtool.cli.options import LocationType, derived_options, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import VectorOptions
-from onnxtool.encoding.parts import PartOptions
-from onnxtool.encoding.progress_files import ProgressOptions
-from onnxtool.encoding.report import MergeReport, PartReport, PlanReport, RunReport, StatusReport
-from onnxtool.encoding.workers import RunOptions
+from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
+from onnxtool.encoding.progress import ProgressOptions
+from onnxtool.encoding.report import MergeReport, PartReport, RunReport, StatusReport
 
 _PURPOSES = SUBCOMMANDS["encode"]
-_plan_option = click.option(
-    "--plan",
-    type=LocationType(),
-    required=True,
-    metavar="NAME.plan.json",
-    help="The plan, beside the folder of vectors.",
+_WHAT = "--model_path model.onnx --input corpus.jsonl --output vectors/"
+_output_option = click.option(
+    "--output", type=LocationType(), required=True, metavar="NAME/", help="The folder of vectors."
 )
-_report_output = output_options("Write the result to this file instead of stdout.")
+
+
+def _corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that say what is encoded into which folder."""
+    for option in (
+        _output_option,
+        click.option(
+            "--input",
+            "corpus",
+            type=LocationType(),
+            required=True,
+            help="The collection: a file, or a folder of files; of a test collection, its documents.",
+        ),
+        click.option("--model_path", type=LocationType(), required=True, help="The ONNX file."),
+    ):
+        command = option(command)
+    return command
 
 
 class _OrderedGroup(click.Group):
-    """A group whose help lists commands in the order in which they are run."""
+    """A group whose help lists commands in the order of their table."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_PURPOSES)
@@ -39,177 +50,107 @@ class _OrderedGroup(click.Group):
 @click.group(
     cls=_OrderedGroup,
     no_args_is_help=False,
-    epilog="Example: onnxtool encode status --plan vectors.plan.json",
+    epilog="Example: onnxtool encode status --output vectors/",
 )
 def command() -> None:
-    """Encode a collection on several machines: plan it once, encode parts of it anywhere, and merge them.
+    """Encode a collection by several processes, or on several machines: parts of it anywhere, and then merge them.
 
-    The files are byte for byte those of `onnxtool infer --input FILE --output NAME/`, which does all three at once.
+    The files are byte for byte those of `onnxtool infer --input FILE --output NAME/`, which encodes in one process.
     """
 
 
-@command.command(
-    short_help=_PURPOSES["plan"],
-    epilog="Example: onnxtool encode plan --model_path models/tiny-splade.onnx --input corpus.jsonl --output vectors/",
-)
-@click.option("--model_path", type=LocationType(), required=True, help="The ONNX file.")
-@click.option(
-    "--input",
-    "corpus",
-    type=LocationType(),
-    required=True,
-    help="The collection: a file, or a folder of files; of a test collection, its documents.",
-)
-@derived_options(options=VectorOptions)
-@click.option(
-    "--output", type=LocationType(), required=True, metavar="NAME/", help="The folder that vectors will go to."
-)
-@click.option(
-    "--workers",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default="one for each core",
-    help="Processes that read the collection.",
-)
-@click.option("--force", is_flag=True, help="Replace a plan that exists, and the vectors that were made by it.")
+@command.command(short_help=_PURPOSES["run"], epilog=f"Example: onnxtool encode run {_WHAT} --processes 2")
+@_corpus_options
+@derived_options(options=VectorOptions, run=RunOptions, files=ProgressOptions)
 @report_options
-def plan(
+def run(
     options: VectorOptions,
+    run: RunOptions,
+    files: ProgressOptions,
     *,
     model_path: Location,
     corpus: Location,
     output: Location,
-    workers: int,
-    force: bool,
-    format_name: str,
-    quiet: bool,
-) -> None:
-    """Read a collection once, and write NAME.plan.json: its shards, where each begins, and a digest of its texts.
-
-    The same collection gives the same plan. Its paths are relative to its folder. Model, collection and output may lie
-    in an object store, as s3://BUCKET/NAME, or in another filesystem, as hdfs://HOST/NAME.
-    """
-    from onnxtool.encoding import make_plan
-
-    with corpus_progress(quiet=quiet):
-        report = make_plan(model_path, corpus, output, options, workers=workers, force=force)
-    emit(report, _plan_blocks(report), format_name)
-
-
-@command.command(
-    short_help=_PURPOSES["part"], epilog="Example: onnxtool encode part --plan vectors.plan.json --part 2/7"
-)
-@_plan_option
-@derived_options(options=PartOptions, files=ProgressOptions)
-@_report_output
-@report_options
-def part(
-    options: PartOptions,
-    files: ProgressOptions,
-    *,
-    plan: Location,
-    output: Path | None,
-    force: bool,
-    format_name: str,
-    quiet: bool,
-) -> None:
-    """Encode a part of the shards of a plan, on any machine that sees the folder.
-
-    Shards that are done are left as they are, so that the same command goes on after a kill at any moment. Model,
-    checkpoint, collection and versions have to be those of the plan. A text that ends the process that encodes, or
-    needs more than --memory_limit, is rejected with its id, and the others go on.
-    """
-    from onnxtool.encoding import encode_part
-
-    with corpus_progress(quiet=quiet, files=files):
-        report = encode_part(plan, options)
-    emit(report, _part_blocks(report), format_name, output=output, force=force)
-
-
-@command.command(
-    short_help=_PURPOSES["run"], epilog="Example: onnxtool encode run --plan vectors.plan.json --workers 2"
-)
-@_plan_option
-@derived_options(options=RunOptions, files=ProgressOptions)
-@_report_output
-@report_options
-def run(
-    options: RunOptions,
-    files: ProgressOptions,
-    *,
-    plan: Location,
-    output: Path | None,
-    force: bool,
     format_name: str,
     quiet: bool,
 ) -> int:
-    """Encode all shards of a plan that are not done by several processes, and publish them as merge does.
+    """Encode all splits of a collection that are not done by several processes, and publish them as merge does.
 
     A process that dies is started again. A text that ends a process by itself, or needs more than --memory_limit, is
     rejected with its id, and the others go on. With --engine ray, the processes run on the nodes of the cluster that
     RAY_ADDRESS names.
     """
-    from onnxtool.encoding import encode_plan
+    from onnxtool.encoding import encode_parts
 
     with corpus_progress(quiet=quiet, files=files):
-        report = encode_plan(plan, options)
-    emit(report, _run_blocks(report), format_name, output=output, force=force)
-    if report.to_do:
-        click.echo(f"shards to do: {report.to_do}", err=True)
-    return 1 if report.to_do else 0
+        report = encode_parts(model_path, corpus, output, options, run)
+    emit(report, _run_blocks(report), format_name)
+    return _exit_code(report)
 
 
-@command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --plan vectors.plan.json")
-@_plan_option
-@click.option("--read_back", is_flag=True, help="Read every file again, also of a store, which checked what it got.")
-@_report_output
+@command.command(short_help=_PURPOSES["part"], epilog=f"Example: onnxtool encode part {_WHAT} --part 2/7")
+@_corpus_options
+@derived_options(options=VectorOptions, part=PartOptions, files=ProgressOptions)
 @report_options
-def merge(*, plan: Location, read_back: bool, output: Path | None, force: bool, format_name: str, quiet: bool) -> int:
-    """Check every shard of a plan by the digests of its files, and write the manifest and the rejected lines.
+def part(
+    options: VectorOptions,
+    part: PartOptions,
+    files: ProgressOptions,
+    *,
+    model_path: Location,
+    corpus: Location,
+    output: Location,
+    format_name: str,
+    quiet: bool,
+) -> None:
+    """Encode a part of the splits of a collection, on any machine that sees the folder.
 
-    Where shards are missing or wrong, they are listed as `onnxtool encode part --shards` takes them, nothing is
+    A split is a piece of the collection, by the sizes of its files alone; each machine passes the same options but
+    --part. Splits that are done are left as they are, so that the same command goes on after a kill at any moment. A
+    text that ends the process that encodes, or needs more than --memory_limit, is rejected with its id.
+    """
+    from onnxtool.encoding import encode_part
+
+    with corpus_progress(quiet=quiet, files=files):
+        report = encode_part(model_path, corpus, output, options, part)
+    emit(report, _part_blocks(report), format_name)
+
+
+@command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --output vectors/")
+@_output_option
+@click.option("--read_back", is_flag=True, help="Read every file again, also of a store, which checked what it got.")
+@click.option("--strict", is_flag=True, help="Publish nothing where an id occurs twice; else its first text is kept.")
+@report_options
+def merge(*, output: Location, read_back: bool, strict: bool, format_name: str, quiet: bool) -> int:
+    """Check every shard by the digests of its files, and write the manifest and the rejected lines.
+
+    Where splits are missing or wrong, they are listed as `onnxtool encode part --splits` takes them, nothing is
     written, and the exit code is 1.
     """
     del quiet  # it takes as long as reading the files
     from onnxtool.encoding import merge_parts
 
-    report = merge_parts(plan, read_back=read_back)
-    emit(report, _merge_blocks(report), format_name, output=output, force=force)
+    report = merge_parts(output, read_back=read_back, strict=strict)
+    emit(report, _merge_blocks(report), format_name)
+    return _exit_code(report)
+
+
+def _exit_code(report: MergeReport | RunReport) -> int:
     if report.to_do:
-        click.echo(f"shards to do: {report.to_do}", err=True)
+        click.echo(f"splits to do: {report.to_do}", err=True)
     return 1 if report.to_do else 0
 
 
-@command.command(short_help=_PURPOSES["status"], epilog="Example: onnxtool encode status --plan vectors.plan.json")
-@_plan_option
-@_report_output
+@command.command(short_help=_PURPOSES["status"], epilog="Example: onnxtool encode status --output vectors/")
+@_output_option
 @report_options
-def status(*, plan: Location, output: Path | None, force: bool, format_name: str, quiet: bool) -> None:
-    """Show how many shards of a plan are done, and how fast all machines together are."""
+def status(*, output: Location, format_name: str, quiet: bool) -> None:
+    """Show how many splits are done, and how fast all machines together are."""
     del quiet
     from onnxtool.encoding import corpus_status
 
-    report = corpus_status(plan)
-    emit(report, _status_blocks(report), format_name, output=output, force=force)
-
-
-def _plan_blocks(report: PlanReport) -> list[Block]:
-    blocks: list[Block] = [
-        Facts(
-            [
-                ("Plan", f"{report.plan}, {format_bytes(report.size_bytes)}"),
-                ("Output", report.output),
-                ("Shards", str(report.num_shards)),
-                ("Texts", str(report.num_texts)),
-                ("Time", format_duration(report.seconds * 1e3)),
-            ]
-        ),
-        *(Note(note) for note in report.notes),
-    ]
-    if report.rejects:
-        rows = [(reason, str(count)) for reason, count in report.rejects.items()]
-        blocks += [Heading("Rejected lines"), Table(("reason", "lines"), rows, frozenset({"lines"}))]
-    return blocks
+    report = corpus_status(output)
+    emit(report, _status_blocks(report), format_name)
 
 
 def _part_blocks(report: PartReport) -> list[Block]:
@@ -217,29 +158,30 @@ def _part_blocks(report: PartReport) -> list[Block]:
         Facts(
             [
                 ("Output", report.output),
-                ("Shards", report.shards or "none: there are more parts than shards"),
+                ("Splits", report.splits or "none: there are more parts than splits"),
                 ("Encoded", _encoded(report)),
-                ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
+                ("Texts", f"{report.num_encoded} by this run"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
                 *_lost(report),
             ]
-        )
+        ),
+        *(Note(note) for note in report.notes),
     ]
 
 
 def _lost(report: PartReport | RunReport) -> list[tuple[str, str]]:
     facts = []
     if report.num_deaths:
-        facts.append(("Workers that died", f"{report.num_deaths}, and were started again"))
+        facts.append(("Processes that died", f"{report.num_deaths}, and were started again"))
     if report.num_left_out:
-        facts.append(("Texts that no worker can run", str(report.num_left_out)))
+        facts.append(("Texts that no process can run", str(report.num_left_out)))
     return facts
 
 
 def _encoded(report: PartReport) -> str:
-    before = report.num_shards - report.num_encoded_shards
+    before = report.num_splits - report.num_encoded_splits
     return (
-        f"{report.num_encoded_shards} of {report.num_shards} shards{f'; {before} were done before' if before else ''}"
+        f"{report.num_encoded_splits} of {report.num_splits} splits{f'; {before} were done before' if before else ''}"
     )
 
 
@@ -267,11 +209,11 @@ def _run_blocks(report: RunReport) -> list[Block]:
     facts = [
         ("Output", f"{report.output}: {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
-        ("Shards", f"{report.num_shards}, {report.num_encoded_shards} of them by this run"),
+        ("Splits", f"{report.num_splits}, {report.num_encoded_splits} of them by this run"),
         ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
         ("Tokens", str(report.num_tokens)),
         ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
-        ("Workers", f"{report.workers}, engine {report.engine}"),
+        ("Processes", f"{report.processes}, engine {report.engine}"),
         *_lost(report),
     ]
     if report.num_rejects:
@@ -280,15 +222,15 @@ def _run_blocks(report: RunReport) -> list[Block]:
 
 
 def _problem_blocks(problems: Mapping[str, str]) -> list[Block]:
-    rows = [(reason, shards) for reason, shards in problems.items()]
-    return [Heading("Shards that cannot be merged"), Table(("problem", "shards"), rows)]
+    rows = [(reason, splits) for reason, splits in problems.items()]
+    return [Heading("Splits that cannot be merged"), Table(("problem", "splits"), rows)]
 
 
 def _status_blocks(report: StatusReport) -> list[Block]:
     facts = [
         ("Output", report.output),
-        ("Shards", f"{report.num_done} of {report.num_shards} are done"),
-        ("Texts", f"{report.num_encoded} of {report.num_texts}, {report.share:.1%}"),
+        ("Splits", f"{report.num_done} of {report.num_splits} are done, {report.share:.1%}"),
+        ("Texts", str(report.num_texts)),
     ]
     if report.texts_per_s is not None:
         facts.append(("Rate", f"{report.texts_per_s:.1f} texts/s"))

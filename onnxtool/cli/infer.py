@@ -28,7 +28,7 @@ from onnxtool.cli.options import (
 from onnxtool.cli.render import emit_plan
 from onnxtool.encoding.locations import Uri, is_uri
 from onnxtool.encoding.options import CorpusOptions
-from onnxtool.encoding.progress_files import ProgressOptions
+from onnxtool.encoding.progress import ProgressOptions
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import ModelFile

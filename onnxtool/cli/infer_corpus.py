@@ -12,7 +12,7 @@ from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import CorpusProgress
-from onnxtool.encoding.progress_files import ProgressFiles, ProgressOptions
+from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.progress import listener, listening
 

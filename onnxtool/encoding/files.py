@@ -94,6 +94,7 @@ def write(location: Location, content: bytes, token: str = "") -> None:
         filesystems.put(location, content)
         return
     try:
+        location.parent.mkdir(exist_ok=True)
         staged(location, token).write_bytes(content)
         publish(location, token)
     except BaseException:
@@ -110,16 +111,29 @@ def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
     filesystems.put(uri, path, named_by_contents=named_by_contents)
 
 
-def create(location: Location, content: bytes) -> bool:
+def create(location: Location, content: bytes, token: str = "") -> bool:
     """Write a file that only one writer may write; return whether it has this content now.
 
-    In a store the request itself is refused where the file is there, in another filesystem its renaming. On a disk who
-    writes holds the folder's lock.
+    In a store the request itself is refused where the file is there, in another filesystem its renaming, and on a disk
+    its linking. `token` is of one of several writers at once.
     """
     if isinstance(location, Uri):
         return filesystems.put(location, content, only_once=True) or read_bytes(location) == content
-    write(location, content)
-    return True
+    path = staged(location, token)
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+        force_to_disk(path)
+        try:
+            os.link(path, location)
+        except FileExistsError:
+            return location.read_bytes() == content
+        except OSError:  # a filesystem without links
+            path.replace(location)
+        force_to_disk(location.parent)
+        return True
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def remove(locations: Iterable[Location]) -> None:

@@ -1,24 +1,20 @@
-"""A corpus and what encodes it: the model, the form of its vectors, the format of their files, and the one loop.
-
-All who encode a corpus, as a whole or shards of it, do so here, so that the bytes are the same.
-"""
+"""A corpus and what encodes it: the model, the form of its vectors, and the format of their files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from onnxtool.encoding import splits
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.form import CorpusForm, choose_form
 from onnxtool.encoding.locations import AnyLocation, parse_location
-from onnxtool.encoding.manifest import Identity, ShardRecord, make_identity
+from onnxtool.encoding.manifest import Identity, make_identity
 from onnxtool.encoding.options import VectorOptions
-from onnxtool.encoding.output import OutputFolder, StagedShard
-from onnxtool.encoding.pipeline import CorpusModel, OnBatch, Plan, batch_rules, encode_windows
+from onnxtool.encoding.pipeline import CorpusModel, Plan, batch_rules
 from onnxtool.encoding.shards import ShardFormat
-from onnxtool.encoding.sources import Reject, Source, find_picture_sources, find_sources, left_out_notes
-from onnxtool.encoding.windows import Placed, Window, shard_windows, split_corpus
+from onnxtool.encoding.sources import Source, find_picture_sources, find_sources, left_out_notes
+from onnxtool.encoding.splits import Limits
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.head import VectorHead
@@ -97,65 +93,22 @@ class Job:
         identity = _identity(model, sources, shard_format, options, plan, form)
         return cls(model, sources, left_out, options, form, shard_format, plan, identity)
 
-    def split(self, documents: Iterator[Placed], done: tuple[str, ...]) -> Iterator[Window]:
-        """Yield the windows of a whole corpus; see `split_corpus`."""
-        characters, texts = self._most
-        return split_corpus(documents, self.options.shard_size, done, most_characters=characters, most_texts=texts)
-
-    def split_shard(self, documents: Iterator[Placed], number: int) -> Iterator[Window]:
-        """Yield the windows of one shard; see `shard_windows`."""
-        characters, texts = self._most
-        return shard_windows(documents, number, self.options.shard_size, most_characters=characters, most_texts=texts)
-
     @property
-    def _most(self) -> tuple[int | None, int | None]:
-        """The most characters and the most texts of a window."""
-        texts = None
+    def limits(self) -> Limits:
+        """The texts of a shard, and the most texts and characters of a window."""
+        texts, characters = splits.WINDOW_TEXTS, splits.WINDOW_CHARACTERS
         if isinstance(self.model, PictureModel):
             texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
-        characters = _CHARACTERS_OF_PASSAGES if self.plan.long.way == "window" else None
-        return _CHARACTERS_OF_TOKENS if self.shard_format.by_token else characters, texts
-
-    def encode(
-        self, windows: Iterable[Window], folder: OutputFolder, on_batch: OnBatch, *, strict: bool = False
-    ) -> Iterator[tuple[int, ShardRecord]]:
-        """Write the shards of `windows` into `folder`, and yield the number and the record of each that is there.
-
-        Raises:
-            OnnxtoolError: as `encode_corpus`; with `strict`, also for a text without any token.
-        """
-        shard: StagedShard | None = None
-        try:
-            with (
-                folder.staging() as staging,
-                closing(encode_windows(self.model, windows, self.plan, on_batch)) as encoded,
-            ):
-                for part in encoded:
-                    if strict and part.rejects:
-                        raise stopped_by(part.rejects[0])
-                    shard = shard or StagedShard(
-                        folder, staging, self.shard_format, part.window.shard, self.form.description
-                    )
-                    shard.append(part)
-                    if part.window.digest:
-                        record, shard = shard.commit(part.window.digest), None
-                        yield part.window.shard, record
-        finally:
-            if shard is not None:
-                shard.abandon()
+        if self.shard_format.by_token:
+            characters = _CHARACTERS_OF_TOKENS
+        elif self.plan.long.way == "window":
+            characters = _CHARACTERS_OF_PASSAGES
+        return Limits(self.options.shard_size, texts, characters)
 
     def notes(self, num_truncated: int) -> Iterator[str]:
         """Say what a user should know of the vectors."""
         yield from self.form.notes
         yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
-
-
-def stopped_by(reject: Reject) -> InputError:
-    """Say which line ended a strict run."""
-    return InputError(
-        f"{reject.file}:{reject.line} {reject.reason}",
-        "correct the line, or leave out --strict to have such lines counted and written to a file",
-    )
 
 
 def _refuse_for_pictures(options: VectorOptions) -> None:
@@ -257,6 +210,7 @@ def _identity(
         **({"long": plan.long.way} if plan.long.way != CUT.way else {}),
         **({"overlap": plan.long.overlap} if plan.long.overlap is not None else {}),
         "shard_size": options.shard_size,
+        "split_bytes": options.split_bytes,
         "batch_tokens": plan.rules.max_tokens,
         "provider": model.session.provider,
         "threads": options.threads or 1,

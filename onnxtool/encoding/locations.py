@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import posixpath
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,30 +144,3 @@ def _require_known(scheme: str, address: str) -> None:
             f"{address} cannot be read: there is no store of the kind {scheme}://",
             f"use {known}, a path that is mounted, or install the package that adds {scheme}:// to fsspec",
         )
-
-
-def relative(target: Location, folder: Location) -> str:
-    """Write where `target` lies, as seen from `folder`; an address where they have no store in common."""
-    if isinstance(target, Uri) or isinstance(folder, Uri):
-        if isinstance(target, Uri) and isinstance(folder, Uri) and target.root == folder.root:
-            return posixpath.relpath(f"/{target.key}", f"/{folder.key}")
-        return str(target) if isinstance(target, Uri) else target.resolve().as_posix()
-    try:
-        return Path(os.path.relpath(target.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # another drive of Windows
-        return target.resolve().as_posix()
-
-
-def joined(folder: Location, text: str) -> Location:
-    """Return what `relative` has written.
-
-    Raises:
-        InputError: it is no address.
-    """
-    if is_uri(text):
-        return parse_location(text)
-    if isinstance(folder, Path):
-        return folder / text
-    if text.startswith("/"):
-        return Path(text)
-    return Uri(folder.root, posixpath.normpath(f"/{folder.key}/{text}").strip("/"))

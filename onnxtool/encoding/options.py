@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 from onnxtool.checkpoint.vector_types import Calibrated, Dimensions, RangesFile, VectorsAs, check_ranges_options
-from onnxtool.encoding.locations import OptionalLocation
 from onnxtool.infer.options import (
     AnyTask,
     Described,
@@ -16,7 +15,7 @@ from onnxtool.infer.options import (
     Representation,
     check_overlap,
 )
-from onnxtool.options import UNSET, Force, Option
+from onnxtool.options import UNSET, Force, Option, Options
 from onnxtool.progress import Stage
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
@@ -25,18 +24,11 @@ from onnxtool.runtime.providers import Provider
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
 WEIGHTS = ("int", "float")
 
-# Of a plan that another machine has made.
-ModelElsewhere = Annotated[
-    OptionalLocation, Option("The model, where it lies elsewhere than when it was planned.", is_location=True)
-]
-InputElsewhere = Annotated[
-    OptionalLocation,
-    Option("The collection, where it lies elsewhere than when it was planned.", name="input", is_location=True),
-]
 MemoryLimit = Annotated[
     int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
 ]
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
+ENGINES = ("local", "ray")
 
 
 class VectorOptions(Described):
@@ -65,6 +57,8 @@ class VectorOptions(Described):
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, in place of that file.
         shard_size: texts of a file of the output; what a killed run loses at most.
+        split_bytes: what a corpus is split by: a part of a file of so many bytes, or smaller files in a row. A packed
+            file is never cut, and Parquet between its row groups.
         batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
     """
 
@@ -100,6 +94,9 @@ class VectorOptions(Described):
     ranges: RangesFile = UNSET
     calibration: Calibrated = UNSET
     shard_size: Annotated[int, Option("Texts per file of vectors, the most that a killed run loses.", minimum=1)] = 4096
+    split_bytes: Annotated[
+        int, Option("Bytes of a piece of the collection that a process encodes by itself.", minimum=1)
+    ] = 1 << 24
     batch_tokens: Annotated[
         int, Option("The most tokens of a batch of a corpus; 0: what fits the model.", minimum=0)
     ] = 0
@@ -123,10 +120,68 @@ class CorpusOptions(VectorOptions):
     strict: Annotated[
         bool,
         Option(
-            "Stop at a line without id or text, or with an id that occurred before; else such lines are counted and "
-            "written to NAME.rejects.jsonl."
+            "Stop at a line without id or text, and publish nothing where an id occurs twice; else such lines are "
+            "counted and written to NAME.rejects.jsonl."
         ),
     ] = False
+    force: Force = False
+
+
+class ProcessOptions(Options):
+    """How many processes encode.
+
+    Attributes:
+        processes: how many; 0 for one for each eight cores of this machine, or for each node of the cluster.
+        workers: batches that run at once in each of them; 0 for its share of the cores.
+        memory_limit: megabytes that a process may allocate, from which on a text is rejected; 0 for no limit.
+    """
+
+    processes: Annotated[
+        int,
+        Option("Processes that encode.", minimum=0, default="one for each eight cores, of Ray one for each node"),
+    ] = 0
+    workers: Annotated[
+        int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
+    ] = 0
+    memory_limit: MemoryLimit = 0
+
+
+class PartOptions(ProcessOptions):
+    """Which splits of a corpus are encoded, and by how many processes.
+
+    Attributes:
+        part: `2/7` is the second of seven parts, which are equal; `slurm` and `kubernetes` read it from the variables
+            of an array of jobs.
+        splits: instead of it, numbers and ranges of splits, such as `3, 7-12`.
+    """
+
+    part: Annotated[
+        str | None,
+        Option(
+            "Encode this part of the splits: 2/7 is the second of seven; slurm and kubernetes read it from the "
+            "variables of an array of jobs.",
+            metavar="I/N",
+            default="all splits",
+        ),
+    ] = None
+    splits: Annotated[
+        str | None, Option("Encode these splits: numbers and ranges from 0, as merge lists them.", metavar="3,7-12")
+    ] = None
+
+
+class RunOptions(ProcessOptions):
+    """Where a whole corpus is encoded, and by how many processes.
+
+    Attributes:
+        engine: one of ENGINES.
+        strict: whether an id that occurs twice is an error; else the first text with it is kept.
+        force: whether an output that exists is removed first, also one of the same command.
+    """
+
+    engine: Annotated[
+        str, Option("Where processes run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES)
+    ] = "local"
+    strict: Annotated[bool, Option("Publish nothing where an id occurs twice, or a line has no id or text.")] = False
     force: Force = False
 
 

@@ -10,15 +10,17 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import Entry, create, entries, publish, remove, scratch_folder, staged, upload
+from onnxtool.encoding.files import Entry, create, entries, remove, scratch_folder, staged, upload
 from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
-from onnxtool.encoding.sources import Reject
+from onnxtool.encoding.sources import Document, Reject
+from onnxtool.encoding.splits import ShardName
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 from onnxtool.reports import Json
@@ -26,14 +28,14 @@ from onnxtool.reports import Json
 # All names that shards ever have: nothing else in the folder is ours to remove.
 _DIGITS = 16  # of a digest in a name
 _OWN_FILE = re.compile(
-    rf"\.?part-[0-9]{{5,}}(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
+    rf"\.?part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
     r"((\.[0-9a-f]{8})?\.partial)?"
 )
 
 
-def is_name_of(name: str, shard: int) -> bool:
+def is_name_of(name: str, shard: ShardName) -> bool:
     """Whether a file of a shard may be called so."""
-    return re.fullmatch(rf"part-{shard:05d}(\.[0-9a-f]{{{_DIGITS}}})?\.[a-z.]+", name) is not None
+    return re.fullmatch(rf"{shard.stem}(\.[0-9a-f]{{{_DIGITS}}})?\.[a-z.]+", name) is not None
 
 
 class OutputFolder:
@@ -69,6 +71,8 @@ class OutputFolder:
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
         with self.writing(), nullcontext() if isinstance(self.path, Uri) else folder_lock(self.path):
+            if not isinstance(self.path, Uri):  # of a killed run, whichever it was
+                remove(staged(Path(path)) for path in (str(self.manifest_path), str(self.rejects_path)))
             yield
 
     @contextmanager
@@ -158,6 +162,11 @@ class OutputFolder:
             return nullcontext(self.path)
         return scratch_folder("shards")
 
+    def plain_name(self, name: str) -> str:
+        """Return the name of a file of a shard without the digest that a store's has."""
+        stem, _, suffixes = name.partition(".")
+        return name if isinstance(self.path, Path) else f"{stem}.{suffixes.partition('.')[2]}"
+
     def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
         """Give staged files their names in the folder, and return what they are."""
         records = []
@@ -175,26 +184,6 @@ class OutputFolder:
         if isinstance(self.path, Path):
             force_to_disk(self.path)
         return tuple(records)
-
-    @contextmanager
-    def staged_rejects(self) -> Iterator[Path]:
-        """Give a file of this machine for the lines that give no text, until `publish_rejects`."""
-        if isinstance(self.rejects_path, Uri):
-            with scratch_folder("rejects") as folder:
-                yield folder / self.rejects_path.name
-            return
-        path = staged(self.rejects_path)
-        try:
-            yield path
-        finally:
-            path.unlink(missing_ok=True)
-
-    def publish_rejects(self, path: Path) -> None:
-        """Give the file of `staged_rejects` its place."""
-        if isinstance(self.rejects_path, Uri):
-            upload(path, self.rejects_path)
-        else:
-            publish(self.rejects_path)
 
     def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
         """Write the manifest of a corpus that is whole, by which others learn that it is; remove what it does not name.
@@ -221,26 +210,31 @@ class OutputFolder:
 
 
 class StagedShard:
-    """The files of a shard under hidden names, until it is whole. One without any vector has no files."""
+    """The files of a shard under hidden names, until it is whole. One without any vector has no files.
+
+    Attributes:
+        documents: that have vectors, without their contents.
+    """
 
     def __init__(
         self,
         folder: OutputFolder,
         staging: Path,
         shard_format: ShardFormat,
-        number: int,
+        name: ShardName,
         description: Mapping[str, Json] = MappingProxyType({}),
     ) -> None:
-        """Begin shard `number`; `description` says what its vectors are."""
+        """Begin a shard; `description` says what its vectors are."""
         self._folder = folder
         self._format = shard_format
         self._description = description
         # Two machines may make the same shard at once: each under names of its own.
         token = secrets.token_hex(4)
-        self._files = {name: staged(staging / name, token) for name in shard_format.names(number)}
+        self._files = {file: staged(staging / file, token) for file in shard_format.names(name.stem)}
         self._writer: ShardWriter | None = None
-        self._num_texts = self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
+        self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
         self._rejects: list[Reject] = []
+        self.documents: list[Document] = []
 
     def append(self, encoded: EncodedWindow) -> None:
         """Write the vectors of a window."""
@@ -248,7 +242,8 @@ class StagedShard:
             if self._writer is None:
                 self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
-        self._num_texts += len(encoded.window.documents)
+        # Of each, what is kept of it in the record: not what it says.
+        self.documents += [replace(document, contents="") for document in encoded.window.documents]
         self._num_passages += sum(row.span is not None for row in encoded.rows)
         self._num_tokens += encoded.num_tokens
         self._num_padding += encoded.num_padding
@@ -260,7 +255,7 @@ class StagedShard:
         return ShardRecord(
             files=self._folder.commit_shard(self._files) if self._close() else (),
             digest=digest,
-            num_texts=self._num_texts,
+            num_texts=len(self.documents),
             num_tokens=self._num_tokens,
             num_padding=self._num_padding,
             num_truncated=self._num_truncated,

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from itertools import accumulate
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from onnxtool.checkpoint.text_files import LineError
 from onnxtool.encoding.files import open_file
@@ -35,36 +33,66 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
 
 
 def read_rows(
-    path: Location, number: int = 0, end: int | None = None
-) -> Iterator[tuple[int, dict[str, object] | LineError, float]]:
-    """Yield the rows after the first `number` ones: number, columns, and the share of rows that is read.
+    path: Location, begin: int = 0, end: int | None = None
+) -> Iterator[tuple[dict[str, object] | LineError, float]]:
+    """Yield the rows of the row groups that begin in a range of bytes, and the share of these rows that is read.
 
-    Row groups that lie before are not read, nor those from row `end` on, with which a group begins. A row whose text is
-    not UTF-8, which Parquet does not check, is an error in place of its columns.
+    The first range has what begins before it as well, and the one without an end what begins behind the file, so that
+    no group of a file that lies about them is lost. A row whose text is not UTF-8, which Parquet does not check, is an
+    error instead of its columns.
 
     Raises:
         InputError: pyarrow is not there, or the file is no Parquet, or damaged.
     """
     pyarrow, parquet = require_pyarrow()
+    number = 0
     try:
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-            num_rows = max(1, file.metadata.num_rows)
             columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-            ends = _ends(file)
-            first = bisect_right(ends, number)
-            last = len(ends) if end is None else bisect_left(ends, end) + 1
-            groups = range(first, min(last, len(ends)))
-            skipped = number - (ends[first - 1] if first else 0)
+            groups = [
+                place
+                for place, group in enumerate(_groups(file))
+                if (not begin or group.begin >= begin) and (end is None or group.begin < end)
+            ]
+            num_rows = max(1, sum(_groups(file)[place].num_rows for place in groups))
             for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, row_groups=groups, columns=columns):
-                rows = _rows(batch.slice(skipped))
-                skipped = max(0, skipped - len(batch))
-                for row in rows:
+                for row in _rows(batch):
                     number += 1
-                    yield number, row, number / num_rows
+                    yield row, number / num_rows
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
             raise
         raise InputError(f"{path} cannot be read after row {number}: {error}", "write it again") from error
+
+
+def rows_before(path: Location, place: int) -> int:
+    """Return how many rows are in row groups that begin before a byte of a file.
+
+    Raises:
+        InputError: pyarrow is not there, or the file is no Parquet.
+    """
+    pyarrow, parquet = require_pyarrow()
+    try:
+        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
+            return sum(group.num_rows for group in _groups(file) if group.begin < place)
+    except pyarrow.ArrowException as error:
+        raise InputError(f"{path} cannot be read: {error}", "write it again") from error
+
+
+class _Group(NamedTuple):
+    """A row group: the byte at which it begins, and its rows."""
+
+    begin: int
+    num_rows: int
+
+
+def _groups(file: Any) -> list[_Group]:
+    groups = [file.metadata.row_group(place) for place in range(file.num_row_groups)]
+    firsts = [group.column(0) if group.num_columns else None for group in groups]
+    return [
+        _Group(first.dictionary_page_offset or first.data_page_offset if first else 0, group.num_rows)
+        for group, first in zip(groups, firsts, strict=True)
+    ]
 
 
 def _rows(batch: Any) -> list[dict[str, object] | LineError]:
@@ -86,17 +114,3 @@ def _row(batch: Any, place: int) -> dict[str, object] | LineError:
         except (ValueError, OverflowError):  # a time that Python has none for, which is neither an id nor a text
             row[name] = None
     return row
-
-
-def group_ends(path: Location) -> list[int]:
-    """Return the number of rows up to the end of each row group; none where that cannot be read."""
-    pyarrow, parquet = require_pyarrow()
-    try:
-        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-            return _ends(file)
-    except (pyarrow.ArrowException, OSError):
-        return []
-
-
-def _ends(file: Any) -> list[int]:
-    return list(accumulate(file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)))

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.encoding.passages import passages
 from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject
-from onnxtool.encoding.windows import Window
+from onnxtool.encoding.splits import Window
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
 from onnxtool.infer.heads.head import BatchRules
@@ -36,6 +35,7 @@ CorpusModel = LoadedModel | PictureModel
 # A document and what is run of it.
 _Read = tuple[Document, list[Any]]
 
+_MARK = "#"  # between the id of a text and the number of a passage
 TOO_LONG = "has more tokens than the model takes"
 
 OnBatch = Callable[[Window, int, float], None]
@@ -241,3 +241,37 @@ def _in_order(parts: Sequence[Vectors], places: Sequence[Sequence[int]]) -> Vect
     if tokens := [part for part in parts if isinstance(part, TokenVectors)]:
         return TokenVectors.concatenate(tokens).take(order.tolist())
     return np.asarray(np.concatenate([part for part in parts if isinstance(part, np.ndarray)])[order])
+
+
+def passages(document: Document, windows: Sequence[EncodedText], num_before: int) -> list[Document]:
+    """Return a passage for each window over the text of `document`, called `ID#0`, `ID#1` and so on.
+
+    A text that fits is `ID#0`, so that the last `#` of any id parts it, whatever ids a corpus has. The first passage
+    begins with the text and the last one ends with it.
+
+    Args:
+        document: the text.
+        windows: what is run of it, with offsets.
+        num_before: characters of the prompt before the text, which offsets count.
+    """
+    text, found = document.contents, []
+    begin = end = 0
+    for number, window in enumerate(windows):
+        if window.offsets is not None:
+            spans = zip(window.offsets.parts, window.offsets.spans, strict=True)
+            places = [span for part, span in spans if part == 0 and span[1] > num_before]
+            if places:
+                begin, end = max(0, places[0][0] - num_before), places[-1][1] - num_before
+        if number:  # some tokenizers have the space before a word in its token
+            begin += end - begin - len(text[begin:end].lstrip())
+        else:
+            begin = 0
+        end = len(text) if number == len(windows) - 1 else end
+        name = f"{document.id}{_MARK}{number}"
+        found.append(replace(document, id=name, contents=text[begin:end], span=(begin, end)))
+    return found
+
+
+def document_of(passage: str) -> str:
+    """Return the id of the document of a passage."""
+    return passage.rpartition(_MARK)[0]

@@ -1,8 +1,4 @@
-"""Ray as an engine of `encode_plan`, an actor for each worker, and a class for pipelines of Ray Data and Spark.
-
-Nothing of Ray's says what is done. An actor that is lost with its node, or preempted, is started again by Ray, on
-another node where there is one; its run of shards is encoded again, without those that have a record.
-"""
+"""Ray as an engine of `encode_parts`, and a class for pipelines of Ray Data and Spark."""
 
 from __future__ import annotations
 
@@ -10,21 +6,21 @@ import importlib
 import os
 import re
 import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
-from onnxtool.encoding.options import VectorOptions
-from onnxtool.encoding.parts import missing_shards
-from onnxtool.encoding.plan import CorpusPlan
-from onnxtool.encoding.workers import OnEvent, RemoteWorker, RunOptions, runs_of
+from onnxtool.encoding.options import ProcessOptions, VectorOptions
+from onnxtool.encoding.workers import Event, OnEvent, Opened, Worker
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.loading import load
@@ -33,7 +29,7 @@ from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
 
 _POLL_S = 0.5
-_MOST_LOSSES = 20  # of one run of shards, in a row
+_MOST_LOSSES = 20  # of one split
 
 
 def require_ray() -> ModuleType:
@@ -52,93 +48,125 @@ def require_ray() -> ModuleType:
     return ray
 
 
-def run_on_ray(plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_event: OnEvent) -> int:
-    """Encode shards by actors of the cluster that RAY_ADDRESS names, else of one on this machine; return how many.
+class RayWorkers:
+    """Tasks of a Ray cluster that encode splits: that which RAY_ADDRESS names, else one on this machine.
+
+    Ray only schedules: it begins a task again that is lost with its node, on another node where there is one. The
+    records in the folder hold what is done.
+
+    Attributes:
+        num_processes: tasks that run at once.
 
     Raises:
-        InputError: Ray is missing, or the cluster does not see the plan.
-        OnnxtoolError: what a worker has met.
+        InputError: Ray is missing, or no node has what is needed.
     """
-    ray = require_ray()
-    is_own = not ray.is_initialized()
-    if not is_own:
-        return _run(ray, plan, options, missing, on_event)
-    with redirect_stdout(sys.stderr):  # Ray prints there that a node is lost, and a report is to be alone
-        ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-        try:
-            return _run(ray, plan, options, missing, on_event)
-        finally:
-            ray.shutdown()
 
-
-def _run(ray: ModuleType, plan: CorpusPlan, options: RunOptions, missing: Sequence[int], on_event: OnEvent) -> int:
-    needed = ("CPU", "GPU") if plan.options.provider == "cuda" else ("CPU",)
-    nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
-    if not nodes:
-        raise InputError(
-            f"no node of the cluster has a {' and a '.join(needed)} now", "start one, or leave out --engine"
+    def __init__(self, task: Task, options: ProcessOptions, on_event: OnEvent) -> None:
+        self._ray = ray = require_ray()
+        self._task, self._on_event = task, on_event
+        self._memory_bytes = options.memory_limit * 1_000_000
+        self._is_own = not ray.is_initialized()
+        if self._is_own:
+            with redirect_stdout(sys.stderr):  # a report is to be alone on stdout
+                ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+        needed = ("CPU", "GPU") if task.options.provider == "cuda" else ("CPU",)
+        nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
+        if not nodes:
+            self.close()
+            raise InputError(
+                f"no node of the cluster has a {' and a '.join(needed)} now", "start one, or leave out --engine"
+            )
+        self.num_processes = options.processes or len(nodes)
+        cores = min(node["Resources"]["CPU"] for node in nodes)
+        gpus = min(node["Resources"].get("GPU", 0) for node in nodes) if "GPU" in needed else 0
+        on_a_node = -(-self.num_processes // len(nodes))
+        self._task = replace(task, workers=options.workers or max(1, int(cores) // on_a_node))
+        self._remote = ray.remote(_work).options(
+            num_cpus=cores / on_a_node,
+            num_gpus=min(1, gpus / on_a_node),  # a session runs on one
+            max_retries=_MOST_LOSSES,
+            scheduling_strategy="SPREAD",
         )
-    count = min(options.workers or len(nodes), len(missing))
-    cores = min(node["Resources"]["CPU"] for node in nodes)
-    gpus = min(node["Resources"].get("GPU", 0) for node in nodes) if "GPU" in needed else 0
-    on_a_node = -(-count // len(nodes))
-    threads = max(1, int(cores) // on_a_node)
-    actor_class = ray.remote(RemoteWorker).options(
-        num_cpus=cores / on_a_node,
-        num_gpus=min(1, gpus / on_a_node),  # a session runs on one
-        max_restarts=-1,
-        max_task_retries=0,
-    )
-    chosen = options.worker(plan, threads)
-    # One that is on its way, at first or to another node, gets nothing to do: no node may be left for it.
-    starting = {actor.__ray_ready__.remote(): actor for actor in (actor_class.remote(chosen) for _ in range(count))}
-    waiting = deque(runs_of(missing, count))
-    losses: Counter[tuple[int, ...]] = Counter()  # by runs; that of no shards is a start
-    idle: list[Any] = []
-    running: dict[Any, tuple[Any, list[int]]] = {}
-    while waiting or running:
-        check_interrupted()
-        while waiting and idle:
-            actor, run = idle.pop(), waiting.popleft()
-            running[actor.encode.remote(run)] = (actor, run)
-        done, _ = ray.wait([*running, *starting], timeout=_POLL_S)
-        for task in done:
-            actor, run = running.pop(task) if task in running else (starting.pop(task), [])
-            try:
-                events = ray.get(task)
-            except ray.exceptions.RayTaskError as error:
-                raise _cause(error) from None
-            except ray.exceptions.RayError as error:  # the node is gone, or the actor was killed
-                starting[actor.__ray_ready__.remote()] = actor
-                lost = losses.pop(tuple(run), 0) + 1
-                if lost > _MOST_LOSSES:
-                    whose = f"the actors for shards {run[0]} to {run[-1]}" if run else "actors that start"
-                    raise OnnxtoolError(
-                        f"{whose} were lost {_MOST_LOSSES} times: {error}",
-                        "look at the nodes, and run the same command again: what is done stays",
-                    ) from None
-                on_event({"deaths": 1})
-                if left := missing_shards(plan, run):
-                    waiting.appendleft(left)
-                losses[tuple(left)] = lost
-                continue
-            losses.pop(tuple(run), None)
-            for event in events if run else ():
-                on_event(event)
-            idle.append(actor)
-    return count
+
+    def open(self) -> Opened:
+        """Load the model on a node, and say what the folder is for."""
+        found: Opened = self._get(self._remote.remote(self._task, self._memory_bytes, None))
+        return found
+
+    def encode(self, numbers: Sequence[int]) -> None:
+        """Encode splits.
+
+        Raises:
+            OnnxtoolError: what a worker has met, or a task was lost too often.
+        """
+        task = replace(self._task, force=False)
+        waiting = deque(numbers)
+        running: set[Any] = set()
+        self.num_processes = min(self.num_processes, len(numbers))
+        while waiting or running:
+            check_interrupted()
+            while waiting and len(running) < self.num_processes:
+                running.add(self._remote.remote(task, self._memory_bytes, waiting.popleft()))
+            done, _ = self._ray.wait([*running], timeout=_POLL_S)
+            for finished in done:
+                running.remove(finished)
+                self._on_event(self._get(finished))
+
+    def _get(self, finished: Any) -> Any:
+        errors = self._ray.exceptions
+        try:
+            while True:
+                check_interrupted()
+                try:
+                    return self._ray.get(finished, timeout=_POLL_S)
+                except errors.GetTimeoutError:
+                    continue
+        except errors.RayTaskError as error:  # Ray makes a class of its own for what a worker raised
+            if isinstance(error.cause, OnnxtoolError):
+                raise error.cause from None
+            raise OnnxtoolError(f"a worker failed: {error.cause}", "look at the log of the task") from None
+        except errors.RayError as error:
+            raise OnnxtoolError(
+                f"a task was lost {_MOST_LOSSES} times: {error}",
+                "look at the nodes, and run the same command again: what is done stays",
+            ) from None
+
+    def close(self) -> None:
+        """Leave a cluster that was begun for this."""
+        if self._is_own:
+            self._ray.shutdown()
 
 
-def _cause(error: Any) -> Exception:
-    """Return what a worker raised: Ray makes a class of its own for it."""
-    cause = error.cause
-    if isinstance(cause, OnnxtoolError):
-        return cause
-    return OnnxtoolError(f"a worker failed: {cause}", f"look at the log of the actor; this is process {os.getpid()}")
+_kept: dict[str, tuple[Worker, list[Event]]] = {}
+
+
+def _work(task: Task, memory_bytes: int, number: int | None) -> Opened | Event:
+    """Encode a split, in a process of Ray, which keeps the model for the next one; without a number, only load it."""
+    key = repr(task)
+    if key not in _kept:
+        events: list[Event] = []
+        _kept[key] = Worker(task, memory_bytes, events.append), events
+    worker, events = _kept[key]
+    events.clear()
+    if number is None:
+        return worker.open()
+    worker.encode(number)
+    worker.settle()
+    return Event.total(events)
 
 
 # What a table of any pipeline has no use for, as it is of files or of how they are split.
-_OF_FILES = ("overlap", "output_format", "gzip", "contents", "weights", "calibration", "shard_size", "batch_tokens")
+_OF_FILES = (
+    "overlap",
+    "output_format",
+    "gzip",
+    "contents",
+    "weights",
+    "calibration",
+    "shard_size",
+    "split_bytes",
+    "batch_tokens",
+)
 
 
 class Encoder:
@@ -171,11 +199,11 @@ class Encoder:
         if given := [name for name in _OF_FILES if getattr(options, name) != getattr(usual, name)]:
             raise InputError(
                 f"{' and '.join(given)} was passed, which batches of a pipeline have no use for",
-                "leave it out, or encode with encode_plan",
+                "leave it out, or encode with encode_corpus",
             )
         if options.long == "window":
             raise InputError(
-                "long is window, and a batch has one row for a text", "use encode_plan, or cut texts first"
+                "long is window, and a batch has one row for a text", "use encode_corpus, or cut texts first"
             )
         self._column = column
         threads = options.threads or _threads_of_the_pipeline()

@@ -19,7 +19,7 @@ from onnxtool.encoding.locations import AnyLocation
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
-from onnxtool.encoding.passages import document_of
+from onnxtool.encoding.pipeline import document_of
 from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors

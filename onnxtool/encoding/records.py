@@ -1,193 +1,326 @@
-"""What says that a shard is written, until all are: a record for each, `NAME.parts/part-NNNNN.RUN.json`.
+"""What says that a split is encoded, until all are: records of its shards and of the split, in `NAME.parts/`.
 
-It is written after the files of its shard: what has no record is not done. `RUN` are digits of the digest of what the
-shards belong to, a plan or the command of one run, so that a listing tells which are done.
+`run.json` says what all of it belongs to. `part-NNNNN.RUN.json` is written after the files of a shard, and
+`split-NNNNN.RUN.json` after all of its shards: what has no record is not done. `RUN` are digits of the digest of
+`run.json`, so that a listing tells which splits are done, and records of another command count for nothing.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onnxtool.encoding.files import Entry, create, entries, read_bytes, remove, remove_folder, write
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.encoding.digests import DIGEST_BYTES, id_digest
+from onnxtool.encoding.files import Entry, create, entries, entry, read_bytes, remove, remove_folder, write
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import (
     Identity,
-    Manifest,
     ShardRecord,
     difference,
     file_sha256,
     json_text,
     parse_rejects,
     parse_shard,
+    read_manifest,
 )
 from onnxtool.encoding.output import OutputFolder, is_name_of
-from onnxtool.encoding.sources import Reject
-from onnxtool.errors import OutputExistsError
+from onnxtool.encoding.sources import Document, Reject
+from onnxtool.encoding.splits import MOST_SPLITS, ShardName
+from onnxtool.errors import InputError, OutputExistsError
 
-_FORMAT = 1
+_FORMAT = 2
 _DIGITS = 12
 _RUN = "run.json"
-_OWN = re.compile(r"\.?(run|part-[0-9]{5,}(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
+_OWN = re.compile(r"\.?(run|(part|split)-[0-9]{5,}(_[0-9]{5,})?(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
+_FAULTS = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, OverflowError, zlib.error)
+_PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
 
 
-class PartRecord(NamedTuple):
-    """A shard that is written, and the lines among its own that gave no text."""
+@dataclass(frozen=True)
+class ShardTexts:
+    """The texts of a shard: a digest of each id, by which those that occur twice are found, and where it was read.
+
+    Attributes:
+        digests: V16 [N].
+        places: of _PLACE [N]; `file` is the place of its name in `files`.
+        files: names.
+    """
+
+    digests: NDArray[np.void]
+    places: NDArray[np.void]
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, documents: Sequence[Document]) -> ShardTexts:
+        """Return what is kept of N texts."""
+        files = {name: place for place, name in enumerate(dict.fromkeys(document.file for document in documents))}
+        digests = b"".join(id_digest(document.id) for document in documents)
+        places = np.array([(files[document.file], document.line) for document in documents], _PLACE)
+        return cls(np.frombuffer(digests, f"V{DIGEST_BYTES}"), places, tuple(files))
+
+    def without(self, dropped: Sequence[int]) -> ShardTexts:
+        """Return the others."""
+        return ShardTexts(np.delete(self.digests, dropped), np.delete(self.places, dropped), self.files)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write it as a part of a record."""
+        columns = b"".join(column.tobytes() for column in (self.digests, self.places["file"], self.places["line"]))
+        return {"files": self.files, "packed": base64.b64encode(zlib.compress(columns)).decode()}
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any], count: int) -> ShardTexts:
+        """Return what `to_json` has written of `count` texts.
+
+        Raises:
+            ValueError: it is something else; and KeyError, TypeError or zlib.error likewise.
+        """
+        files = tuple(content["files"])
+        size = count * (DIGEST_BYTES + 12)
+        columns = zlib.decompressobj().decompress(base64.b64decode(content["packed"]), size + 1)
+        is_named = isinstance(content["files"], list) and all(isinstance(name, str) for name in files)
+        if len(columns) != size or not is_named:
+            raise ValueError(f"its texts are not those of {count}")
+        digests = np.frombuffer(columns, f"V{DIGEST_BYTES}", count)
+        places = np.empty(count, _PLACE)
+        places["file"] = np.frombuffer(columns, "<u4", count, count * DIGEST_BYTES)
+        places["line"] = np.frombuffer(columns, "<u8", count, count * (DIGEST_BYTES + 4))
+        if count and int(places["file"].max()) >= len(files):
+            raise ValueError("its texts are of files without a name")
+        return cls(digests, places, files)
+
+
+class ShardEntry(NamedTuple):
+    """A shard that is written, and its texts."""
 
     shard: ShardRecord
-    rejects: tuple[Reject, ...] = ()
+    texts: ShardTexts
+
+
+class SplitRecord(NamedTuple):
+    """A split of which all shards are written.
+
+    Attributes:
+        num_shards: that it has; none where no line of it gave a text.
+        num_texts: that they have.
+        num_lines: lines, or rows, of its last file.
+        begins_inside: whether it is a range that does not begin with its file, so that its lines are counted from
+            where the split before ends.
+        rejects: lines that gave no text.
+    """
+
+    num_shards: int
+    num_texts: int
+    num_lines: int
+    begins_inside: bool
+    rejects: tuple[Reject, ...]
+
+
+class Run(NamedTuple):
+    """What the records in a folder belong to.
+
+    Attributes:
+        sha256: of `run.json`.
+    """
+
+    sha256: str
+    identity: Identity
+
+    @property
+    def num_splits(self) -> int:
+        """How many splits the corpus has."""
+        count: int = self.identity["num_splits"]
+        return count
 
 
 class Records:
-    """The records of shards that belong together.
+    """The records of the shards and splits of one run.
 
     Attributes:
+        folder: of the vectors.
         path: of the folder that they are in.
     """
 
-    def __init__(self, folder: OutputFolder, run: str) -> None:
-        self._folder = folder
-        self._run = run
+    def __init__(self, folder: OutputFolder, run: Run) -> None:
+        self.run = run
         self.path = folder.records_path
+        self.folder = folder
 
-    def file(self, number: int) -> Location:
-        """Return where the record of a shard lies."""
-        return self.path / f"part-{number:05d}.{self._run[:_DIGITS]}.json"
+    def _file(self, stem: str) -> Location:
+        return self.path / f"{stem}.{self.run.sha256[:_DIGITS]}.json"
 
-    def listed(self) -> dict[str, Entry]:
-        """List the records."""
-        return entries(self.path)
-
-    def done(self, count: int, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
-        """Return which of `count` shards have a record, and when it was written; by one listing, else by `found`."""
-        found = self.listed() if found is None else found
-        names = {number: self.file(number).name for number in range(count)}
+    def done(self, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
+        """Return which splits have a record, and when it was written; by one listing, else by `found`."""
+        found = entries(self.path) if found is None else found
+        names = {number: self._file(f"split-{number:05d}").name for number in range(self.run.num_splits)}
         return {number: found[name] for number, name in names.items() if name in found}
 
-    def write(self, number: int, record: PartRecord) -> None:
+    def write_shard(self, name: ShardName, written: ShardEntry) -> None:
         """Write the record of a shard whose files are in place."""
-        content = {
-            "format": _FORMAT,
-            "run": self._run,
-            "shard": asdict(record.shard),
-            "rejects": [asdict(reject) for reject in record.rejects],
-        }
-        if isinstance(self.path, Path):
-            self.path.mkdir(exist_ok=True)
-        # Machines that make the same shard write the same record, each under a name of its own.
-        write(self.file(number), f"{json.dumps(content)}\n".encode(), secrets.token_hex(4))
+        self._write(name.stem, {"shard": asdict(written.shard), "texts": written.texts.to_json()})
 
-    def read(self, number: int) -> PartRecord | str:
-        """Return the record of a shard, else why there is none; of its files nothing is known yet."""
+    def write_split(self, number: int, record: SplitRecord) -> None:
+        """Write the record of a split whose shards have theirs."""
+        rejects = [asdict(reject) for reject in record.rejects]
+        self._write(f"split-{number:05d}", {**record._asdict(), "rejects": rejects})
+
+    def _write(self, stem: str, content: dict[str, Any]) -> None:
+        text = json.dumps({"format": _FORMAT, "run": self.run.sha256, **content})
+        # Machines that make the same shard write the same record, each under a name of its own.
+        write(self._file(stem), f"{text}\n".encode(), secrets.token_hex(4))
+
+    def read_split(self, number: int) -> SplitRecord | str:
+        """Return the record of a split, else why there is none."""
         try:
-            content = json.loads(read_bytes(self.file(number)))
-            if content["format"] != _FORMAT or content["run"] != self._run:
-                return "has a record of another run"
-            record = PartRecord(parse_shard(content["shard"]), parse_rejects(content["rejects"]))
+            content = self._read(f"split-{number:05d}")
+            counts = {name: content[name] for name in ("num_shards", "num_texts", "num_lines")}
+            are_counts = all(type(count) is int and 0 <= count < 1 << 62 for count in counts.values())
+            if not isinstance(content["rejects"], list) or not are_counts:
+                raise ValueError("its counts are none")
+            return SplitRecord(
+                **counts,
+                begins_inside=content["begins_inside"] is True,
+                rejects=parse_rejects(content["rejects"]),
+            )
         except FileNotFoundError:
             return "is missing"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+        except _FAULTS as error:
             return f"has a record that cannot be read: {error}"
-        return record
 
-    def checked(self, number: int, record: PartRecord, files: Mapping[str, Entry]) -> PartRecord | str:
-        """Return a record whose files are among those of the folder, else what is wrong with them."""
-        if bool(record.shard.files) != bool(record.shard.num_texts):
-            return f"has a record of {record.shard.num_texts} texts and {len(record.shard.files)} files"
-        for file in record.shard.files:
+    def read_shard(self, name: ShardName) -> ShardEntry | str:
+        """Return the record of a shard, else why there is none; of its files nothing is known yet."""
+        try:
+            content = self._read(name.stem)
+            shard = parse_shard(content["shard"])
+            if not re.fullmatch(r"[0-9a-f]{32}", shard.digest):
+                raise ValueError(f"its digest is {shard.digest[:40]!r}")
+            return ShardEntry(shard, ShardTexts.from_json(content["texts"], shard.num_texts))
+        except FileNotFoundError:
+            return "lacks a shard"
+        except _FAULTS as error:
+            return f"has a record that cannot be read: {error}"
+
+    def _read(self, stem: str) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(read_bytes(self._file(stem)))
+        if content["format"] != _FORMAT or content["run"] != self.run.sha256:
+            raise ValueError("it is of another run")
+        return content
+
+    def fault(self, name: ShardName, shard: ShardRecord, files: Mapping[str, Entry | None], *, verify: bool) -> str:
+        """Return what is wrong with the files of a shard, else an empty string; with `verify`, they are read."""
+        if bool(shard.files) != bool(shard.num_texts):
+            return f"has a record of {shard.num_texts} texts and {len(shard.files)} files"
+        for file in shard.files:
             # A name of the record is compared before anything is read: it may lead elsewhere.
-            if not is_name_of(file.name, number):
+            if not is_name_of(file.name, name):
                 return f"has a record of a file {file.name!r}"
-            if file.name not in files:
+            found = files.get(file.name)
+            if found is None:
                 return f"lacks {file.name}"
-            if files[file.name].size_bytes != file.size_bytes:
+            if found.size_bytes != file.size_bytes:
                 return f"has {file.name} of another size"
-        return record
-
-    def altered(self, record: PartRecord) -> str:
-        """Read the files of a shard; return what is wrong with them, else an empty string."""
-        for file in record.shard.files:
-            if file_sha256(self._folder.path / file.name) != file.sha256:
+            if verify and file_sha256(self.folder.path / file.name) != file.sha256:
                 return f"has {file.name} with other contents than were written"
         return ""
+
+    def begun(self, number: int) -> list[ShardRecord]:
+        """Return the first shards of a split, as far as they are written."""
+        found: list[ShardRecord] = []
+        while True:
+            name = ShardName(number, len(found))
+            written = self.read_shard(name)
+            if isinstance(written, str) or self._is_lost(name, written.shard):
+                return found
+            found.append(written.shard)
+
+    def _is_lost(self, name: ShardName, shard: ShardRecord) -> bool:
+        if not all(is_name_of(file.name, name) for file in shard.files):
+            return True
+        files = {file.name: entry(self.folder.path / file.name) for file in shard.files}
+        return bool(self.fault(name, shard, files, verify=False))
+
+    def forget(self, number: int, shards: Iterable[ShardName]) -> None:
+        """Remove the record of a split, and those of some of its shards, so that they are made again."""
+        remove([self._file(f"split-{number:05d}"), *(self._file(name.stem) for name in shards)])
 
 
 def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> None:
     """Remove all records, of whichever run, or those that were `found`."""
     path = folder.records_path
-    # Sorted, what tells whose they are goes last.
-    remove(path / name for name in sorted(entries(path) if found is None else found) if _OWN.fullmatch(name))
+    # Sorted and from the last on, what tells whose they are goes last.
+    names = sorted(entries(path) if found is None else found, key=lambda name: (name == _RUN, name))
+    remove(path / name for name in names if _OWN.fullmatch(name))
     remove_folder(path)  # unless somebody put a file into it
 
 
-def begin_run(folder: OutputFolder, identity: Identity) -> tuple[Records, tuple[ShardRecord, ...]]:
-    """Return where a run over a whole corpus records its shards, and those of an earlier run of the same command.
+def read_run(folder: OutputFolder) -> Run | None:
+    """Return what the records of a folder belong to; None where there are none.
 
     Raises:
-        OutputExistsError: the folder belongs to another command, or to a plan.
+        InputError: the file is none that a run writes.
+    """
+    path = folder.records_path / _RUN
+    try:
+        content = read_bytes(path)
+        data = json.loads(content)
+        run = Run(hashlib.sha256(content).hexdigest(), dict(data["identity"]))
+        if data["format"] != _FORMAT or type(run.num_splits) is not int or not 0 < run.num_splits <= MOST_SPLITS:
+            raise ValueError("its format or its number of splits is none of this onnxtool")
+        return run
+    except FileNotFoundError:
+        return None
+    except _FAULTS as error:
+        raise InputError(f"{path} cannot be read: {error}", "pass --force, or another --output") from error
+
+
+def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) -> Records | None:
+    """Say what a folder is for, and return its records; None where all is published already.
+
+    With `force`, what is there is of no use any more, unless it is of somebody else.
+
+    Raises:
+        OutputExistsError: the folder belongs to another command, or has files of others.
     """
     content = f"{json_text({'format': _FORMAT, 'identity': identity})}\n".encode()
-    records = Records(folder, hashlib.sha256(content).hexdigest())
-    marker = records.path / _RUN
-    found = entries(records.path)
-    shards = [name for name in found if name.startswith("part-")]
-    if shards and _RUN not in found:
-        raise OutputExistsError(
-            f"{folder.path} has shards of a plan",
-            "go on with onnxtool encode, or pass --force to start again, or another --output",
-        )
-    earlier = _read_identity(marker) if _RUN in found else None
-    if earlier is not None and shards and (other := difference(earlier, identity)):
-        raise written_by_another(folder, other)
-    if isinstance(records.path, Path):
-        records.path.mkdir(exist_ok=True)
-    if earlier is None or earlier != identity:
-        # Before any shard comes: what a killed run leaves half is then known to be its own.
-        remove([marker] if _RUN in found else [])
-        if not create(marker, content):
-            raise written_by_another(folder, "at the same time")
-    return records, _first_ones(records, found, folder.require_names())
-
-
-def _first_ones(records: Records, found: Iterable[str], files: Mapping[str, Entry]) -> tuple[ShardRecord, ...]:
-    """Read the records from the first shard on, up to one that is not done."""
-    names = set(found)
-    shards: list[ShardRecord] = []
-    while records.file(len(shards)).name in names:
-        record = records.read(len(shards))
-        if isinstance(record, str) or isinstance(records.checked(len(shards), record, files), str):
-            break
-        shards.append(record.shard)
-    return tuple(shards)
-
-
-def _read_identity(marker: Location) -> Identity | None:
-    try:
-        content: Any = json.loads(read_bytes(marker))
-        return dict(content["identity"]) if content["format"] == _FORMAT else None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    run = Run(hashlib.sha256(content).hexdigest(), identity)
+    if force:
+        remove_records(folder)
+    manifest = None if force else read_manifest(folder.manifest_path)
+    earlier = None if force else read_run(folder)
+    folder.require_names(is_known=force or manifest is not None or earlier is not None)
+    if manifest is not None:
+        if other := difference(manifest.identity, identity):
+            raise _written_by_another(folder, other)
+        remove_records(folder)  # of a run that was killed when it had published them
+        folder.require_whole(manifest)
         return None
+    if earlier is not None and earlier.sha256 != run.sha256:
+        raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
+    # Before any shard comes: what a killed run leaves half is then known to be its own.
+    if earlier is None and not create(folder.records_path / _RUN, content, secrets.token_hex(4)):
+        raise _written_by_another(folder, "at the same time")
+    if force:  # now that the records tell whose the files are
+        remove([folder.manifest_path, folder.rejects_path])
+    return Records(folder, run)
 
 
-def written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
-    """Say that a folder is of another command, and how they differ."""
+def _written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
     return OutputExistsError(
         f"{folder.path} was written by another command ({other})",
         "pass --force to remove it and start again, or another --output",
     )
 
 
-def require_same(folder: OutputFolder, manifest: Manifest, identity: Identity) -> None:
-    """Refuse a folder that is whole, and of another command.
-
-    Raises:
-        OutputExistsError: it is.
-    """
-    if other := difference(manifest.identity, identity):
-        raise written_by_another(folder, other)
+def run_file(folder: OutputFolder) -> Path | Location:
+    """Return the file that says what the records belong to."""
+    return folder.records_path / _RUN

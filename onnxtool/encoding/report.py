@@ -1,4 +1,4 @@
-"""The report of encoding a corpus."""
+"""The reports of encoding a corpus."""
 
 from __future__ import annotations
 
@@ -66,80 +66,51 @@ class CorpusReport:
     notes: tuple[str, ...] = ()
 
 
-@short_repr
 @dataclass(frozen=True)
-class PlanReport:
-    """What a corpus is split into.
+class PartReport:
+    """Splits of a corpus that are encoded.
 
     Attributes:
-        plan: its file.
-        output: the folder that the vectors go to.
-        num_shards: pieces of the corpus that are encoded for themselves.
-        num_texts: that they have together.
-        rejects: how many lines gave no text, by the reason.
-        size_bytes: of the plan.
-        seconds: from loading the model to the file.
+        splits: numbers and ranges of those that were asked for.
+        num_splits: of these.
+        num_encoded_splits: that were not done before.
+        num_encoded: texts that this run encoded.
+        num_deaths: how often a process died and was started again.
+        num_left_out: texts that no process could run by themselves, and that will be among the rejected lines.
+        seconds: with loading the model.
+        texts_per_s: likewise.
         notes: what a user should know.
     """
 
-    plan: str
     output: str
-    num_shards: int
-    num_texts: int
-    rejects: dict[str, int]
-    size_bytes: int
-    seconds: float
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PartReport:
-    """Shards of a plan that are encoded.
-
-    Attributes:
-        shards: numbers and ranges of those that were asked for.
-        num_shards: of these.
-        num_encoded_shards: that were not done before.
-        num_texts: of all that were asked for.
-        num_encoded: texts that this run read.
-        num_deaths: how often the worker died and was started again.
-        num_left_out: texts that it could not run by themselves, and that will be among the rejected lines.
-        num_deaths: how often the worker died and was started again.
-        num_left_out: texts that it could not run by themselves, and that will be among the rejected lines.
-        seconds: with loading the model.
-        texts_per_s: likewise.
-    """
-
-    plan: str
-    output: str
-    shards: str
-    num_shards: int
-    num_encoded_shards: int
-    num_texts: int
+    splits: str
+    num_splits: int
+    num_encoded_splits: int
     num_encoded: int
     num_deaths: int
     num_left_out: int
     seconds: float
     texts_per_s: float
+    notes: tuple[str, ...] = ()
 
 
 @short_repr
 @dataclass(frozen=True)
 class MergeReport:
-    """Shards that are published as one, or which of them are missing.
+    """Splits that are published as one, or which of them are missing.
 
     Attributes:
-        manifest: the file that says what the vectors are; empty where shards are missing.
+        manifest: the file that says what the vectors are; empty where splits are missing.
         num_removed: files that workers left which were killed or made a shard twice; they were removed.
-        to_do: numbers and ranges of shards that are missing or wrong, as `--shards` takes them.
+        to_do: numbers and ranges of splits that are missing or wrong, as `--splits` takes them.
         problems: the same by what is wrong.
         notes: what a user should know.
     """
 
-    plan: str
     output: str
     manifest: str
-    num_shards: int
+    num_splits: int
+    num_shards: int = 0
     num_texts: int = 0
     num_passages: int = 0
     num_tokens: int = 0
@@ -156,24 +127,24 @@ class MergeReport:
 @short_repr
 @dataclass(frozen=True)
 class RunReport:
-    """All shards of a plan, encoded by workers and published.
+    """A whole corpus, encoded by several processes and published.
 
     Attributes:
-        engine: where the workers ran.
-        workers: how many there were; 0 where nothing was left to do.
-        num_encoded: texts that this run read, of `num_texts`.
-        num_deaths: how often a worker died and was started again.
-        num_left_out: texts that no worker could run by themselves, and that are among the rejected lines.
-        to_do: shards that are wrong in spite of their records, as of MergeReport, with their `problems`.
+        engine: where the processes ran.
+        processes: how many there were.
+        num_encoded: texts that this run encoded, of `num_texts`.
+        num_deaths: how often a process died and was started again.
+        num_left_out: texts that no process could run by themselves, and that are among the rejected lines.
+        to_do: splits that are wrong in spite of their records, as of MergeReport, with their `problems`.
     """
 
-    plan: str
     output: str
     manifest: str
     engine: str
-    workers: int
+    processes: int
+    num_splits: int
+    num_encoded_splits: int
     num_shards: int
-    num_encoded_shards: int
     num_texts: int
     num_encoded: int
     num_tokens: int
@@ -192,28 +163,26 @@ class RunReport:
 @short_repr
 @dataclass(frozen=True)
 class StatusReport:
-    """How far a plan is encoded.
+    """How far a corpus is encoded.
 
     Attributes:
         merged: whether the manifest is written.
-        num_done: of `num_shards`.
+        num_done: of `num_splits`.
+        num_texts: of the splits that are done.
+        share: of the splits, from 0 to 1.
         to_do: numbers and ranges of the others.
         half_written: files of workers that write now, or that were killed; `merge_parts` removes them.
-        num_encoded: of `num_texts`.
-        share: of the texts, from 0 to 1.
-        texts_per_s: of all machines, by the times at which shards were done; None before two of them are.
+        texts_per_s: of all machines, by the times at which splits were done; None before two of them are.
         seconds_left: at this rate.
     """
 
-    plan: str
     output: str
     merged: bool
-    num_shards: int
+    num_splits: int
     num_done: int
-    to_do: str
-    half_written: tuple[str, ...]
     num_texts: int
-    num_encoded: int
     share: float
-    texts_per_s: float | None
-    seconds_left: float | None
+    to_do: str = ""
+    half_written: tuple[str, ...] = ()
+    texts_per_s: float | None = None
+    seconds_left: float | None = None

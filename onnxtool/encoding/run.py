@@ -1,31 +1,34 @@
-"""Encode a corpus into a folder of vectors, from the first text or from where an earlier run was stopped."""
+"""Encode a corpus into a folder of vectors: in this process, a part of it by processes, or all of it by them."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-from onnxtool.encoding.clock import Clock
+from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
 from onnxtool.encoding.fetched_model import model_on_this_machine
-from onnxtool.encoding.files import entries, entry, remove, staged
-from onnxtool.encoding.job import Job, stopped_by
+from onnxtool.encoding.files import entry
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
-from onnxtool.encoding.manifest import Identity, Manifest, ShardRecord, read_manifest
-from onnxtool.encoding.options import CorpusOptions
+from onnxtool.encoding.manifest import Manifest, read_manifest
+from onnxtool.encoding.merge import publish, reasons_of
+from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.output import OutputFolder
-from onnxtool.encoding.records import PartRecord, Records, begin_run, remove_records, require_same
-from onnxtool.encoding.report import CorpusReport
-from onnxtool.encoding.sources import Reject, SourceReader, find_picture_sources, find_sources, left_out_notes, no_texts
-from onnxtool.encoding.windows import Window, accepted
+from onnxtool.encoding.progress import Tally
+from onnxtool.encoding.ray import RayWorkers
+from onnxtool.encoding.records import read_run
+from onnxtool.encoding.report import CorpusReport, PartReport, RunReport
+from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
+from onnxtool.encoding.splits import format_ranges, wanted_splits
+from onnxtool.encoding.workers import Event, LocalWorkers
+from onnxtool.errors import InputError
 from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
-from onnxtool.progress import listener
 from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -33,14 +36,12 @@ from onnxtool.runtime.timing import peak_rss_bytes
 
 @checked
 def encode_corpus(
-    model_path: AnyLocation,
-    corpus: AnyLocation,
-    output: AnyLocation,
-    options: CorpusOptions | None = None,
+    model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: CorpusOptions | None = None
 ) -> CorpusReport:
-    """Encode the texts of `corpus` into the folder `output`.
+    """Encode the texts of `corpus` into the folder `output`, in this process.
 
-    After a kill at any moment, the same call resumes, and the files are byte for byte those of an uninterrupted run.
+    After a kill at any moment, the same call resumes, and the files are byte for byte those of an uninterrupted run,
+    and those of `encode_part` and `merge_parts`.
 
     Args:
         model_path: the ONNX file of a sparse encoder or an embedder, of texts or pictures; its tokenizer or image
@@ -61,39 +62,96 @@ def encode_corpus(
         SessionError: onnxruntime cannot load or run the model, or it gives no numbers.
     """
     options = options or CorpusOptions()
-    model_path = parse_location(model_path)
-    job = Job.open(model_path, corpus, options, workers=options.workers)
     folder = OutputFolder(output)
+    model_path = parse_location(model_path)
+    task = Task(
+        model_path, parse_location(corpus), folder.path, options, options.workers, options.strict, options.force
+    )
+    encoder = SplitEncoder(task)
     with folder.locked():
-        run = _Run(job, model_path, folder, options, *_begin(folder, job.identity, force=options.force))
-        run.encode()
-        remove_records(folder)
-    return run.report()
+        encoder.begin()
+        start = time.perf_counter()
+        num_earlier, num_encoded = _encode_here(encoder)
+        merged = publish(folder, read_run(folder), strict=options.strict)
+        if merged.to_do:
+            raise InputError(
+                f"the vectors of {folder.path} have changed: splits {merged.to_do}", "run the same command again"
+            )
+        seconds = time.perf_counter() - start
+    manifest = read_manifest(folder.manifest_path)
+    assert manifest is not None  # noqa: S101  it is published
+    return _corpus_report(encoder, model_path, manifest, num_earlier, num_encoded, seconds)
 
 
-def _begin(
-    folder: OutputFolder, identity: Identity, *, force: bool
-) -> tuple[Manifest | None, Records, tuple[ShardRecord, ...]]:
-    """Return the manifest that is there, where shards are recorded, and those that an earlier run has written."""
-    if isinstance(folder.path, Path):  # of a killed run, whichever it was
-        half = (folder.path.with_name(f"{folder.path.name}.{suffix}") for suffix in ("manifest.json", "rejects.jsonl"))
-        remove(map(staged, half))
-    if force:
-        remove_records(folder)
-    manifest = None if force else read_manifest(folder.manifest_path)
-    known = force or manifest is not None or bool(entries(folder.records_path))
-    folder.require_names(is_known=known)
-    if manifest is not None:
-        remove_records(folder)  # of a run that was killed as it began to replace the vectors, or had published them
-        require_same(folder, manifest, identity)
-        folder.require_whole(manifest)
-    records, shards = begin_run(folder, identity)
-    if force:  # now that the records tell whose the files are
-        remove([folder.manifest_path, folder.rejects_path])
-    shards = shards if manifest is None else manifest.shards
-    if isinstance(folder.path, Path):  # in a store, files that nothing records yet may be those of another machine
-        folder.remove_others(Manifest(identity, shards, 0))
-    return manifest, records, shards
+def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
+    """Encode what is not done; return how many texts earlier runs had encoded, and this one has."""
+    records = encoder.records
+    if records is None:
+        return -1, 0
+    earlier = records.done()
+    missing = [split.number for split in encoder.splits if split.number not in earlier]
+    total = sum(split.size_bytes for split in encoder.splits)
+    read = [records.read_split(number) for number in earlier]
+    num_before = sum(0 if isinstance(split, str) else split.num_texts for split in read)
+    num_before += sum(shard.num_texts for number in missing for shard in records.begun(number))
+    tally = Tally()
+    tally.begin(total, total - sum(encoder.splits[number].size_bytes for number in missing), num_before)
+
+    def on_batch(window: Any, num_texts: int, share: float) -> None:
+        check_interrupted()
+        tally.add(Event(texts=num_texts, size_bytes=share * window.size_bytes))
+
+    for done in encoder.encode(missing, on_batch):
+        if isinstance(done, DoneShard):
+            shard = done.shard
+            tally.add(Event(encoded=shard.num_texts, tokens=shard.num_tokens, rejects=len(shard.rejects)))
+        else:
+            tally.add(Event(size_bytes=done.size_bytes, rejects=done.num_rejects))
+    return num_before, tally.total.encoded
+
+
+def _corpus_report(
+    encoder: SplitEncoder,
+    model_path: Location,
+    manifest: Manifest,
+    num_earlier: int,
+    num_encoded: int,
+    seconds: float,
+) -> CorpusReport:
+    folder, job, shards = encoder.folder, encoder.job, manifest.shards
+    files = [file for shard in shards for file in shard.files]
+    num_tokens = sum(shard.num_tokens for shard in shards)
+    num_padding = sum(shard.num_padding for shard in shards)
+    num_truncated = sum(shard.num_truncated for shard in shards)
+    session = job.model.session
+    return CorpusReport(
+        model=str(model_path),
+        provider=session.provider,
+        task=job.model.task,
+        output=str(folder.path),
+        output_format=job.shard_format.kind,
+        manifest=str(folder.manifest_path),
+        num_texts=manifest.num_texts,
+        num_passages=manifest.num_passages,
+        num_encoded=num_encoded,
+        num_tokens=num_tokens,
+        padding_share=num_padding / max(1, num_tokens + num_padding),
+        num_truncated=num_truncated,
+        rejects=dict(sorted(reasons_of(folder, manifest).items())),
+        rejects_path=str(folder.rejects_path) if manifest.num_rejects else "",
+        files=tuple(file.name for file in files),
+        size_bytes=sum(file.size_bytes for file in files),
+        seconds=seconds,
+        texts_per_s=num_encoded / seconds,
+        load_ms=session.load_ms,
+        workers=job.plan.workers,
+        threads=session.threads,
+        peak_rss_bytes=peak_rss_bytes(),
+        resumed=num_earlier != 0,
+        vectors_as=str(job.form.description["as"]),
+        dimensions=job.form.dimensions,
+        notes=tuple(job.notes(num_truncated)),
+    )
 
 
 @checked
@@ -124,100 +182,122 @@ def plan_corpus(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocatio
     return WritePlan("infer", (written, PlannedFile(str(folder.manifest_path), change)), tuple(notes))
 
 
-@dataclass
-class _Run:
-    """One run, from the shards that are there to all of them."""
+@checked
+def encode_part(
+    model_path: AnyLocation,
+    corpus: AnyLocation,
+    output: AnyLocation,
+    options: VectorOptions | None = None,
+    part: PartOptions | None = None,
+) -> PartReport:
+    """Encode some of the splits of a corpus, by processes; those that are done are left as they are.
 
-    job: Job
-    model_path: Location | str
-    folder: OutputFolder
-    options: CorpusOptions
-    manifest: Manifest | None
-    records: Records
-    earlier: tuple[ShardRecord, ...]
-    seconds: float = 0.0
-    reasons: Counter[str] = field(default_factory=Counter)
+    Every machine passes the same arguments but `part`. Nothing is published: `merge_parts` does that.
 
-    def __post_init__(self) -> None:
-        self.shards = list(self.earlier)
+    Args:
+        model_path: as of `encode_corpus`.
+        corpus: likewise.
+        output: a folder that all machines see.
+        options: what the vectors are.
+        part: which splits.
 
-    def encode(self) -> None:
-        """Write all shards that are not there, the lines that gave no text, and the manifest."""
-        start = time.perf_counter()
-        with self.folder.staged_rejects() as rejects:
-            with rejects.open("w", encoding="utf-8") as file:
-                self._write_shards(file, start)
-                for shard in self.shards:
-                    for reject in shard.rejects:
-                        self._reject(reject, file)
-            if self.reasons:
-                self.folder.publish_rejects(rejects)
-            else:
-                remove([self.folder.rejects_path])
-        manifest = Manifest(self.job.identity, tuple(self.shards), self.reasons.total())
-        if not manifest.num_texts:
-            raise no_texts(self.job.sources, self.reasons, f"{self.folder.rejects_path} says why for each line")
-        if manifest != self.manifest:
-            self.folder.publish(manifest)
-        self.seconds = time.perf_counter() - start
+    Raises:
+        InputError: there is no such part, or the input cannot be read or has changed.
+        OutputExistsError: the folder belongs to another command, model, corpus or version of onnxtool.
+        OnnxtoolError: as `encode_corpus`.
+    """
+    part = part or PartOptions()
+    start = time.perf_counter()
+    task = _task(model_path, corpus, output, options)
+    tally = Tally()
+    with closing(LocalWorkers(task, part, tally.add)) as workers:
+        opened = workers.open()
+        wanted = wanted_splits(part, len(opened.sizes))
+        missing = sorted({*opened.missing} & {*wanted})
+        tally.begin(sum(opened.sizes[number] for number in missing))
+        if missing:
+            workers.encode(missing)
+    total, seconds = tally.total, time.perf_counter() - start
+    return PartReport(
+        output=str(task.output),
+        splits=format_ranges(wanted),
+        num_splits=len(wanted),
+        num_encoded_splits=len(missing),
+        num_encoded=total.encoded,
+        num_deaths=total.deaths,
+        num_left_out=total.left_out,
+        seconds=seconds,
+        texts_per_s=total.encoded / seconds,
+        notes=opened.notes,
+    )
 
-    def _write_shards(self, rejects: IO[str], start: float) -> None:
-        reader = SourceReader(self.job.sources)
-        documents = accepted(reader, lambda reject: self._reject(reject, rejects))
-        windows = self.job.split(documents, tuple(shard.digest for shard in self.earlier))
-        before = sum(shard.num_texts for shard in self.earlier)
-        say = listener()
-        clock = Clock(start, sum(source.size_bytes for source in self.job.sources), before)
 
-        def tell(window: Window, num_texts: int, share: float) -> None:
-            check_interrupted()
-            say(clock.after(window, num_texts, share))
+@checked
+def encode_parts(
+    model_path: AnyLocation,
+    corpus: AnyLocation,
+    output: AnyLocation,
+    options: VectorOptions | None = None,
+    run: RunOptions | None = None,
+) -> RunReport:
+    """Encode all splits of a corpus that are not done by processes, and publish them: `encode_part`, `merge_parts`.
 
-        for number, record in self.job.encode(windows, self.folder, tell, strict=self.options.strict):
-            self.records.write(number, PartRecord(record))
-            self.shards.append(record)
+    Args:
+        model_path: as of `encode_corpus`.
+        corpus: likewise.
+        output: likewise.
+        options: what the vectors are.
+        run: by which processes.
 
-    def _reject(self, reject: Reject, file: IO[str]) -> None:
-        if self.options.strict:
-            raise stopped_by(reject)
-        self.reasons[reject.kind] += 1
-        file.write(reject.to_json())
+    Raises:
+        OnnxtoolError: as `encode_corpus`.
+    """
+    run = run or RunOptions()
+    start = time.perf_counter()
+    task = replace(_task(model_path, corpus, output, options), strict=run.strict, force=run.force)
+    folder = OutputFolder(task.output)
+    tally = Tally()
+    engine = RayWorkers if run.engine == "ray" else LocalWorkers
+    with closing(engine(task, run, tally.add)) as workers:
+        opened = workers.open()
+        missing = opened.missing
+        tally.begin(sum(opened.sizes[number] for number in missing))
+        if missing:
+            workers.encode(missing)
+    with folder.locked():
+        merged = publish(folder, read_run(folder), strict=run.strict)
+    total, seconds = tally.total, time.perf_counter() - start
+    return RunReport(
+        output=merged.output,
+        manifest=merged.manifest,
+        engine=run.engine,
+        processes=workers.num_processes if missing else 0,
+        num_splits=merged.num_splits,
+        num_encoded_splits=len(missing),
+        num_shards=merged.num_shards,
+        num_texts=merged.num_texts,
+        num_encoded=total.encoded,
+        num_tokens=merged.num_tokens,
+        num_rejects=merged.num_rejects,
+        rejects_path=merged.rejects_path,
+        num_deaths=total.deaths,
+        num_left_out=total.left_out,
+        size_bytes=merged.size_bytes,
+        seconds=seconds,
+        texts_per_s=total.encoded / seconds,
+        to_do=merged.to_do,
+        problems=merged.problems,
+        notes=(*opened.notes, *merged.notes),
+    )
 
-    def report(self) -> CorpusReport:
-        """Sum up, once all is written."""
-        shards = self.shards
-        files = [file for shard in shards for file in shard.files]
-        num_tokens = sum(shard.num_tokens for shard in shards)
-        num_padding = sum(shard.num_padding for shard in shards)
-        num_texts = sum(shard.num_texts for shard in shards)
-        num_encoded = num_texts - sum(shard.num_texts for shard in self.earlier)
-        num_truncated = sum(shard.num_truncated for shard in shards)
-        session = self.job.model.session
-        return CorpusReport(
-            model=str(self.model_path),
-            provider=session.provider,
-            task=self.job.model.task,
-            output=str(self.folder.path),
-            output_format=self.job.shard_format.kind,
-            manifest=str(self.folder.manifest_path),
-            num_texts=num_texts,
-            num_passages=sum(shard.num_passages for shard in shards),
-            num_encoded=num_encoded,
-            num_tokens=num_tokens,
-            padding_share=num_padding / max(1, num_tokens + num_padding),
-            num_truncated=num_truncated,
-            rejects=dict(sorted(self.reasons.items())),
-            rejects_path=str(self.folder.rejects_path) if self.reasons else "",
-            files=tuple(file.name for file in files),
-            size_bytes=sum(file.size_bytes for file in files),
-            seconds=self.seconds,
-            texts_per_s=num_encoded / self.seconds,
-            load_ms=session.load_ms,
-            workers=self.job.plan.workers,
-            threads=session.threads,
-            peak_rss_bytes=peak_rss_bytes(),
-            resumed=bool(self.earlier),
-            vectors_as=str(self.job.form.description["as"]),
-            dimensions=self.job.form.dimensions,
-            notes=tuple(self.job.notes(num_truncated)),
-        )
+
+def _task(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: VectorOptions | None) -> Task:
+    """Say what is encoded, as processes with another working directory are told."""
+    options = options or VectorOptions()
+    plain = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
+    for name in ("model_name", "ranges", "calibration"):
+        if plain[name] is not None and Path(plain[name]).exists():
+            plain[name] = Path(plain[name]).resolve()
+    places = (parse_location(place) for place in (model_path, corpus, OutputFolder(output).path))
+    model, texts, folder = (place.resolve() if isinstance(place, Path) else place for place in places)
+    return Task(model, texts, folder, VectorOptions(**plain))

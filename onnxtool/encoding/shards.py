@@ -60,9 +60,8 @@ class ShardFormat:
     weights: str
     by_token: bool = False
 
-    def names(self, shard: int) -> tuple[str, ...]:
-        """Return the files of a shard, counted from 0."""
-        stem = f"part-{shard:05d}"
+    def names(self, stem: str) -> tuple[str, ...]:
+        """Return the files of a shard, which begin with its name."""
         if self.kind == "npy":
             return f"{stem}.npy", *((f"{stem}.indptr.npy",) if self.by_token else ()), f"{stem}.ids.jsonl"
         return (f"{stem}.{self.kind}{'.gz' if self.gzip else ''}",)

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import (
@@ -30,7 +30,7 @@ from onnxtool.checkpoint.text_files import (
 )
 from onnxtool.encoding.files import Entry, entries, entry, open_file
 from onnxtool.encoding.locations import Location, Uri
-from onnxtool.encoding.parquet import read_rows
+from onnxtool.encoding.parquet import read_rows, rows_before
 from onnxtool.errors import InputError
 
 # Longer lines are no texts; read whole, one could fill the memory.
@@ -60,6 +60,11 @@ class Source:
     def is_packed(self) -> bool:
         """Whether it has to be unpacked from its beginning."""
         return self.name.lower().endswith(".gz")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether ranges of its bytes can be read by themselves."""
+        return not self.is_packed and not self.is_picture
 
     @cached_property
     def suffix(self) -> str:
@@ -115,22 +120,6 @@ def no_texts(sources: Sequence[Source], reasons: Counter[str], hint: str) -> Inp
 
 # A line, or a row; None for a line that is too long, and an error for a row that cannot be read.
 _Line = bytes | dict[str, object] | LineError | None
-
-
-class Position(NamedTuple):
-    """How far a corpus is read, and where its next line begins.
-
-    Attributes:
-        read_bytes: of all files together, by their sizes on disk.
-        source: the number of the file, from 0.
-        line: lines of this file before it; rows of a table.
-        offset: bytes of the file before it, unpacked; rows of a table.
-    """
-
-    read_bytes: int = 0
-    source: int = 0
-    line: int = 0
-    offset: int = 0
 
 
 def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
@@ -225,51 +214,48 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
 
 
 class SourceReader:
-    """Reads the documents of files, once.
+    """Reads the documents of files, or of a range of the bytes of one file, once.
 
     Args:
         sources: the files.
-        begin: where it begins.
-        end: of a piece of the last file, its bytes or rows up to here: what begins before is read. A piece may begin
-            inside of a line, which is then part of the piece before.
+        begin: of a range, where it begins; a line belongs to the range in which it begins, and so does a row group.
+        end: likewise where it ends; None for the end of the file.
+        lines_before: lines of the file before the range, where they are known.
 
     Attributes:
-        position: how far it is.
+        read_bytes: of all files together, by their sizes on disk, or of the range.
+        num_lines: lines, or rows, that were read of the last file.
     """
 
     def __init__(
-        self,
-        sources: tuple[Source, ...],
-        begin: Position = Position(),  # noqa: B008  a constant
-        end: int | None = None,
+        self, sources: Sequence[Source], begin: int = 0, end: int | None = None, lines_before: int = 0
     ) -> None:
         self._sources = sources
-        self._end = end
-        self.position = begin
+        self._begin, self._end, self._lines_before = begin, end, lines_before
+        self.read_bytes = self.num_lines = 0
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Yield what each line gives, in order; blank lines give nothing.
 
+        Lines of a range are counted from its beginning, but in the names of texts without one, which are those of the
+        lines of the file.
+
         Raises:
             InputError: a file cannot be read, or is damaged.
         """
-        begin = self.position
-        before = sum(source.size_bytes for source in self._sources[: begin.source])
-        for place, source in enumerate(self._sources[begin.source :], start=begin.source):
-            after = Position(before + source.size_bytes, place + 1)
+        before = 0
+        for source in self._sources:
+            self.num_lines = 0
             if source.is_picture:
-                self.position = after
                 yield _picture(source)
             else:
-                start = begin if place == begin.source else Position()
-                for number, line, read_bytes, offset in _lines(source, start, self._end):
-                    self.position = Position(before + read_bytes, place, number, offset)
-                    found = _document(source, number, line)
+                for number, line, read_bytes in _lines(source, self._begin, self._end):
+                    self.read_bytes, self.num_lines = before + read_bytes - self._begin, number
+                    found = _document(source, number, self._lines_before, line)
                     if found is not None:
                         yield found
-                if self._end is None:
-                    self.position = after
-            before = after.read_bytes
+            before += source.size_bytes
+            self.read_bytes = (before if self._end is None else self._end) - self._begin
 
 
 def _picture(source: Source) -> Document:
@@ -281,14 +267,14 @@ def _picture(source: Source) -> Document:
     return Document(source.name, str(source.path), source.name, 1, digest)
 
 
-def _document(source: Source, number: int, line: _Line) -> Document | Reject | None:
+def _document(source: Source, number: int, before: int, line: _Line) -> Document | Reject | None:
     try:
         text = _text(line, source.suffix)
     except LineError as error:
         return Reject(source.name, number, error.reason, error.id)
     if text is None:
         return None
-    name = text.id if text.id is not None else _name_of_line(source, number)
+    name = text.id if text.id is not None else _name_of_line(source, before + number)
     reason = _fault(name, text.contents)
     return Reject(source.name, number, reason, name) if reason else Document(name, text.contents, source.name, number)
 
@@ -324,31 +310,26 @@ def _fault(name: str, contents: str) -> str:
     return ""
 
 
-def _lines(source: Source, start: Position, end: int | None) -> Iterator[tuple[int, _Line, int, int]]:
-    """Yield the lines of a file from `start` on, or of a piece of it those that begin before `end`.
-
-    Each with its number, its content, the bytes of the file that are read, and where it ends.
-    """
-    number, offset = start.line, start.offset
+def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _Line, int]]:
+    """Yield the lines of a file that begin in a range: number, content, and where in the file, on disk, it ends."""
+    number = 0
     try:
-        if source.name.lower().endswith(".parquet"):
-            for row_number, row, share in read_rows(source.path, number, end):
-                number = row_number
-                yield number, row, int(share * source.size_bytes), number
+        if source.suffix == ".parquet":
+            for number, (row, share) in enumerate(read_rows(source.path, begin, end), start=1):
+                yield number, row, begin + int(share * ((end or source.size_bytes) - begin))
             return
         with ExitStack() as stack:
             raw = stack.enter_context(open_file(source.path))
             file = stack.enter_context(gzip.GzipFile(fileobj=raw)) if source.is_packed else raw
-            if end is not None:
-                offset = _next_line(file, offset, end)
-                if offset >= end:
-                    return
+            last = end or 1 << 62
+            offset = _next_line(file, begin, last)
+            if offset >= last:
+                return
             file.seek(offset)
-            for line, size in _bounded_lines(file):
-                number += 1
+            for number, (line, size) in enumerate(_bounded_lines(file), start=1):
                 offset += size
-                yield number, line, raw.tell(), offset
-                if end is not None and offset >= end:
+                yield number, line, raw.tell() if source.is_packed else offset
+                if offset >= last:
                     return
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
@@ -368,26 +349,36 @@ def _next_line(file: IO[bytes] | gzip.GzipFile, offset: int, end: int) -> int:
     return offset
 
 
-def count_lines(source: Source, begin: int, end: int) -> int:
-    """Count the lines of a file that begin in a range of its bytes.
+class LineCounts:
+    """Counts the lines of files before places in them, of which each is read once where the places ascend."""
 
-    Raises:
-        InputError: it cannot be read.
-    """
-    left = end - begin
-    try:
-        with open_file(source.path) as file:
-            if begin:  # a line begins behind a line feed
-                file.seek(begin - 1)
-                count = 0
-            else:
-                count, left = int(end > 0), left - 1
-            while left > 0 and (part := file.read(min(left, _READ_BYTES))):
-                count += part.count(b"\n")
-                left -= len(part)
-    except OSError as error:
-        raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
-    return count
+    def __init__(self) -> None:
+        self._counted: dict[Location, tuple[int, int]] = {}
+
+    def before(self, source: Source, place: int) -> int:
+        """Return how many lines, or rows, of a file begin before a byte of it.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        if source.suffix == ".parquet":
+            return rows_before(source.path, place)
+        begin, count = self._counted.get(source.path, (0, 0))
+        if place < begin:
+            begin = count = 0
+        left = place - begin
+        # A line begins behind a line feed, and at the beginning of the file.
+        count, begin, left = (count, begin - 1, left) if begin else (int(place > 0), 0, left - 1)
+        try:
+            with open_file(source.path) as file:
+                file.seek(begin)
+                while left > 0 and (part := file.read(min(left, _READ_BYTES))):
+                    count += part.count(b"\n")
+                    left -= len(part)
+        except OSError as error:
+            raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
+        self._counted[source.path] = place, count
+        return count
 
 
 def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes | None, int]]:

@@ -1,214 +1,389 @@
-"""Worker processes that encode shards of a plan, and what they are told.
+"""Processes that encode splits, each a pool of one of the standard library's, started again where it dies.
 
-A worker that dies is started again; shards that end it twice are tried one by one, and in one that still does the text
-is found that ends a process by itself. That one is rejected, with its id, and the job goes on.
+A split that ends its process twice is encoded shard by shard, and in a shard that still does, the text is found that
+ends a process by itself. That one is rejected, with its id, and the job goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 
-from onnxtool.encoding.locations import Location
-from onnxtool.encoding.options import InputElsewhere, MemoryLimit, ModelElsewhere
-from onnxtool.encoding.processes import Died, WorkerProcess
-from onnxtool.errors import SessionError
+from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
+from onnxtool.encoding.options import ProcessOptions
+from onnxtool.errors import OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted
-from onnxtool.options import UNSET, Option, Options
+from onnxtool.runtime.session import available_cores
 
-if TYPE_CHECKING:  # it loads what encodes, which an actor of Ray leaves to its worker
-    from onnxtool.encoding.plan import CorpusPlan
+# More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
+_THREADS_OF_A_PROCESS = 8
+_POLL_S = 0.2
+_LONGEST_REASON = 200
 
-ENGINES = ("local", "ray")
-_MOST_OF_A_RUN = 64
-
-OnEvent = Callable[[dict[str, Any]], None]
+Answer = TypeVar("Answer")
 
 
-class RunOptions(Options):
-    """How the shards of a plan are encoded.
+class Event(NamedTuple):
+    """What a worker says of its work; each figure is added to those before.
 
     Attributes:
-        engine: one of ENGINES.
-        workers: processes; 0 for one for each eight cores of this machine, or for each node of the cluster.
-        threads: batches that run at once in each of them; 0 for its share of the cores.
-        memory_limit: megabytes that a worker may allocate, from which on a text is rejected; 0 for no limit.
-        model_path: the model, where it is not at the place that the plan says.
-        input_path: likewise the corpus.
+        texts: that were run; less again, where they are run again.
+        encoded: texts of shards that are written.
     """
 
-    engine: Annotated[
-        str, Option("Where workers run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES)
-    ] = "local"
-    workers: Annotated[
-        int,
-        Option("Processes that encode.", minimum=0, default="one for each eight cores, of Ray one for each node"),
-    ] = 0
-    threads: Annotated[
-        int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
-    ] = 0
-    memory_limit: MemoryLimit = 0
-    model_path: ModelElsewhere = UNSET
-    input_path: InputElsewhere = UNSET
+    texts: int = 0
+    encoded: int = 0
+    size_bytes: float = 0.0
+    tokens: int = 0
+    rejects: int = 0
+    splits: int = 0
+    deaths: int = 0
+    left_out: int = 0
 
-    def worker(self, plan: CorpusPlan, threads: int) -> WorkerOptions:
-        """Return what a worker has to know, as JSON has it."""
-        return WorkerOptions(
-            plan=_absolute(plan.path),
-            model_path=None if self.model_path is None else _absolute(self.model_path),
-            input_path=None if self.input_path is None else _absolute(self.input_path),
-            threads=self.threads or threads,
-            memory_bytes=self.memory_limit * 1_000_000,
-        )
+    @classmethod
+    def total(cls, events: Iterable[Event]) -> Event:
+        """Add events up."""
+        sums: Any = map(sum, zip(cls(), *events, strict=True))
+        return cls(*sums)
 
 
-def _absolute(location: Location) -> str:
-    """Write a location for a process with another working directory."""
-    return str(location.resolve() if isinstance(location, Path) else location)
+OnEvent = Callable[[Event], None]
 
 
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker has to know; see RunOptions."""
+class Opened(NamedTuple):
+    """What a worker finds as it begins.
 
-    plan: str
-    model_path: str | None
-    input_path: str | None
-    threads: int
-    memory_bytes: int
+    Attributes:
+        sizes: bytes of each split.
+        missing: which of them have no record.
+        notes: what a user should know of the corpus and the model.
+    """
+
+    sizes: tuple[int, ...]
+    missing: tuple[int, ...]
+    notes: tuple[str, ...]
+
+
+class Died(Exception):  # noqa: N818  it is caught by who started the process
+    """A worker process ended without saying why."""
+
+
+@dataclass
+class _Here:
+    """What this process is, where it is a worker."""
+
+    task: Task
+    tell: Connection
+    encoder: SplitEncoder | None = None
+    texts: tuple[int, list[Any]] = (-1, [])
+
+    def open(self) -> SplitEncoder:
+        if self.encoder is None:
+            self.encoder = SplitEncoder(self.task).begin()
+        return self.encoder
+
+
+_here: list[_Here] = []
+
+
+def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
+    """Begin a worker process, which ends with the one that has started it, however that ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for who waits for this process
+    if memory_bytes and sys.platform != "win32":
+        import resource
+
+        # Allocations beyond fail: then a text is at fault, and not the machine.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+    _here[:] = [_Here(task, tell)]
+
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            tell.recv()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _open() -> Opened:
+    encoder = _here[0].open()
+    numbers = range(len(encoder.splits))
+    done = numbers if encoder.records is None else encoder.records.done()
+    return Opened(
+        sizes=tuple(split.size_bytes for split in encoder.splits),
+        missing=tuple(number for number in numbers if number not in done),
+        notes=tuple(encoder.job.notes(0)),
+    )
+
+
+def _encode(number: int, *, one_shard: bool = False, left_out: dict[int, str] | None = None) -> bool:
+    """Encode a split, or its next shard; return whether the split is done."""
+    here = _here[0]
+    is_done = False
+    try:
+        for done in here.open().encode(
+            [number],
+            lambda window, count, share: here.tell.send(Event(texts=count, size_bytes=share * window.size_bytes)),
+            left_out=left_out,
+            one_shard=one_shard,
+        ):
+            if isinstance(done, DoneShard):
+                shard = done.shard
+                here.tell.send(Event(encoded=shard.num_texts, tokens=shard.num_tokens, rejects=len(shard.rejects)))
+            else:
+                is_done = True
+                here.tell.send(Event(splits=1, rejects=done.num_rejects, size_bytes=done.size_bytes))
+    except MemoryError as error:
+        raise SessionError(str(error) or "there is not enough memory") from None
+    return is_done
+
+
+def _count(number: int) -> int:
+    """Count the texts of the next shard of a split."""
+    here = _here[0]
+    here.texts = number, here.open().next_texts(number)
+    return len(here.texts[1])
+
+
+def _fault(number: int, place: int) -> str:
+    """Run a text of the next shard of a split by itself; return why it cannot be run, or an empty string."""
+    from onnxtool.encoding.pipeline import encode_windows
+    from onnxtool.encoding.splits import ShardName, Window
+
+    here = _here[0]
+    if here.texts[0] != number:
+        _count(number)
+    job = here.open().job
+    window = Window((here.texts[1][place],), ShardName(number, 0), "")
+    try:
+        for _ in encode_windows(job.model, iter([window]), job.plan, lambda *_: None):
+            pass
+    except (SessionError, MemoryError) as error:
+        return f"cannot be encoded: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+    return ""
+
+
+def _settle() -> None:
+    _here[0].tell.send(None)
 
 
 class Worker:
-    """A process that encodes shards, started again where it dies; see `onnxtool.encoding.worker`.
+    """A process that encodes splits, started again where it dies.
 
-    Attributes:
-        deaths: how often it died.
+    Args:
+        task: what is encoded.
+        memory_bytes: that the process may allocate; 0 for all.
+        on_event: called for what it says, in a thread of its own.
     """
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self._process = WorkerProcess("onnxtool.encoding.worker", vars(options))
-        self.deaths = 0
+    def __init__(self, task: Task, memory_bytes: int, on_event: OnEvent) -> None:
+        self._task, self._memory_bytes, self._on_event = task, memory_bytes, on_event
+        self._pool: ProcessPoolExecutor | None = None
+        self._connection: Connection | None = None
+        self._listener: threading.Thread | None = None
+        self._unwritten = 0  # texts that were run, and are of no shard that is written yet
+        self._is_heard = threading.Event()
+        self._is_stopped = False
 
-    def encode(self, numbers: Sequence[int], on_event: OnEvent) -> None:
-        """Encode shards, and call `on_event` for each answer, also for texts that had to be left out.
+    def open(self) -> Opened:
+        """Load the model, and say what the folder is for.
+
+        Raises:
+            OnnxtoolError: as `encode_corpus`.
+        """
+        try:
+            return self._twice(_open)
+        except Died:
+            raise SessionError(
+                "the process that encodes ends as it loads the model", "run onnxtool infer with the model and a text"
+            ) from None
+
+    def encode(self, number: int) -> None:
+        """Encode a split.
 
         Raises:
             OnnxtoolError: what a worker has met, unless it is of a text.
         """
-        left = list(numbers)
-        while left:
-            is_alone = len(left) == 1
-            try:
-                self._encode_or_retry(left, on_event)
-            except (Died, SessionError):
-                check_interrupted()
-                first = left.pop(0)  # shards are read in order: this one is likely to be at fault
-                if is_alone:
-                    self._encode_without_some(first, on_event)
-                else:
-                    self.encode([first], on_event)
-
-    def _encode_or_retry(self, left: list[int], on_event: OnEvent) -> None:
-        """Encode shards, and take away those that are done; twice, as the first death may be somebody else's fault."""
         try:
-            self._encode(left, {}, on_event)
+            self._twice(_encode, number)
         except (Died, SessionError):
-            check_interrupted()
-            self._encode(left, {}, on_event)
+            while not self._encode_shard(number):
+                check_interrupted()
 
-    def _encode_without_some(self, number: int, on_event: OnEvent) -> None:
-        """Encode a shard, without those of its texts that cannot be run."""
-        found = self._find(number)
+    def _encode_shard(self, number: int) -> bool:
+        """Encode the next shard of a split, without those of its texts that cannot be run; return whether it was last.
+
+        Windows that are read ahead are of no other shard then.
+        """
+        try:
+            return self._twice(_encode, number, one_shard=True)
+        except (Died, SessionError):
+            found = self._find(number)
         if not found:
             raise SessionError(
-                f"shard {number} ends the process that encodes it, and none of its texts does alone",
-                "plan again with smaller batches: --batch_tokens, or run with fewer --threads",
+                f"split {number} ends the process that encodes it, and none of its texts does alone",
+                "encode with smaller batches: --batch_tokens, or fewer --workers",
             )
-        for place, reason in found.items():
-            on_event({"left_out": number, "place": place, "reason": reason})
-        self._encode([number], {number: found}, on_event)
-
-    def _encode(self, left: list[int], left_out: dict[int, dict[int, str]], on_event: OnEvent) -> None:
-        texts = 0
-        try:
-            for answer in self._ask({"shards": left, "left_out": left_out}):
-                if "shard" in answer:
-                    left.remove(answer["shard"])
-                    texts = 0
-                texts += answer.get("batch", 0)
-                on_event(answer)
-        except (Died, SessionError):
-            on_event({"batch": -texts})  # of shards that are not done
-            raise
+        self._on_event(Event(left_out=len(found)))
+        return self._call(_encode, number, one_shard=True, left_out=found)
 
     def _find(self, number: int) -> dict[int, str]:
-        """Return the places of texts of a shard that cannot be run, and why: each in a process of its own, twice."""
-        found: dict[int, str] = {}
-        begin, suspected = 0, -1
-        while True:
-            last = -1
-            try:
-                for answer in self._ask({"alone": number, "begin": begin}):
-                    last = answer.get("text", last)
-                    if "failed" in answer:
-                        found[answer["failed"]] = f"cannot be encoded: {answer['reason']}"
-                return found
-            except Died as died:
-                check_interrupted()
-                is_second = last == suspected
-                if last < 0:
-                    raise SessionError(
-                        f"the process that encodes shard {number} ends before it runs a text: {died}",
-                        "run onnxtool infer with the model and a text",
-                    ) from None
-                begin, suspected = last, last
-                if is_second:
-                    found[last] = f"cannot be encoded: it ends the process ({died})"
-                    begin, suspected = last + 1, -1
-
-    def _ask(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the answers to an order; see `WorkerProcess.ask`."""
+        """Return the places of texts of the next shard that cannot be run, and why: each by itself, twice."""
         try:
-            yield from self._process.ask(order)
+            count = self._twice(_count, number)
         except Died:
-            self.deaths += 1
-            raise
+            raise SessionError(
+                f"the process that encodes split {number} ends before it runs a text",
+                "run onnxtool infer with the model and a text",
+            ) from None
+        found: dict[int, str] = {}
+        for place in range(count):
+            try:
+                fault = self._twice(_fault, number, place)
+            except Died:
+                fault = "cannot be encoded: it ends the process"
+            if fault:
+                found[place] = fault
+        return found
+
+    def _twice(self, function: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+        """Call a function, and again where it fails: a first death may be somebody else's fault."""
+        try:
+            return self._call(function, *arguments, **named)
+        except (Died, SessionError):
+            check_interrupted()
+            return self._call(function, *arguments, **named)
+
+    def _call(self, function: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
+        """Call a function in the process, which is started where there is none.
+
+        Raises:
+            Died: the process ended.
+            OnnxtoolError: what it has met.
+        """
+        try:
+            return self._started().submit(function, *arguments, **named).result()
+        except BrokenProcessPool:
+            self.close()
+            check_interrupted()
+            if self._is_stopped:
+                raise OnnxtoolError("the worker was stopped") from None
+            self._on_event(Event(texts=-self._unwritten, deaths=1))
+            self._unwritten = 0
+            raise Died from None
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._is_stopped:
+            raise OnnxtoolError("the worker was stopped")
+        if self._pool is None:
+            context = get_context("spawn")  # threads and clients of stores are of one process
+            self._connection, theirs = context.Pipe()
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=context, initializer=_begin, initargs=(self._task, theirs, self._memory_bytes)
+            )
+            self._listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
+            self._listener.start()
+            try:
+                self._pool.submit(os.getpid).result()
+            finally:
+                theirs.close()  # the process has its end of the pipe now
+        return self._pool
+
+    def _listen(self, connection: Connection) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                event: Event | None = connection.recv()
+                if event is None:
+                    self._is_heard.set()
+                    continue
+                self._unwritten += event.texts - event.encoded
+                self._on_event(event)
+
+    def settle(self) -> None:
+        """Wait until all that the process has said was heard."""
+        self._is_heard.clear()
+        with suppress(Died):  # then it is heard already
+            self._call(_settle)
+            self._is_heard.wait()
 
     def stop(self) -> None:
-        """Kill the process; a thread that waits for its answers gets an error."""
-        self._process.stop()
+        """End the process; a thread that waits for its answer gets an error."""
+        self._is_stopped = True
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.send(None)
 
     def close(self) -> None:
-        """Kill the process, for whose answers no thread waits."""
-        self._process.close()
+        """End the process once it has removed its temporary files, such as a model."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(wait=True)
+        if self._listener is not None:
+            self._listener.join()
+        if self._connection is not None:
+            self._connection.close()
 
 
-class RemoteWorker:
-    """A worker of another machine, to whose answers nobody listens while it encodes: an actor of Ray."""
+class LocalWorkers:
+    """Processes of this machine that encode splits.
 
-    def __init__(self, options: WorkerOptions) -> None:
-        self._worker = Worker(options)
-
-    def encode(self, numbers: list[int]) -> list[dict[str, Any]]:
-        """Encode shards, and return all answers."""
-        before = self._worker.deaths
-        events: list[dict[str, Any]] = []
-        self._worker.encode(numbers, events.append)
-        return [*events, {"deaths": self._worker.deaths - before}]
-
-
-def runs_of(missing: Sequence[int], workers: int) -> list[list[int]]:
-    """Split shards into runs of some that follow each other: the first are long, and the last of one shard each.
-
-    A packed file is unpacked from its beginning for each run, and workers should end at about the same time.
+    Attributes:
+        num_processes: how many there are.
     """
-    runs: list[list[int]] = []
-    most = 0
-    for place, number in enumerate(missing):
-        if not runs or runs[-1][-1] != number - 1 or len(runs[-1]) == most:
-            runs.append([])
-            most = max(1, min(_MOST_OF_A_RUN, (len(missing) - place) // (2 * workers)))
-        runs[-1].append(number)
-    return runs
+
+    def __init__(self, task: Task, options: ProcessOptions, on_event: OnEvent) -> None:
+        self.num_processes = options.processes or max(1, available_cores() // _THREADS_OF_A_PROCESS)
+        threads = options.workers or max(1, available_cores() // self.num_processes)
+        self._task = replace(task, workers=threads)
+        self._memory_bytes = options.memory_limit * 1_000_000
+        self._on_event = on_event
+        self._workers = [Worker(self._task, self._memory_bytes, on_event)]
+
+    def open(self) -> Opened:
+        """Load the model in the first process, and say what the folder is for."""
+        return self._workers[0].open()
+
+    def encode(self, numbers: Sequence[int]) -> None:
+        """Encode splits, each by the next process that is free; the first error stops all, as an interruption does."""
+        self.num_processes = min(self.num_processes, len(numbers))
+        other = replace(self._task, force=False)
+        self._workers += [Worker(other, self._memory_bytes, self._on_event) for _ in range(self.num_processes - 1)]
+        idle: SimpleQueue[Worker] = SimpleQueue()
+        for worker in self._workers:
+            idle.put(worker)
+
+        def take(number: int) -> None:
+            worker = idle.get()
+            try:
+                worker.encode(number)
+            finally:
+                idle.put(worker)
+
+        with ThreadPoolExecutor(len(self._workers), thread_name_prefix="worker") as threads:
+            waiting = {threads.submit(take, number) for number in numbers}
+            try:
+                while waiting:
+                    check_interrupted()
+                    done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        future.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for worker in self._workers:
+                    worker.stop()
+                raise
+
+    def close(self) -> None:
+        """End the processes."""
+        for worker in self._workers:
+            worker.close()

@@ -19,8 +19,9 @@ from html import unescape
 from pathlib import Path
 
 from onnxtool.checkpoint.text_files import CORPORA, iterate_texts
+from onnxtool.encoding.digests import id_digest
+from onnxtool.encoding.repeats import REPEATED_ID
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
-from onnxtool.encoding.windows import accepted
 from onnxtool.errors import InputError
 from onnxtool.evaluation.options import DEFAULT_SPLIT
 
@@ -137,13 +138,14 @@ def read_documents(collection: Collection, rejects: Counter[str] | None = None) 
         InputError: a file cannot be read.
     """
     sources, _ = find_sources(collection.corpus)
-
-    def count(reject: Reject) -> None:
-        if rejects is not None:
-            rejects[reject.reason.partition(":")[0]] += 1
-
-    for document, _ in accepted(SourceReader(sources), count):
-        yield document
+    known: set[bytes] = set()
+    for line in SourceReader(sources):
+        is_repeated = isinstance(line, Document) and (digest := id_digest(line.id)) in known
+        if isinstance(line, Document) and not is_repeated:
+            known.add(digest)
+            yield line
+        elif rejects is not None:
+            rejects[line.kind if isinstance(line, Reject) else REPEATED_ID] += 1
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

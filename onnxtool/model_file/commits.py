@@ -25,7 +25,9 @@ State = Literal["running", "elsewhere", "half", "unfinished"]
 
 _FOLDER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 # What a run over a corpus writes before it is named: shards in its folder, the records beside it.
-_SHARD = re.compile(r"\.part-[0-9]{5,}\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.[0-9a-f]{8})?\.partial")
+_SHARD = re.compile(
+    r"\.part-[0-9]{5,}(_[0-9]{5,})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.[0-9a-f]{8})?\.partial"
+)
 _RECORD = re.compile(r"\.(?P<folder>.+)\.(manifest\.json|rejects\.jsonl)\.partial", re.DOTALL)
 _LOCK, _JOURNAL, _FILES = "lock", "journal.json", "files"
 _LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte

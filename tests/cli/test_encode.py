@@ -9,19 +9,23 @@ import pytest
 
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.docs.documents import blocks
-from tests.encoding.corpora import dense_model, make_texts, write_corpus
+from tests.encoding.corpora import make_texts, sparse_model, write_corpus
 
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "cluster.md"
-STATUS = ("encode", "status", "--plan", "vectors.plan.json", "--format", "json")
+WHAT = ("--model_path", "models/tiny-splade.onnx", "--input", "corpus.jsonl", "--output", "vectors/")
+STATUS = ("encode", "status", "--output", "vectors/", "--format", "json")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a plan of three shards."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
-    planned = ("--input", corpus, "--output", "vectors/", "--shard_size", "40", "--provider", "cpu")
-    report = json_of(run_onnxtool(tmp_path, "encode", "plan", "--model_path", model, *planned, "--format", "json"))
-    assert (report["num_shards"], report["num_texts"], report["plan"]) == (3, 100, "vectors.plan.json")
+    """A folder with what the recipe encodes, in three splits."""
+    (tmp_path / "models").mkdir()
+    model = sparse_model(tmp_path / "models")
+    model.with_suffix("").rename(tmp_path / "models" / "tiny-splade")
+    model.rename(tmp_path / "models" / "tiny-splade.onnx")
+    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    lines = f"split_bytes = {corpus.stat().st_size // 3 + 1}\nprovider = 'cpu'\n"
+    (tmp_path / ".onnxtool.toml").write_text(f"[encode_part]\n{lines}")
     return tmp_path
 
 
@@ -43,36 +47,39 @@ def test_the_jobs_of_a_slurm_array_do_all(folder: Path) -> None:
         done = run_onnxtool(folder, *recipe_command("slurm"), **array, SLURM_ARRAY_TASK_ID=task)
         assert done.returncode == 0, done.stderr
     assert json_of(run_onnxtool(folder, *STATUS))["to_do"] == ""
-    assert run_onnxtool(folder, "encode", "merge", "--plan", "vectors.plan.json").returncode == 0
+    assert run_onnxtool(folder, "encode", "merge", "--output", "vectors/").returncode == 0
     assert json_of(run_onnxtool(folder, *STATUS))["merged"]
 
 
 def test_the_pods_of_an_indexed_job_do_all(folder: Path) -> None:
-    """There may be more of them than shards."""
-    for pod in range(5):
-        variables = {"JOB_COMPLETION_INDEX": str(pod), "JOB_COMPLETIONS": "5"}
-        assert run_onnxtool(folder, *recipe_command("kubernetes"), **variables).returncode == 0
+    """There may be more of them than splits."""
+    for pod in range(4):
+        variables = {"JOB_COMPLETION_INDEX": str(pod), "JOB_COMPLETIONS": "4"}
+        done = run_onnxtool(folder, *recipe_command("kubernetes"), **variables)
+        assert done.returncode == 0, done.stderr
     assert json_of(run_onnxtool(folder, *STATUS))["num_done"] == 3
 
 
-def test_missing_shards_and_variables_are_errors_with_a_way_out(folder: Path) -> None:
-    """The shards are named as --shards takes them."""
-    merged = run_onnxtool(folder, "encode", "merge", "--plan", "vectors.plan.json", "--quiet")
-    assert (merged.returncode, merged.stderr) == (1, "shards to do: 0-2\n")
-    part = ("encode", "part", "--plan", "vectors.plan.json")
-    alone = run_onnxtool(folder, *part, "--part", "slurm")
-    assert alone.returncode == 1
-    assert "SLURM_ARRAY_TASK_ID is not set" in alone.stderr
-    assert run_onnxtool(folder, *part, "--shards", "0-9").returncode == 1
-    assert run_onnxtool(folder, *part, "--part", "1/2", "--shards", "0").returncode == 1
-    again = run_onnxtool(folder, *part, "--shards", "0, 1-2", "--output", "report.json", "--format", "json", "--quiet")
-    assert (again.returncode, again.stdout) == (0, "")
-    assert run_onnxtool(folder, *part, "--output", "report.json").returncode == 1
+def test_missing_splits_and_variables_are_errors_with_a_way_out(folder: Path) -> None:
+    """The splits are named as --splits takes them; a part is configured as every command, by a table or variables."""
+    part = ("encode", "part", *WHAT, "--format", "json")
+    assert json_of(run_onnxtool(folder, *part, ONNXTOOL_ENCODE_PART_SPLITS="2"))["splits"] == "2"
+    merged = run_onnxtool(folder, "encode", "merge", "--output", "vectors/", "--quiet")
+    assert (merged.returncode, merged.stderr) == (1, "splits to do: 0-1\n")
+    for arguments, reason in (
+        (("--part", "slurm"), "SLURM_ARRAY_TASK_ID is not set"),
+        (("--splits", "0-9"), "there is no split 9"),
+    ):
+        failed = run_onnxtool(folder, *part, *arguments)
+        assert (failed.returncode, reason in failed.stderr) == (1, True), failed.stderr
+    assert json_of(run_onnxtool(folder, *part, "--splits", "0, 1-2"))["num_encoded_splits"] == 2
 
 
-def test_a_part_is_configured_as_every_command(folder: Path) -> None:
-    """By a table of its own, or its variables."""
-    (folder / ".onnxtool.toml").write_text("[encode_part]\nshards = '1'\n")
-    part = ("encode", "part", "--plan", "vectors.plan.json", "--format", "json")
-    assert json_of(run_onnxtool(folder, *part))["shards"] == "1"
-    assert json_of(run_onnxtool(folder, *part, ONNXTOOL_ENCODE_PART_SHARDS="2"))["shards"] == "2"
+def test_merge_is_strict_where_that_is_asked(folder: Path) -> None:
+    """An id that occurs twice is an error then, and else a rejected line."""
+    (folder / "corpus.jsonl").write_text('{"id": "1", "contents": "a cat"}\n' * 2)
+    assert run_onnxtool(folder, "encode", "part", *WHAT).returncode == 0
+    merge = ("encode", "merge", "--output", "vectors/", "--format", "json")
+    failed = run_onnxtool(folder, *merge, "--strict")
+    assert (failed.returncode, "corpus.jsonl:2" in failed.stderr) == (1, True)
+    assert json_of(run_onnxtool(folder, *merge))["num_rejects"] == 1

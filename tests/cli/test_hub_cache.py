@@ -25,7 +25,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "infer": ("infer", "--model_path", "MODEL", "--text", "the red cat", "--text", "a dog", *QUIET),
     "benchmark": ("infer", "--benchmark", "--model_path", "MODEL", *BRIEF, *QUIET),
     "optimize": ("optimize", "--model_path", "MODEL", "--output", "o.onnx", *QUIET),
-    "encode": ("encode", "plan", "--model_path", "MODEL", "--input", "corpus.jsonl", "--output", "vectors/", *QUIET),
+    "encode": ("encode", "part", "--model_path", "MODEL", "--input", "corpus.jsonl", "--output", "vectors/", *QUIET),
     "evaluate": ("evaluate", "--model_path", "MODEL", "--data", "data", "--cache", "cache", *QUIET),
     "artifacts": ("artifacts", "--model_path", "MODEL", "--output", "artifacts", "--train", "word*", *QUIET),
 }

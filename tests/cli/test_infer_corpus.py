@@ -59,23 +59,23 @@ def test_an_output_that_is_a_file_gets_answers_as_ever(folder: Path) -> None:
 
 
 def test_the_folder_of_a_test_collection_means_its_documents(folder: Path) -> None:
-    """For vectors, in a plan of them, in a dry run and for answers; its queries are no documents."""
+    """For vectors, in parts of them, in a dry run and for answers; its queries are no documents."""
     data = folder / "data"
     (data / "qrels").mkdir(parents=True)
     write_corpus(data / "corpus.jsonl", TEXTS[:3])
     write_corpus(data / "queries.jsonl", TEXTS[3:5])
     (data / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nd0\td1\t1\n")
     note = "2 files or folders in the collection's folder are not read, such as queries.jsonl: it is a test collection"
-    planned = ("encode", "plan", "--model_path", "model.onnx", "--input", "data", "--output", "planned/")
+    part = ("encode", "part", "--model_path", "model.onnx", "--input", "data", "--output", "parts/")
     for process in (
         _run(folder, "--input", "data", "--output", "vectors/", "--dry_run"),
         _run(folder, "--input", "data", "--output", "vectors/"),
-        run_onnxtool(folder, *planned, "--provider", "cpu"),
+        run_onnxtool(folder, *part, "--provider", "cpu"),
     ):
         assert process.returncode == 0, process.stderr
         assert note in process.stdout
-    assert run_onnxtool(folder, "encode", "run", "--plan", "planned.plan.json").returncode == 0
-    for name in ("vectors", "planned"):
+    assert run_onnxtool(folder, "encode", "merge", "--output", "parts/").returncode == 0
+    for name in ("vectors", "parts"):
         assert [line["vector"] for line in lines_of(folder / name)] == [expected_terms(text) for text in TEXTS[:3]]
     answers = _run(folder, "--input", "data", "--format", "json")
     assert [answer["id"] for answer in json.loads(answers.stdout)["answers"]] == ["d0", "d1", "d2"]

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import fetched_model, worker
-from onnxtool.encoding.parts import ShardEncoder
+from onnxtool.encoding import fetched_model, workers
 
 
-class WorkerHere:
-    """Does what a worker process is ordered to do in this process."""
+class PoolHere:
+    """Does in this process what a pool of one process would do."""
 
-    def __init__(self, module: str, start: dict[str, Any]) -> None:
-        assert module == worker.__name__
+    def __init__(self, _count: int, *, initargs: tuple[Any, ...], **_: Any) -> None:
         fetched_model._fetch.cache_clear()  # a process would fetch the model by itself
-        self._start = start
-        self._encoder: ShardEncoder | None = None
+        task, tell, _ = initargs
+        self._tell = Connection(os.dup(tell.fileno()))
+        self._here = workers._Here(task, self._tell)
 
-    def ask(self, order: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """Yield the answers, which cross as JSON like those of a process."""
-        if self._encoder is None:
-            self._encoder = worker._open(self._start)
-        answers: list[dict[str, Any]] = []
-        worker._encode(self._encoder, json.loads(json.dumps(order)), answers.append)
-        yield from json.loads(json.dumps(answers))
+    def submit(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Future[Any]:
+        """Call the function now."""
+        workers._here[:] = [self._here]
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments, **named))
+        except Exception as error:  # noqa: BLE001  it is raised by who asks for the result
+            future.set_exception(error)
+        return future
 
-    def stop(self) -> None:
-        """Do nothing: it has ended."""
-
-    close = stop
+    def shutdown(self, *, wait: bool) -> None:
+        """Say nothing more."""
+        self._tell.close()
 
 
 @pytest.fixture
 def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no worker processes, each of which takes a second, where a test is of something else."""
-    monkeypatch.setattr("onnxtool.encoding.workers.WorkerProcess", WorkerHere)
+    """Start no worker processes, each of which takes seconds, where a test is of something else."""
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", PoolHere)

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding import CorpusOptions, CorpusProgress, VectorOptions, encode_corpus, make_plan
+from onnxtool.encoding import CorpusOptions, CorpusProgress, VectorOptions, encode_corpus
 from onnxtool.progress import listening
 from tests.infer.tiny_models import VOCABULARY, WORDS, ids_of, model_for, splade_terms, table, write_model
 
 V = len(VOCABULARY)
-SIZE = 40
-OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE)
+SIZE = 16
+SPLIT = 2000  # of 30 texts, about
+OPTIONS = VectorOptions(provider="cpu", shard_size=SIZE, split_bytes=SPLIT)
 
 
 @contextmanager
@@ -137,17 +138,8 @@ def collection(folder: Path, kind: str) -> Path:
     return path
 
 
-def outcome(folder: Path) -> dict[str, bytes]:
-    """Return all files of an output but its plan, as `contents_of`."""
-    return {name: content for name, content in contents_of(folder).items() if name != ".plan.json"}
-
-
-def planned(folder: Path, model: Path, corpus: Path, options: VectorOptions = OPTIONS) -> Path:
-    """Plan into the folder `vectors`, and return the plan."""
-    return Path(make_plan(model, corpus, folder / "vectors", options).plan)
-
-
 def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, bytes]:
     """Encode in one run, and return what that wrote."""
-    encode_corpus(model, corpus, folder / "whole", CorpusOptions(provider="cpu", shard_size=SIZE, **options))
+    chosen = {"provider": "cpu", "shard_size": SIZE, "split_bytes": SPLIT, **options}
+    encode_corpus(model, corpus, folder / "whole", CorpusOptions(**chosen))
     return contents_of(folder / "whole")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onnxtool.encoding import CorpusOptions, encode_corpus, windows
+from onnxtool.encoding import CorpusOptions, encode_corpus, splits
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
@@ -52,7 +52,7 @@ def corpus(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of 16 texts, so that there are several."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+    monkeypatch.setattr(splits, "WINDOW_TEXTS", 16)
 
 
 def _encode(model: Path, corpus: Path, **options: Any) -> CorpusReport:
@@ -74,7 +74,7 @@ def test_sparse_vectors_are_those_of_the_formula_as_anserini_counts_them(tmp_pat
     assert [line["id"] for line in lines] == [f"d{place}" for place in range(100)]
     assert [line["contents"] for line in lines] == TEXTS
     assert [line["vector"] for line in lines] == [expected_terms(text) for text in TEXTS]
-    assert report.files == ("part-00000.jsonl", "part-00001.jsonl", "part-00002.jsonl")
+    assert report.files == ("part-00000.jsonl", "part-00000_00001.jsonl", "part-00000_00002.jsonl")
     assert (report.num_texts, report.num_encoded, report.resumed) == (100, 100, False)
 
 
@@ -268,7 +268,7 @@ def test_half_a_manifest_goes_also_where_the_folder_is_of_another_command(tmp_pa
     encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))
     half = tmp_path / ".vectors.manifest.json.partial"
     half.write_text("{")
-    corpus.write_text('{"id": "2", "contents": "two"}\n')
+    corpus.write_text('{"id": "2", "contents": "three"}\n')
     with pytest.raises(OnnxtoolError):
         encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(provider="cpu"))
     assert not half.exists()
@@ -282,8 +282,8 @@ def test_progress_is_told_after_each_batch(tmp_path: Path, corpus: Path) -> None
         encode_corpus(dense_model(tmp_path), corpus, tmp_path / "vectors", options)
     texts, shares = ([getattr(progress, name) for progress in heard] for name in ("num_texts", "share"))
     assert len(heard) > 8
-    assert texts == sorted(set(texts))
-    assert shares == sorted(set(shares))
+    assert texts == sorted(texts)
+    assert shares == sorted(shares)
     assert (texts[-1], shares[-1]) == (100, pytest.approx(1.0))
     # Each window of sixteen texts is about as many bytes.
     assert abs(shares[texts.index(32)] - 0.32) < 0.1

@@ -20,14 +20,12 @@ from onnxtool.encoding import (
     PartOptions,
     VectorOptions,
     encode_corpus,
-    make_plan,
+    encode_part,
     merge_parts,
     read_shards,
-    windows,
+    splits,
 )
-from onnxtool.encoding.parts import ShardEncoder
-from onnxtool.encoding.passages import passages
-from onnxtool.encoding.plan import read_plan
+from onnxtool.encoding.pipeline import passages
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError
@@ -105,22 +103,23 @@ def test_the_vector_of_a_passage_is_that_of_its_text(tmp_path: Path, model: Path
     np.testing.assert_allclose(_vectors(tmp_path / "vectors"), np.asarray(alone), atol=1e-6)
 
 
+@pytest.mark.usefixtures("workers_here")
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "npy"])
 def test_parts_and_one_run_write_the_same_bytes(
     tmp_path: Path, model: Path, corpus: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard has as many texts as it says, however many passages these are."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
-    options = VectorOptions(provider="cpu", shard_size=7, output_format=kind, **WINDOWS)
-    report = _encode(model, corpus, shard_size=7, output_format=kind)
-    plan = read_plan(make_plan(model, corpus, tmp_path / "parts", options).plan)
-    shards = ShardEncoder(plan, PartOptions())  # not in a process, where windows would be large
-    for number in reversed(range(len(plan.shards))):
-        assert [done for done, _ in shards.encode([number], lambda *_: None)] == [number]
-    merged = merge_parts(plan.path)
+    monkeypatch.setattr(splits, "WINDOW_TEXTS", 5)
+    content = corpus.read_text()
+    corpus.write_text(content + content.splitlines()[0] + "\n")
+    options = VectorOptions(provider="cpu", shard_size=7, split_bytes=300, output_format=kind, **WINDOWS)
+    report = _encode(model, corpus, shard_size=7, split_bytes=300, output_format=kind)
+    assert (report.num_texts, report.rejects) == (len(TEXTS), {"has an id that an earlier line has": 1})
+    for part in ("2/2", "1/2"):
+        encode_part(model, corpus, tmp_path / "parts", options, PartOptions(part=part))
+    merged = merge_parts(tmp_path / "parts")
     assert (merged.num_texts, merged.num_passages) == (report.num_texts, report.num_passages)
-    found, wanted = contents_of(tmp_path / "parts"), contents_of(tmp_path / "vectors")
-    assert {name: content for name, content in found.items() if name != ".plan.json"} == wanted
+    assert contents_of(tmp_path / "parts") == contents_of(tmp_path / "vectors")
 
 
 def test_parquet_says_where_a_passage_is(tmp_path: Path, model: Path, corpus: Path) -> None:
@@ -223,7 +222,7 @@ def test_a_stopped_run_over_passages_goes_on(
     tmp_path: Path, model: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the same bytes, and the passages of both runs in its report."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 5)
+    monkeypatch.setattr(splits, "WINDOW_TEXTS", 5)
     options = CorpusOptions(provider="cpu", shard_size=7, **WINDOWS)
 
     with pytest.raises(KeyboardInterrupt), stopped_after(16):

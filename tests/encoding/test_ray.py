@@ -14,11 +14,21 @@ from typing import Any
 
 import pytest
 
-from onnxtool.encoding import RunOptions, encode_plan
-from onnxtool.encoding.plan import read_plan
-from onnxtool.encoding.ray import run_on_ray
+from onnxtool.encoding import RunOptions, encode_parts
+from onnxtool.encoding.encoder import Task
+from onnxtool.encoding.ray import RayWorkers
 from onnxtool.errors import InputError
-from tests.encoding.corpora import OPTIONS, collection, dense_model, make_texts, outcome, planned, whole, write_corpus
+from tests.encoding.corpora import (
+    OPTIONS,
+    SIZE,
+    SPLIT,
+    collection,
+    contents_of,
+    dense_model,
+    make_texts,
+    whole,
+    write_corpus,
+)
 from tests.encoding.poison import code_of, poisoned
 from tests.encoding.test_encoder import EXAMPLES, require_means, write_texts
 
@@ -38,7 +48,7 @@ class Nodes:
     def nodes(self) -> list[dict[str, Any]]:
         return self._nodes
 
-    def remote(self, _class: type) -> Nodes:
+    def remote(self, _function: Any) -> Nodes:
         return self
 
     def options(self, **asked: Any) -> Any:
@@ -55,7 +65,7 @@ class Nodes:
         ("cuda", [{"CPU": 8.0, "GPU": 1.0}], 2, (4, 0.5)),
     ],
 )
-def test_an_actor_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
+def test_a_task_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     provider: str,
@@ -64,18 +74,15 @@ def test_an_actor_of_ray_gets_its_share_of_a_node_that_has_what_it_needs(
     asked: tuple[float, float],
 ) -> None:
     """And one GPU at most: Ray refuses shares above 1 that are no whole number, and a session runs on one."""
-    corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
-    path = planned(tmp_path, dense_model(tmp_path), corpus, replace(OPTIONS, shard_size=2))
-    plan = read_plan(path)
-    plan = replace(plan, options=replace(plan.options, provider=provider))
+    task = Task(tmp_path, tmp_path, tmp_path, replace(OPTIONS, provider=provider))
     cluster = Nodes(*nodes)
     monkeypatch.setitem(sys.modules, "ray", cluster)
     with pytest.raises(InterruptedError):
-        run_on_ray(plan, RunOptions(engine="ray", workers=workers), range(5), lambda _event: None)
+        RayWorkers(task, RunOptions(engine="ray", processes=workers), lambda _event: None)
     assert (cluster.asked["num_cpus"], cluster.asked["num_gpus"]) == pytest.approx(asked)
     monkeypatch.setitem(sys.modules, "ray", Nodes({"memory": 1.0}))
     with pytest.raises(InputError, match="no node of the cluster has a CPU"):
-        run_on_ray(plan, RunOptions(engine="ray"), [0], lambda _event: None)
+        RayWorkers(replace(task, options=OPTIONS), RunOptions(engine="ray"), lambda _event: None)
 
 
 @pytest.fixture(scope="module")
@@ -104,10 +111,10 @@ def test_workers_of_ray_are_one_run(tmp_path: Path, cluster: Any, workers: int) 
     """As those of this machine."""
     del cluster
     model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
-    plan = planned(tmp_path, model, corpus)
-    report = encode_plan(plan, RunOptions(engine="ray", workers=workers, threads=1))
-    assert (report.engine, report.workers) == ("ray", min(workers, report.num_shards))
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    run = RunOptions(engine="ray", processes=workers, workers=1)
+    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, run)
+    assert (report.engine, report.processes, report.num_encoded) == ("ray", workers, 956)
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray by itself
@@ -124,13 +131,14 @@ def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None
 def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its shards go to the nodes that are left, and the driver does not wait for the actor that had them."""
+    """Its splits go to the nodes that are left."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(500))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
-    plan = planned(tmp_path, model, corpus)
     node = cluster.add_node(num_cpus=4)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-    command = [sys.executable, "-m", "onnxtool", "encode", "run", "--plan", str(plan), "--engine", "ray"]
+    options = ["--provider", "cpu", "--shard_size", str(SIZE), "--split_bytes", str(SPLIT), "--engine", "ray"]
+    places = ["--model_path", str(model), "--input", str(corpus), "--output", str(tmp_path / "vectors")]
+    command = [sys.executable, "-m", "onnxtool", "encode", "run", *places, *options]
     with subprocess.Popen([*command, "--format", "json"], stdout=subprocess.PIPE, text=True) as driver:
         while driver.poll() is None and len(list(tmp_path.glob("vectors.parts/*"))) < 3:
             time.sleep(0.05)
@@ -139,5 +147,5 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
         answer, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0
     report = json.loads(answer)
-    assert (report["workers"], report["num_deaths"]) == (2, 1)
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    assert (report["processes"], report["num_texts"]) == (2, 500)
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)

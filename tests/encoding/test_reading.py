@@ -6,33 +6,21 @@ import gzip
 import json
 import os
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from onnxtool.checkpoint.text_files import read_texts
-from onnxtool.encoding import sources, windows
-from onnxtool.encoding.known_ids import KnownIds
-from onnxtool.encoding.sources import Document, Position, Reject, SourceReader, find_sources, left_out_notes
-from onnxtool.encoding.windows import Window, accepted, split_corpus
-from onnxtool.errors import InputError, OutputWriteError
+from onnxtool.encoding import sources
+from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources, left_out_notes
+from onnxtool.errors import InputError
 from tests.encoding.corpora import make_texts, write_corpus
 
 
 def _read(path: Path) -> tuple[list[tuple[str, str]], list[tuple[int, str]]]:
-    rejects: list[Reject] = []
-    documents = accepted(SourceReader(find_sources(path)[0]), rejects.append)
-    texts = [(document.id, document.contents) for document, _ in documents]
-    return texts, [(reject.line, reject.reason) for reject in rejects]
-
-
-def _documents(count: int) -> Iterator[tuple[Document, Position]]:
-    return ((Document(f"d{place}", "a cat", "c.jsonl", place), Position(place)) for place in range(count))
-
-
-def _parted(count: int, shard_size: int, done: tuple[str, ...] = ()) -> list[Window]:
-    return list(split_corpus(_documents(count), shard_size, done))
+    lines = list(SourceReader(find_sources(path)[0]))
+    texts = [(line.id, line.contents) for line in lines if isinstance(line, Document)]
+    return texts, [(line.line, line.reason) for line in lines if isinstance(line, Reject)]
 
 
 def test_json_lines_of_anserini_and_of_beir_are_read(tmp_path: Path) -> None:
@@ -60,7 +48,6 @@ def test_json_lines_of_anserini_and_of_beir_are_read(tmp_path: Path) -> None:
         (b'{"id": "x", "contents": ["a"]}', "has no contents that is a string"),
         (b'{"id": "x", "contents": " \\n"}', "has contents without any text"),
         (b'{"id": "x", "contents": "\\ud83d"}', "holds half a character"),
-        (b'{"id": "d0", "contents": "again"}', "has an id that an earlier line has"),
         (b'{"id": "x", "contents": "caf\xe9"}', "is not UTF-8"),
     ],
 )
@@ -237,82 +224,14 @@ def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None
             _read(tmp_path / name)
 
 
-def test_an_id_is_known_whenever_it_came() -> None:
-    """The same as a set of Python, also where most of them are on the disk."""
-    names = [str(place * 7919 % 15000) for place in range(30000)]
-    known, seen = KnownIds(memory_bytes=1 << 14), set[str]()
-    for start in range(0, len(names), 500):
-        part = names[start : start + 500]
-        expected = [name in seen or name in part[:place] for place, name in enumerate(part)]
-        assert known.add(part) == expected
-        seen.update(part)
-    if Path("/proc/self/fd").is_dir():
-        open_files = [str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()]
-        assert any("etilqs" in name for name in open_files)  # as SQLite calls its temporary files
-    known.close()
-
-
-def test_a_full_disk_is_an_error_with_a_way_out() -> None:
-    """SQLite has no more pages."""
-    known = KnownIds(memory_bytes=1 << 14)
-    known._database.execute("PRAGMA max_page_count = 20")
-    with pytest.raises(OutputWriteError, match="cannot keep the ids") as caught:
-        known.add([str(place) for place in range(10_000)])
-    assert "SQLITE_TMPDIR" in caught.value.hint
-    known.close()
-
-
-def test_reading_takes_memory_for_no_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_takes_memory_for_no_text(tmp_path: Path) -> None:
     """Five times the lines take less than four bytes more for each."""
-    monkeypatch.setattr("onnxtool.encoding.known_ids.MEMORY_BYTES", 1 << 14)
     peaks = []
     for count in (4_500, 22_500):
         path = write_corpus(tmp_path / f"{count}.jsonl", make_texts(count))
         tracemalloc.start()
-        num_texts = sum(len(window.documents) for window in _streamed(path))
+        num_texts = sum(isinstance(line, Document) for line in SourceReader(find_sources(path)[0]))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert num_texts == count
     assert peaks[1] - peaks[0] < 18_000 * 4
-
-
-def _streamed(path: Path) -> Iterator[Window]:
-    documents = accepted(SourceReader(find_sources(path)[0]), lambda _reject: None)
-    return split_corpus(documents, 2048, ())
-
-
-@pytest.mark.parametrize("count", [1, 3, 4, 5, 8, 9, 20])
-def test_every_document_is_in_one_window_of_its_shard(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of 8 in windows of 4, in the order of the corpus; the last window of a shard says so by a digest."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 4)
-    found = _parted(count, 8)
-    names = [document.id for window in found for document in window.documents]
-    assert names == [f"d{place}" for place in range(count)]
-    assert all(len(window.documents) <= 4 for window in found)
-    for shard in range((count + 7) // 8):
-        of_shard = [window for window in found if window.shard == shard]
-        assert sum(len(window.documents) for window in of_shard) == min(8, count - 8 * shard)
-        assert [bool(window.digest) for window in of_shard] == [False] * (len(of_shard) - 1) + [True]
-
-
-def test_a_window_of_long_texts_closes_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten characters are two texts of five."""
-    monkeypatch.setattr(windows, "WINDOW_CHARACTERS", 10)
-    assert [len(window.documents) for window in _parted(5, 100)] == [2, 2, 1]
-
-
-def test_shards_that_are_done_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What follows is parted as if nothing had been done; where all is done, nothing follows."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 4)
-    whole = _parted(20, 8)
-    digests = tuple(window.digest for window in whole if window.digest)
-    assert _parted(20, 8, digests[:2]) == [window for window in whole if window.shard == 2]
-    assert _parted(20, 8, digests) == []
-
-
-def test_shards_of_other_texts_are_an_error() -> None:
-    """A digest is of ids and texts and their order; an input that ends too early differs as well."""
-    digests = tuple(window.digest for window in _parted(20, 8))
-    for done, count in (((digests[1],), 20), (digests, 19), (digests, 16)):
-        with pytest.raises(InputError, match="the input has changed"):
-            _parted(count, 8, done)

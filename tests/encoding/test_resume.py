@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onnxtool.encoding import CorpusOptions, encode_corpus, windows
+from onnxtool.encoding import CorpusOptions, encode_corpus, splits
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
@@ -68,7 +68,7 @@ def test_an_error_leaves_whole_shards_and_no_half_one(
     tmp_path: Path, num_texts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What an exception stops, also in the middle of a shard, goes on after that shard's last file."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+    monkeypatch.setattr(splits, "WINDOW_TEXTS", 16)
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
     with pytest.raises(_Stop), stopped_after(num_texts, _Stop):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
@@ -101,12 +101,13 @@ def test_a_finished_run_is_read_again_and_nothing_is_encoded(tmp_path: Path) -> 
     assert (again.num_tokens, again.padding_share) == (first.num_tokens, first.padding_share)
 
 
-def test_an_input_that_changed_within_its_size_is_an_error(tmp_path: Path) -> None:
-    """A word of the first shard, with as many letters."""
+def test_an_input_that_changed_within_its_size_is_an_error_where_a_split_goes_on(tmp_path: Path) -> None:
+    """A word of a shard that is done, with as many letters. Splits that are done are not read again."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["red cat", *make_texts(99)])
-    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    with pytest.raises(_Stop), stopped_after(90, _Stop):
+        encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     corpus.write_text(corpus.read_text().replace("red cat", "red dog", 1))
-    with pytest.raises(InputError, match="the input has changed: shard 0"):
+    with pytest.raises(InputError, match="the input has changed: shard 0 of split 0"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
 
 
@@ -131,9 +132,9 @@ def test_a_shard_that_is_missing_or_cut_is_an_error(tmp_path: Path) -> None:
     """Rather than a corpus with a hole."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
     encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
-    shard = tmp_path / "vectors" / "part-00001.npy"
+    shard = tmp_path / "vectors" / "part-00000_00001.npy"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(OutputExistsError, match=r"part-00001\.npy is missing or has another size"):
+    with pytest.raises(OutputExistsError, match=r"part-00000_00001\.npy is missing or has another size"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
 
 

@@ -22,13 +22,13 @@ COUNTS = (3, 0, 1, 5)  # tokens of each text
 def _write(folder: Path, kind: str, parts: Sequence[Vectors], **settings: Any) -> Path:
     """Write `parts`, a window each, with the texts t0, t1 and so on."""
     shard_format = ShardFormat(kind, False, False, **{"weights": "float", **settings})
-    writer = shard_format.open([folder / name for name in shard_format.names(0)])
+    writer = shard_format.open([folder / name for name in shard_format.names("part-00000")])
     count = 0
     for part in parts:
         writer.append([Document(f"t{count + place}", "", "", 1) for place in range(len(part))], part)
         count += len(part)
     writer.close()
-    return folder / shard_format.names(0)[0]
+    return folder / shard_format.names("part-00000")[0]
 
 
 def _tokens(dtype: str) -> list[TokenVectors]:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from onnxtool.checkpoint.quantized_vectors import VectorType, read_ranges, restore_vectors
-from onnxtool.encoding import CorpusOptions, by_document, encode_corpus, read_shards, windows
+from onnxtool.encoding import CorpusOptions, by_document, encode_corpus, read_shards, splits
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
 from onnxtool.errors import InputError, OutputExistsError
@@ -142,7 +142,7 @@ def test_what_is_written_is_read_shard_by_shard(
 
 def test_a_stopped_run_over_codes_goes_on(tmp_path: Path, model: Path, corpus: Path, monkeypatch: Any) -> None:
     """The ranges are measured again, and are the same; with other ones it is another command."""
-    monkeypatch.setattr(windows, "WINDOW_TEXTS", 16)
+    monkeypatch.setattr(splits, "WINDOW_TEXTS", 16)
     options = CorpusOptions(provider="cpu", vectors_as="int8", calibration=corpus, shard_size=20)
     with pytest.raises(KeyboardInterrupt), stopped_after(51):
         encode_corpus(model, corpus, tmp_path / "vectors", options)
@@ -179,8 +179,8 @@ def test_vectors_of_tokens_share_their_ranges(tmp_path: Path, corpus: Path, outp
     folder = tmp_path / "vectors"
     if output_format == "npy":
         parts = [
-            TokenVectors(np.load(folder / f"part-{number:05d}.indptr.npy"), np.load(folder / f"part-{number:05d}.npy"))
-            for number in range(4)
+            TokenVectors(np.load(path), np.load(path.with_name(path.name.replace(".indptr", ""))))
+            for path in sorted(folder.glob("*.indptr.npy"))
         ]
         found = TokenVectors.concatenate(parts)
         np.testing.assert_array_equal(found.indptr, floats.indptr)

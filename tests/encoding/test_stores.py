@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,24 +34,20 @@ from onnxtool.encoding import (
     encode_corpus,
     encode_part,
     filesystems,
-    make_plan,
     merge_parts,
 )
 from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, upload, write
-from onnxtool.encoding.locations import Uri, joined, parse_location, relative
+from onnxtool.encoding.locations import Uri, parse_location
 from onnxtool.encoding.reading import read_shards
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
+from tests.encoding import corpora
 from tests.encoding.corpora import (
-    OPTIONS,
-    SIZE,
     collection,
+    contents_of,
     dense_model,
     make_texts,
-    outcome,
-    planned,
     sparse_model,
-    whole,
     write_corpus,
 )
 from tests.encoding.store_server import (
@@ -72,9 +69,21 @@ pytestmark = pytest.mark.usefixtures("workers_here")
 
 RUN = """
 import sys
-from onnxtool.encoding import PartOptions, encode_part
-encode_part(sys.argv[1], PartOptions(shards=sys.argv[2]))
+from onnxtool.encoding import PartOptions, VectorOptions, encode_part
+if __name__ == "__main__":
+    options = VectorOptions(provider="cpu", shard_size=40, split_bytes=3000)
+    encode_part(*sys.argv[1:4], options, PartOptions(processes=1))
 """
+
+
+# Of fewer shards than on a disk, as each takes some requests.
+SIZES: dict[str, Any] = {"provider": "cpu", "shard_size": 40, "split_bytes": 3000}
+OPTIONS, WHOLE = VectorOptions(**SIZES), CorpusOptions(**SIZES)
+
+
+def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, bytes]:
+    """Encode on the disk in one run, and return what that wrote."""
+    return corpora.whole(folder, model, corpus, **SIZES, **options)
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.scheme, indirect=True)
@@ -128,40 +137,25 @@ def test_vectors_of_a_store_are_those_of_a_disk(store: Store, tmp_path: Path, co
     model, corpus = dense_model(tmp_path), collection(tmp_path, corpus_kind)
     expected = whole(tmp_path, model, corpus)
     uris = store.model(model), store.put(f"in/{corpus.name}", corpus)
-    plan = make_plan(*uris, f"{store.uri}/out/parts/", OPTIONS).plan
+    output = f"{store.uri}/out/parts/"
     for part in ("3/3", "1/3"):
-        encode_part(plan, PartOptions(part=part))
-    assert not corpus_status(plan).merged
-    assert merge_parts(plan).to_do == corpus_status(plan).to_do
-    encode_part(plan, PartOptions(part="2/3"))
-    assert merge_parts(plan, read_back=True).manifest
-    assert (corpus_status(plan).merged, encode_part(plan).num_encoded) == (True, 0)
-    encode_corpus(*uris, f"{store.uri}/out/run", CorpusOptions(provider="cpu", shard_size=SIZE))
+        encode_part(*uris, output, OPTIONS, PartOptions(part=part))
+    assert not corpus_status(output).merged
+    assert merge_parts(output).to_do == corpus_status(output).to_do
+    encode_part(*uris, output, OPTIONS, PartOptions(part="2/3"))
+    assert merge_parts(output, read_back=True).manifest
+    assert (corpus_status(output).merged, encode_part(*uris, output, OPTIONS).num_encoded) == (True, 0)
+    encode_corpus(*uris, f"{store.uri}/out/run", WHOLE)
     assert store.outcome("out/parts") == store.outcome("out/run") == expected
-
-
-@pytest.mark.parametrize("corpus_kind", ["jsonl", "jsonl.gz", "parquet", "txt", "folder"])
-def test_a_plan_of_a_store_is_the_same_by_several_processes(
-    store: Store, tmp_path: Path, corpus_kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each of them asks by itself for the parts of files that it reads, also where some requests fail."""
-    model, corpus = store.model(dense_model(tmp_path)), collection(tmp_path, corpus_kind)
-    uri = store.put("in/" + corpus.name, corpus)
-    plans = []
-    for piece, workers in ((1 << 25, 1), (500, 2)):
-        monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", piece)
-        make_plan(model, uri, f"{store.uri}/vectors", OPTIONS, workers=workers, force=True)
-        plans.append(store.objects("vectors.plan.json")["vectors.plan.json"])
-        store.faults.error = 0.05
-    assert plans[0] == plans[1]
 
 
 @pytest.mark.parametrize(("sparse", "options"), [(True, {"gzip": True}), (True, {"output_format": "parquet"})])
 def test_every_format_goes_to_a_store(store: Store, tmp_path: Path, sparse: bool, options: dict[str, Any]) -> None:
-    """And is read back from there; a plan on a disk may have its vectors there or not."""
+    """Ids that occur twice are dropped there as well, and all is read back from there."""
     model = sparse_model(tmp_path) if sparse else dense_model(tmp_path)
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=SIZE, **options))
+    corpus.write_text(corpus.read_text().replace('"d80"', '"d8"'))
+    encode_corpus(model, corpus, f"{store.uri}/vectors", replace(WHOLE, **options))
     assert store.outcome("vectors") == whole(tmp_path, model, corpus, **options)
     if options.get("output_format") == "parquet":
         there, here = list(read_shards(f"{store.uri}/vectors")), list(read_shards(tmp_path / "whole"))
@@ -173,26 +167,21 @@ def test_a_container_of_azure_has_two_addresses(store: Store, tmp_path: Path) ->
     """Its own, and that of Data Lake Storage, which names the account as well."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
     uri = store.put("corpus.jsonl", corpus)
-    plan = make_plan(store.model(model), uri, f"{Azure.data_lake_uri}/vectors/", OPTIONS).plan
-    encode_part(plan, PartOptions(shards="0"))
-    plan = plan.replace(Azure.data_lake_uri, store.uri)
-    encode_part(plan)
-    assert merge_parts(plan).manifest
-    assert corpus_status(f"{Azure.data_lake_uri}/vectors.plan.json").merged
+    uris = store.model(model), uri
+    encode_part(*uris, f"{Azure.data_lake_uri}/vectors/", OPTIONS, PartOptions(splits="0"))
+    encode_part(*uris, f"{store.uri}/vectors", OPTIONS)
+    assert merge_parts(f"{store.uri}/vectors").manifest
+    assert corpus_status(f"{Azure.data_lake_uri}/vectors").merged
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
 
 
-def test_names_in_a_store_may_have_what_addresses_may_not(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A question mark, a fragment or an escape: by one process and by several. What no key may have is an error."""
-    monkeypatch.setattr("onnxtool.encoding.pieces.PIECE_BYTES", 50)
+def test_names_in_a_store_may_have_what_addresses_may_not(store: Store, tmp_path: Path) -> None:
+    """A question mark, a fragment or an escape. What no key may have is an error."""
     for place, name in enumerate(("what?.jsonl", "a#1.jsonl", "100%20.jsonl")):
         store.write(f"in/{name}", json.dumps({"id": f"{place}", "contents": "a cat"}).encode())
     model = store.model(dense_model(tmp_path))
-    for workers in (1, 2):
-        report = make_plan(model, f"{store.uri}/in", f"{store.uri}/vectors", OPTIONS, workers=workers, force=True)
-        assert (report.num_texts, report.rejects) == (3, {})
+    report = encode_corpus(model, f"{store.uri}/in", f"{store.uri}/vectors", WHOLE)
+    assert (report.num_texts, report.rejects) == (3, {})
     with pytest.raises(StoreError, match="llegal"):
         find_sources(parse_location(f"{store.uri}/in/\x01.jsonl"))
 
@@ -200,23 +189,27 @@ def test_names_in_a_store_may_have_what_addresses_may_not(
 def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> None:
     """Where it has done its work; models are large."""
     model, corpus = store.model(dense_model(tmp_path)), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
-    plan = make_plan(model, corpus, tmp_path / "vectors", OPTIONS).plan
     (tmp_path / "temporary").mkdir()
+    (tmp_path / "run.py").write_text(RUN)
     variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    subprocess.run([sys.executable, "-c", RUN, plan, "0"], env=variables, check=True)
-    assert corpus_status(plan).num_done == 1
+    command = [sys.executable, str(tmp_path / "run.py"), model, str(corpus), str(tmp_path / "vectors")]
+    subprocess.run(command, env=variables, check=True)
+    assert corpus_status(tmp_path / "vectors").num_done == 1
     assert not list((tmp_path / "temporary").glob("onnxtool-*"))
 
 
-def test_ranges_of_a_plan_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
-    """They were measured when it was made."""
+def test_ranges_of_the_first_part_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
+    """Other parts measure none."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
     options: dict[str, Any] = {"vectors_as": "int8", "calibration": corpus}
-    vectors = VectorOptions(provider="cpu", shard_size=SIZE, **options)
-    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", vectors).plan
-    encode_part(plan)
-    merge_parts(plan)
-    assert store.outcome("vectors") == whole(tmp_path, model, corpus, **options)
+    vectors, output = replace(OPTIONS, **options), f"{store.uri}/vectors/"
+    uris = store.model(model), store.put("corpus.jsonl", corpus)
+    expected = whole(tmp_path, model, corpus, **options)
+    encode_part(*uris, output, vectors, PartOptions(splits="0"))
+    write_corpus(corpus, make_texts(90, seed=1))
+    encode_part(*uris, output, vectors)
+    merge_parts(output)
+    assert store.outcome("vectors") == expected
 
 
 @pytest.mark.parametrize(
@@ -232,10 +225,9 @@ def test_nothing_is_lost_where_the_store_fails(store: Store, tmp_path: Path, see
     share = 1 if store.kind in STORES else 0.25  # a file is ten requests there, and all are made again where one fails
     store.faults.error, store.faults.after, store.faults.dropped = 0.06 * share, 0.04 * share, 0.03 * share
     store.faults.chance = random.Random(seed)  # noqa: S311  no secret
-    plan = make_plan(*uris, f"{store.uri}/vectors/", OPTIONS).plan
     for part in ("2/2", "1/2"):
-        encode_part(plan, PartOptions(part=part))
-    assert merge_parts(plan).manifest
+        encode_part(*uris, f"{store.uri}/vectors/", OPTIONS, PartOptions(part=part))
+    assert merge_parts(f"{store.uri}/vectors/").manifest
     store.faults.end()
     assert store.outcome("vectors") == expected
 
@@ -244,15 +236,17 @@ def test_nothing_is_lost_where_the_store_fails(store: Store, tmp_path: Path, see
 def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store, tmp_path: Path) -> None:
     """In the order of the requests that the server saw; and no upload of several requests is begun."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    uris = store.model(model), store.put("corpus.jsonl", corpus)
     store.faults.seen.clear()
-    encode_part(plan)
-    merge_parts(plan)
+    encode_part(*uris, f"{store.uri}/vectors/", OPTIONS)
+    merge_parts(f"{store.uri}/vectors/")
     seen = store.faults.seen
     written = [request.path.rpartition("/")[2] for request in seen if request.method == "PUT"]
-    for number in range(3):
-        places = [place for place, name in enumerate(written) if name.startswith(f"part-{number:05d}.")]
+    for name in ("part-00000", "part-00000_00001", "part-00001"):
+        places = [place for place, found in enumerate(written) if found.startswith(f"{name}.")]
         assert [written[place].rpartition(".")[2] for place in places] == ["npy", "jsonl", "json"]
+    splits = [place for place, name in enumerate(written) if name.startswith("split-")]
+    assert all(written[place - 1].startswith("part-") for place in splits)
     assert written[-1] == "vectors.manifest.json"
     # Removing many is asked of the bucket; an upload of several requests would begin with one of an object, or put
     # blocks of it.
@@ -266,20 +260,21 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
     """At random moments, two of the same shards at once, while the store fails now and then."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(320))
     expected = whole(tmp_path, model, corpus)
-    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
     chance = random.Random(1)  # noqa: S311  no secret
     store.faults.error = 0.05
-    both = [subprocess.Popen([sys.executable, "-c", RUN, plan, "0-7"]) for _ in range(2)]
+    (tmp_path / "run.py").write_text(RUN)
+    both = [subprocess.Popen([sys.executable, tmp_path / "run.py", *places]) for _ in range(2)]
     deadline = time.monotonic() + 60
-    while not store.objects("vectors.parts/") and both[0].poll() is None:
+    while not any("part-" in name for name in store.objects("vectors.parts/")) and both[0].poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(chance.random() * 0.1)
     for process in both:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    encode_part(plan)
-    assert merge_parts(plan, read_back=True).manifest
+    encode_part(*places, OPTIONS)
+    assert merge_parts(places[2], read_back=True).manifest
     store.faults.error = 0.0
     assert store.outcome("vectors") == expected
 
@@ -288,12 +283,11 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
 def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> None:
     """Who creates its file first has it; the same command twice at once is one."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(200))
-    options = CorpusOptions(provider="cpu", shard_size=SIZE)
     failures: list[BaseException] = []
 
     def encode() -> None:
         try:
-            encode_corpus(model, corpus, f"{store.uri}/vectors", options)
+            encode_corpus(model, corpus, f"{store.uri}/vectors", WHOLE)
         except OnnxtoolError as error:
             failures.append(error)
 
@@ -306,8 +300,8 @@ def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> No
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
     with pytest.raises(OutputExistsError, match="written by another command"):
         encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=7))
-    with pytest.raises(OutputExistsError, match="holds vectors already"):
-        make_plan(model, corpus, f"{store.uri}/vectors", OPTIONS)
+    with pytest.raises(OutputExistsError, match="written by another command"):
+        encode_part(model, corpus, f"{store.uri}/vectors", replace(OPTIONS, shard_size=7))
     encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=80, force=True))
     assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 3
 
@@ -332,7 +326,7 @@ def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
     store.write("vectors/notes.txt", b"mine")
     store.write("vectors/sub/notes.txt", b"mine")
-    for call in (encode_corpus, make_plan):
+    for call in (encode_corpus, encode_part):
         with pytest.raises(OutputExistsError, match=r"notes\.txt"):
             call(model, corpus, f"{store.uri}/vectors")
     assert store.objects("vectors/").keys() == {"vectors/notes.txt", "vectors/sub/notes.txt"}
@@ -359,7 +353,7 @@ def test_a_model_in_a_folder_for_other_tools_is_fetched_with_what_lies_above(sto
     store.put("kept", model.with_suffix(""))
     store.write("kept/pytorch_model.bin", b"weights")
     uri = store.put("kept/onnx/model.onnx", model)
-    encode_corpus(uri, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=SIZE))
+    encode_corpus(uri, corpus, f"{store.uri}/vectors", WHOLE)
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
     assert not [path for method, path, _ in store.faults.seen if method == "GET" and path.endswith("pytorch_model.bin")]
 
@@ -387,16 +381,16 @@ def test_credentials_in_an_address_are_refused_and_not_shown(address: str) -> No
 def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> None:
     """Of the environment, in whatever is written, or said of a failure."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
-    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
-    encode_part(plan)
-    merge_parts(plan)
+    output = f"{store.uri}/vectors/"
+    encode_part(store.model(model), store.put("corpus.jsonl", corpus), output, OPTIONS)
+    merge_parts(output)
     store.faults.error = 1.0
     filesystems._client.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filesystems, "_RETRIES", 1)
         patch.setattr(filesystems, "_WAITS", ())
         with pytest.raises(StoreError) as failed:
-            corpus_status(plan)
+            corpus_status(output)
     filesystems._client.cache_clear()
     store.faults.error = 0.0
     said = str(failed.value).encode()
@@ -417,19 +411,8 @@ def test_addresses_of_nothing_are_refused(address: str) -> None:
         parse_location(address)
 
 
-def test_places_are_written_as_seen_from_each_other(tmp_path: Path) -> None:
-    """In one store relative, so that a plan can be copied; else as addresses."""
-    here = Uri("s3://b", "out")
-    for target, written in (
-        (Uri("s3://b", "in/corpus.jsonl"), "../in/corpus.jsonl"),
-        (Uri("s3://c", "in/corpus.jsonl"), "s3://c/in/corpus.jsonl"),
-        (tmp_path / "corpus.jsonl", str(tmp_path / "corpus.jsonl")),
-    ):
-        assert relative(target, here) == written
-        assert joined(here, written) == target
-    assert relative(Uri("s3://b", "x"), tmp_path) == "s3://b/x"
-    assert joined(tmp_path, "s3://b/x") == Uri("s3://b", "x")
-    assert joined(here, "../../../x") == Uri("s3://b", "x")
+def test_an_address_of_a_file_is_its_path() -> None:
+    """Escapes are read."""
     assert parse_location("file:///a/b%20c") == Path("/a/b c")
 
 
@@ -447,16 +430,15 @@ def test_commands_take_addresses(store: Store, tmp_path: Path) -> None:
     code, shown = _run("infer", "--model_path", uri, "--input", corpus, "--output", f"{store.uri}/run/", *common)
     assert (code, json.loads(shown)["num_texts"]) == (0, 90)
     output = f"{store.uri}/vectors/"
-    assert _run("encode", "plan", "--model_path", uri, "--input", corpus, "--output", output, *common)[0] == 0
-    plan = f"{store.uri}/vectors.plan.json"
-    for command in ("part", "merge", "status"):
-        assert _run("encode", command, "--plan", plan, *common)[0] == 0
+    assert _run("encode", "part", "--model_path", uri, "--input", corpus, "--output", output, *common)[0] == 0
+    for command in ("merge", "status"):
+        assert _run("encode", command, "--output", output, *common)[0] == 0
     for arguments in (
         ("stats", uri),
         ("infer", "--model_path", uri, "--text", "a cat"),
         ("infer", "--model_path", str(model), "--input", corpus),
         ("optimize", "--model_path", uri, "--output", f"{store.uri}/x.onnx"),
-        ("encode", "status", "--plan", f"s3://KEY:{SECRET}@bucket/x.plan.json"),
+        ("encode", "status", "--output", f"s3://KEY:{SECRET}@bucket/x"),
     ):
         code, shown = _run(*arguments)
         assert (code, SECRET in shown, "store" in shown or "credentials" in shown) == (2, False, True), shown
@@ -477,39 +459,31 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
         encode_corpus(model, corpus, "s3://no-such-bucket/vectors", options)
     with pytest.raises((InputError, OutputWriteError), match="of a server"):
         encode_corpus(model, corpus, f"{store.address}/vectors", options)
-    with pytest.raises(InputError, match="cannot read the plan"):
-        encode_part(f"{store.uri}/none.plan.json")
     monkeypatch.setitem(sys.modules, "obstore.fsspec", None)
     filesystems._client.cache_clear()
     with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool\[stores\]"):
-        encode_part(f"{store.uri}/x.plan.json")
+        corpus_status(f"{store.uri}/x")
     filesystems._client.cache_clear()
 
 
-def test_a_plan_on_a_disk_may_name_a_collection_of_a_store(store: Store, tmp_path: Path) -> None:
-    """And the other way round: what lies where is nobody's matter."""
+def test_what_lies_where_is_nobodys_matter(store: Store, tmp_path: Path) -> None:
+    """A collection of a store may be encoded into a folder of a disk, and the other way round."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    plan = make_plan(model, store.put("corpus.jsonl", corpus), tmp_path / "vectors", OPTIONS).plan
-    encode_part(plan)
-    merge_parts(plan)
-    assert outcome(tmp_path / "vectors") == whole(tmp_path, model, corpus)
-    far = make_plan(model, corpus, f"{store.uri}/vectors", OPTIONS).plan
-    encode_part(far)
-    merge_parts(far)
-    assert store.outcome("vectors") == outcome(tmp_path / "vectors")
+    encode_corpus(model, store.put("corpus.jsonl", corpus), tmp_path / "vectors", WHOLE)
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    encode_corpus(model, corpus, f"{store.uri}/vectors", WHOLE)
+    assert store.outcome("vectors") == contents_of(tmp_path / "vectors")
 
 
 @each_server
-def test_a_listing_that_is_long_is_asked_for_once_a_thousand_names(store: Store, tmp_path: Path) -> None:
-    """How far a job is takes as many requests, and none for each shard."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"])
-    plan = planned(tmp_path, model, corpus)
-    content = json.loads(plan.read_text())
-    content["shards"] = [{**content["shards"][0], "line": line, "offset": line} for line in range(2500)]
-    store.write("v.plan.json", json.dumps(content).encode())
+def test_a_listing_that_is_long_is_whole(store: Store) -> None:
+    """It is asked for a thousand names at a time."""
+    names = {f"part-{number:05d}.json" for number in range(1500)}
+    for name in names:
+        store.write(f"v.parts/{name}", b"{}")
     store.faults.seen.clear()
-    assert corpus_status(f"{store.uri}/v.plan.json").num_shards == 2500
-    assert len(store.faults.seen) < 15
+    assert set(entries(parse_location(f"{store.uri}/v.parts"))) == names
+    assert len(store.faults.seen) < 5
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -553,24 +527,25 @@ upload(Path(sys.argv[1]), parse_location(sys.argv[2]), named_by_contents=True)
 def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) -> None:
     """A writer that is killed leaves it under a hidden name, which `merge` removes and counts."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    plan = make_plan(store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/", OPTIONS).plan
+    places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
+    encode_part(*places, OPTIONS, PartOptions(splits="1"))
     (tmp_path / "large").write_bytes(bytes(200 << 20))
     name = "part-00000.0123456789abcdef.npy"
     store.faults.delay_s = 0.05
     writer = subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "large", f"{store.uri}/vectors/{name}"])
     deadline = time.monotonic() + 60
-    while not [found for found in store.contents.names() if found.startswith("vectors/")]:
+    while not [found for found in store.contents.names() if found.startswith("vectors/.")]:
         assert time.monotonic() < deadline
         assert writer.poll() is None
         time.sleep(0.001)
     writer.send_signal(signal.SIGKILL)
     writer.wait()
     store.faults.end()
-    assert len(corpus_status(plan).half_written) == 1
-    (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/")]
+    assert len(corpus_status(places[2]).half_written) == 1
+    (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/.")]
     assert re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial", left)
-    encode_part(plan)
-    assert merge_parts(plan).num_removed == 1
+    encode_part(*places, OPTIONS)
+    assert merge_parts(places[2]).num_removed == 1
     assert store.outcome("vectors") == whole(tmp_path, model, corpus)
 
 
@@ -676,7 +651,7 @@ def test_a_file_that_another_run_removed_as_it_was_written_is_written_again(monk
 def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
     """Fsspec's `memory`, which is for tests of those who call the library."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    encode_corpus(model, corpus, "memory://place/vectors", CorpusOptions(provider="cpu", shard_size=SIZE))
+    encode_corpus(model, corpus, "memory://place/vectors", WHOLE)
     assert [len(shard.ids) for shard in read_shards("memory://place/vectors")] == [40, 40, 10]
     place = parse_location("memory://place/once")
     assert create(place, b"first")

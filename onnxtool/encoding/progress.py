@@ -1,18 +1,65 @@
-"""How far an encoding is, for programs: lines of JSON, and a file that Prometheus's node exporter reads."""
+"""How far an encoding is: what is told while it runs, and files of it for programs, as JSON and for Prometheus."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from datetime import UTC, datetime
 from typing import Annotated
 
 from onnxtool.encoding.files import staged
 from onnxtool.encoding.options import CorpusProgress
+from onnxtool.encoding.workers import Event
 from onnxtool.errors import OutputWriteError
 from onnxtool.options import UNSET, Option, OptionalPath, Options
+from onnxtool.progress import listener
 
 EVERY_S = 10.0
+
+
+class Tally:
+    """Adds up what workers say, and tells how far all of them are.
+
+    Attributes:
+        total: the sum of all events.
+    """
+
+    def __init__(self) -> None:
+        self.total = Event()
+        self._tell = listener()  # of the thread that begins: workers are heard in others
+        self._lock = threading.Lock()
+        self.begin(0)
+
+    def begin(self, total_bytes: int, done_bytes: int = 0, num_texts: int = 0) -> None:
+        """Begin with the texts that earlier runs encoded, and the bytes of the corpus that they were read from."""
+        self._total_bytes, self._done_bytes, self._num_before = max(1, total_bytes), done_bytes, num_texts
+        self._start_s = time.perf_counter()
+        # Time and share at the first batch: what comes before, such as loading the model, is no measure of the rest.
+        self._first: tuple[float, float] | None = None
+
+    def add(self, event: Event) -> None:
+        """Add what a worker says, in whichever thread it comes."""
+        with self._lock:
+            self.total = Event.total([self.total, event])
+            now = time.perf_counter()
+            share = min(1.0, (self._done_bytes + self.total.size_bytes) / self._total_bytes)
+            left = None
+            if self._first is None:
+                self._first = (now, share)
+            elif share > self._first[1]:
+                left = (now - self._first[0]) * (1 - share) / (share - self._first[1])
+            seconds = max(1e-9, now - self._start_s)
+            self._tell(
+                CorpusProgress(
+                    num_texts=self._num_before + self.total.texts,
+                    share=share,
+                    texts_per_s=self.total.texts / seconds,
+                    seconds_left=left,
+                    tokens_per_s=self.total.tokens / seconds,
+                    num_rejects=self.total.rejects,
+                )
+            )
 
 
 class ProgressOptions(Options):

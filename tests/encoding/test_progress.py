@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from onnxtool.cli.entry import main
 from onnxtool.encoding import CorpusProgress
-from onnxtool.encoding.progress_files import ProgressFiles, ProgressOptions
+from onnxtool.encoding.progress import ProgressFiles, ProgressOptions
 from onnxtool.errors import OutputWriteError
 from tests.encoding.corpora import dense_model, make_texts, write_corpus
 
@@ -39,10 +39,9 @@ def test_a_run_says_how_far_it_is_and_that_it_has_ended(tmp_path: Path) -> None:
     assert (lines[-1]["num_texts"], lines[-1]["share"]) == (90, 1.0)
     assert _values(metrics)["onnxtool_encode_texts"] == 90
     assert _values(metrics)["onnxtool_encode_done"] == 1
-    plan = ["encode", "plan", *common, "--output", f"{tmp_path}/w/", "--quiet"]
-    assert CliRunner().invoke(main, plan).exit_code == 0
-    assert CliRunner().invoke(main, ["encode", "part", "--plan", f"{tmp_path}/w.plan.json", *files]).exit_code == 0
-    assert CliRunner().invoke(main, ["encode", "run", "--plan", f"{tmp_path}/w.plan.json", *files]).exit_code == 0
+    for command in ("part", "run"):
+        arguments = ["encode", command, *common, "--output", f"{tmp_path}/w/", *files]
+        assert CliRunner().invoke(main, arguments).exit_code == 0
 
 
 def test_a_run_that_fails_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,222 @@
+"""Encode splits of a corpus into a folder: one loop for a whole run and for its parts, so that the bytes are the same.
+
+A shard that has a record is done. Two machines that make the same shard write the same bytes; none waits for another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from onnxtool.encoding.files import entry, on_this_machine
+from onnxtool.encoding.job import Job
+from onnxtool.encoding.locations import Location
+from onnxtool.encoding.manifest import ShardRecord
+from onnxtool.encoding.options import VectorOptions
+from onnxtool.encoding.output import OutputFolder, StagedShard
+from onnxtool.encoding.pipeline import OnBatch, encode_windows
+from onnxtool.encoding.records import Records, ShardEntry, ShardTexts, SplitRecord, begin_run, run_file
+from onnxtool.encoding.sources import Document, LineCounts, Reject, SourceReader
+from onnxtool.encoding.splits import ShardName, SplitEnd, SplitWindows, Window, split_corpus
+from onnxtool.errors import InputError
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is encoded into which folder.
+
+    Attributes:
+        workers: batches that run at once; 0 for one a core.
+        strict: whether a line that gives no text is an error.
+        force: whether an output of another command is replaced.
+    """
+
+    model_path: Location
+    corpus: Location
+    output: Location
+    options: VectorOptions
+    workers: int = 0
+    strict: bool = False
+    force: bool = False
+
+
+class DoneShard(NamedTuple):
+    """A shard that was written just now."""
+
+    name: ShardName
+    shard: ShardRecord
+
+
+class DoneSplit(NamedTuple):
+    """A split of which all shards are written now.
+
+    Attributes:
+        size_bytes: that were read behind its last text.
+    """
+
+    number: int
+    num_rejects: int
+    size_bytes: int
+
+
+class SplitEncoder:
+    """A corpus, the model that encodes it, which is loaded once, and the folder that it is encoded into.
+
+    Attributes:
+        splits: of the corpus.
+        identity: what the bytes of the output depend on.
+        records: of the folder, once it is begun; None where all is published already.
+    """
+
+    def __init__(self, task: Task) -> None:
+        """Load the model and find the files of the corpus.
+
+        Raises:
+            OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
+        """
+        self.folder = OutputFolder(task.output)
+        self.job = self._open(task)
+        self.splits = split_corpus(self.job.sources, task.options.split_bytes)
+        self.identity = {**self.job.identity, "num_splits": len(self.splits)}
+        self.records: Records | None = None
+        self._strict, self._force = task.strict, task.force
+        self._counts = LineCounts()
+        self._num_texts: dict[int, int] = {}  # of splits that are begun
+
+    def _open(self, task: Task) -> Job:
+        options, measured = task.options, run_file(self.folder)
+        if options.calibration is not None and not task.force and entry(measured):
+            # The first part has measured the ranges; another kind of CPU might find others.
+            with on_this_machine(measured) as path:
+                options = replace(options, calibration=None, ranges=path)
+                return Job.open(task.model_path, task.corpus, options, workers=task.workers)
+        return Job.open(task.model_path, task.corpus, options, workers=task.workers)
+
+    def begin(self) -> SplitEncoder:
+        """Say what the folder is for.
+
+        Raises:
+            OutputExistsError: the folder belongs to something else.
+        """
+        with self.folder.writing():
+            self.records = begin_run(self.folder, self.identity, force=self._force)
+        return self
+
+    def encode(
+        self,
+        numbers: Iterable[int],
+        on_batch: OnBatch,
+        *,
+        left_out: Mapping[int, str] | None = None,
+        one_shard: bool = False,
+    ) -> Iterator[DoneShard | DoneSplit]:
+        """Write splits and their records, and yield each shard and each split that is done.
+
+        Args:
+            numbers: of the splits.
+            on_batch: as of `encode_windows`.
+            left_out: with `one_shard`, the places of texts that are rejected, and why.
+            one_shard: whether only the next shard of each split is written.
+
+        Raises:
+            InputError: the input cannot be read or has changed, or a line gives no text and the task is strict.
+            OnnxtoolError: as `encode_corpus`.
+        """
+        assert self.records is not None  # noqa: S101  else there is nothing to do
+        windows: Iterator[Window] = (
+            window for number in numbers for window in self._windows(number, one_shard=one_shard)
+        )
+        if left_out:
+            windows = _without(windows, left_out)
+        shard: StagedShard | None = None
+        try:
+            with (
+                self.folder.writing(),
+                self.folder.staging() as staging,
+                closing(encode_windows(self.job.model, windows, self.job.plan, on_batch)) as encoded,
+            ):
+                for part in encoded:
+                    name = part.window.shard
+                    if part.window.end is not None:
+                        yield self._record_split(name.split, part.window.end, part.window.size_bytes)
+                        continue
+                    if part.rejects:
+                        self._require_lenient(part.rejects[0], name.split)
+                    shard = shard or StagedShard(
+                        self.folder, staging, self.job.shard_format, name, self.job.form.description
+                    )
+                    shard.append(part)
+                    if part.window.digest:
+                        written = ShardEntry(shard.commit(part.window.digest), ShardTexts.of(shard.documents))
+                        shard = None
+                        self.records.write_shard(name, written)
+                        self._num_texts[name.split] += written.shard.num_texts
+                        yield DoneShard(name, written.shard)
+        finally:
+            if shard is not None:
+                shard.abandon()
+
+    def _record_split(self, number: int, end: SplitEnd, size_bytes: int) -> DoneSplit:
+        assert self.records is not None  # noqa: S101  it encodes
+        begins_inside = self.splits[number].begin > 0
+        num_texts = self._num_texts.pop(number)
+        self.records.write_split(
+            number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.rejects)
+        )
+        return DoneSplit(number, len(end.rejects), size_bytes)
+
+    def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:
+        """Yield the windows of a split that are not encoded yet; with `one_shard`, those of its next shard."""
+        assert self.records is not None  # noqa: S101  it encodes
+        begun = self.records.begun(number)
+        self._num_texts[number] = sum(shard.num_texts for shard in begun)
+        done = [shard.digest for shard in begun]
+        for window in self._read(number, done, lambda reject: self._require_lenient(reject, number)):
+            if one_shard and window.end is None and window.shard.number > len(done):
+                return
+            yield window
+
+    def _read(self, number: int, done: Sequence[str], on_reject: Callable[[Reject], None]) -> SplitWindows:
+        split = self.splits[number]
+        (first, *_) = split.sources
+        # Texts without names of their own are called by the numbers of their lines.
+        before = self._counts.before(first, split.begin) if split.begin and first.suffix == ".txt" else 0
+        reader = SourceReader(split.sources, split.begin, split.end, before)
+        return SplitWindows(number, reader, self.job.limits, done, on_reject)
+
+    def _require_lenient(self, reject: Reject, number: int) -> None:
+        """Refuse a line that gives no text where the task is strict.
+
+        Raises:
+            InputError: it is.
+        """
+        if self._strict:
+            split = self.splits[number]
+            line = reject.line + (self._counts.before(split.sources[0], split.begin) if split.begin else 0)
+            raise InputError(
+                f"{reject.file}:{line} {reject.reason}",
+                "correct the line, or leave out --strict to have such lines counted and written to a file",
+            )
+
+    def next_texts(self, number: int) -> list[Document]:
+        """Read the texts of the next shard of a split that is not written; none where all are."""
+        assert self.records is not None  # noqa: S101  it encodes
+        done = [shard.digest for shard in self.records.begun(number)]
+        windows = self._read(number, done, lambda _reject: None)
+        return [document for window in windows if window.shard.number == len(done) for document in window.documents]
+
+
+def _without(windows: Iterator[Window], left_out: Mapping[int, str]) -> Iterator[Window]:
+    """Reject texts of the windows of one shard by their places in it."""
+    before = 0
+    for window in windows:
+        placed = list(enumerate(window.documents, start=before))
+        before += len(placed)
+        refused = tuple(
+            Reject(document.file, document.line, left_out[place], document.id)
+            for place, document in placed
+            if place in left_out
+        )
+        yield replace(window, documents=tuple(one for place, one in placed if place not in left_out), refused=refused)

@@ -1,0 +1,297 @@
+"""Publish what parts have encoded: check every shard, drop ids that occur twice, and write the manifest last."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+from onnxtool.encoding.files import Entry, on_this_machine, read_bytes, remove, staged, write
+from onnxtool.encoding.locations import AnyLocation, Uri
+from onnxtool.encoding.manifest import Manifest, parse_rejects, read_manifest
+from onnxtool.encoding.output import OutputFolder
+from onnxtool.encoding.records import Records, Run, ShardEntry, SplitRecord, read_run, remove_records
+from onnxtool.encoding.repeats import REPEATED_ID, drop_texts, find_repeated
+from onnxtool.encoding.report import MergeReport, StatusReport
+from onnxtool.encoding.sources import Reject
+from onnxtool.encoding.splits import ShardName, format_ranges
+from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.interruption import check_interrupted
+from onnxtool.options import checked
+
+_RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
+_MOST_NAMED = 20  # ids in an error
+_NOT_READ_BACK = (
+    "sizes and names were compared, which have the digests of the contents; --read_back reads every shard again"
+)
+
+
+@checked
+def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = False) -> MergeReport:
+    """Check all shards that parts have encoded, and write the manifest and the rejected lines, as `encode_corpus` does.
+
+    Where a shard is missing or wrong, nothing is written, and the report says which splits to encode; those that are
+    wrong are forgotten, so that the next part makes them again. Of texts with the same id, the first is kept.
+
+    Args:
+        output: the folder of vectors.
+        read_back: whether all files are read again, also of a store.
+        strict: whether an id that occurs twice is an error.
+
+    Raises:
+        InputError: nothing is encoded there, no text of the corpus has a token, or ids occur twice and `strict` is set.
+        OnnxtoolError: the folder cannot be read or written.
+    """
+    folder = OutputFolder(output)
+    with folder.locked():
+        return publish(folder, read_run(folder), read_back=read_back, strict=strict)
+
+
+def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, strict: bool = False) -> MergeReport:
+    """Do what `merge_parts` does, for who holds the folder's lock."""
+    files = folder.require_names()
+    if (merged := _merged(folder, run)) is not None:
+        remove_records(folder)
+        return _report(folder, merged, folder.remove_others(merged, files))
+    if run is None:
+        raise InputError(f"nothing is encoded in {folder.path}", "encode it: onnxtool encode part, or encode run")
+    records = Records(folder, run)
+    verify = read_back or not isinstance(folder.path, Uri)
+    splits, shards, problems = _read(records, files, verify=verify)
+    if problems:
+        if (merged := _merged(folder, run)) is not None:  # by another run of the same command, meanwhile
+            remove_records(folder)
+            return _report(folder, merged)
+        return _unmerged(folder, run, problems)
+    repeated = find_repeated([written.texts for written in shards.values()])
+    names, lines_before = [*shards], _lines_before(splits)
+    if strict and repeated:
+        places = [
+            f"{texts.files[file]}:{line + lines_before[names[shard].split]}"
+            for shard, dropped in repeated.items()
+            for texts in [shards[names[shard]].texts]
+            for file, line in texts.places[dropped].tolist()
+        ]
+        raise _repeated_error(folder, places)
+    for place, dropped in repeated.items():
+        shards[names[place]] = _without(records, names[place], shards[names[place]], dropped)
+    done = [
+        replace(shard, rejects=_counted(shard.rejects, lines_before[name.split])) for name, (shard, _) in shards.items()
+    ]
+    of_splits = [list(_counted(split.rejects, before)) for split, before in zip(splits, lines_before, strict=True)]
+    for name, shard in zip(names, done, strict=True):
+        of_splits[name.split] += shard.rejects
+    rejects = [reject for found in of_splits for reject in sorted(found, key=lambda reject: (reject.file, reject.line))]
+    manifest = Manifest(run.identity, tuple(done), len(rejects))
+    if rejects:
+        write(folder.rejects_path, "".join(reject.to_json() for reject in rejects).encode())
+    else:
+        remove([folder.rejects_path])
+    if not manifest.num_texts:
+        raise _no_texts(run, rejects, folder)
+    num_removed = folder.publish(manifest, None if repeated else files)
+    remove_records(folder)
+    return _report(folder, manifest, num_removed, () if verify else (_NOT_READ_BACK,))
+
+
+def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
+    """Return the manifest where all is published.
+
+    Raises:
+        OutputExistsError: it is of something else than the records.
+    """
+    manifest = read_manifest(folder.manifest_path)
+    if manifest is not None and run is not None and manifest.identity != run.identity:
+        raise OutputExistsError(
+            f"{folder.path} belongs to another command than the records beside it",
+            "pass --force to start again, or another --output",
+        )
+    return manifest
+
+
+def _read(
+    records: Records, files: Mapping[str, Entry], *, verify: bool
+) -> tuple[list[SplitRecord], dict[ShardName, ShardEntry], dict[int, str]]:
+    """Return the records of all splits and shards, or what is wrong with splits; these are forgotten."""
+    numbers = range(records.run.num_splits)
+    problems: dict[int, str] = {}
+    shards: dict[ShardName, ShardEntry] = {}
+    # Of a store most of the time is waited for.
+    with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
+        listed = records.done()
+        found = list(
+            workers.map(lambda number: records.read_split(number) if number in listed else "is missing", numbers)
+        )
+        names = [
+            ShardName(number, shard)
+            for number, split in enumerate(found)
+            if not isinstance(split, str)
+            for shard in range(min(split.num_shards, len(files) + 1))  # of a record that lies, no more than there are
+        ]
+
+        def read(name: ShardName) -> ShardEntry | str:
+            check_interrupted()
+            written = records.read_shard(name)
+            if isinstance(written, str):
+                return written
+            return records.fault(name, written.shard, files, verify=verify) or written
+
+        for name, written in zip(names, workers.map(read, names), strict=True):
+            if isinstance(written, str):
+                problems.setdefault(name.split, written)
+                records.forget(name.split, [name])
+            else:
+                shards[name] = written
+    for number, split in enumerate(found):
+        if isinstance(split, str):
+            problems[number] = split
+            if number in listed:
+                records.forget(number, [])
+    splits = [split for split in found if not isinstance(split, str)]
+    return splits, shards, dict(sorted(problems.items()))
+
+
+def _lines_before(splits: Sequence[SplitRecord]) -> list[int]:
+    """Return how many lines of its file each split has before it."""
+    before, found = 0, []
+    for split in splits:
+        before = before if split.begins_inside else 0
+        found.append(before)
+        before += split.num_lines
+    return found
+
+
+def _counted(rejects: Sequence[Reject], before: int) -> tuple[Reject, ...]:
+    """Count the lines of rejects from the beginning of their file."""
+    return tuple(replace(reject, line=reject.line + before) for reject in rejects) if before else tuple(rejects)
+
+
+def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Sequence[int]) -> ShardEntry:
+    """Drop texts from the files of a shard, and then from its record."""
+    folder, shard = records.folder, written.shard
+    with ExitStack() as stack:
+        staging = stack.enter_context(folder.staging())
+        paths = [stack.enter_context(on_this_machine(folder.path / file.name)) for file in shard.files]
+        plain = [folder.plain_name(file.name) for file in shard.files]
+        token = secrets.token_hex(4)
+        targets = {file: staged(staging / file, token) for file in plain}
+        ids, num_rows = drop_texts(paths, [*targets.values()], dropped)
+        files = folder.commit_shard(targets) if num_rows else ()
+    places = written.texts.places[list(dropped)]
+    rejects = tuple(
+        Reject(written.texts.files[file], int(line), REPEATED_ID, name)
+        for (file, line), name in zip(places.tolist(), ids, strict=True)
+    )
+    shard = replace(
+        shard,
+        files=files,
+        num_texts=shard.num_texts - len(dropped),
+        num_passages=num_rows if shard.num_passages else 0,
+        rejects=tuple(sorted((*shard.rejects, *rejects), key=lambda reject: (reject.file, reject.line))),
+    )
+    kept = ShardEntry(shard, written.texts.without(dropped))
+    records.write_shard(name, kept)
+    remove(folder.path / file.name for file in written.shard.files if file.name not in {new.name for new in files})
+    return kept
+
+
+def _repeated_error(folder: OutputFolder, places: Sequence[str]) -> InputError:
+    shown = ", ".join(places[:_MOST_NAMED])
+    return InputError(
+        f"{len(places)} lines have an id that an earlier line has: {shown}{', …' if len(places) > _MOST_NAMED else ''}",
+        f"give them other ids, or leave out --strict to keep the first text of each; {folder.path} is not published",
+    )
+
+
+def _no_texts(run: Run, rejects: Sequence[Reject], folder: OutputFolder) -> InputError:
+    first = (run.identity.get("input") or [{}])[0].get("name", "the collection")
+    if not rejects:
+        return InputError(f"{first} has no texts", "put one on each line")
+    reasons = Counter(reject.kind for reject in rejects)
+    counts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
+    return InputError(f"no line of {first} gave a text: {counts}", f"{folder.rejects_path} says why for each line")
+
+
+def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, notes: tuple[str, ...] = ()) -> MergeReport:
+    files = [file for shard in manifest.shards for file in shard.files]
+    return MergeReport(
+        output=str(folder.path),
+        manifest=str(folder.manifest_path),
+        num_splits=manifest.identity.get("num_splits", 0),
+        num_shards=len(manifest.shards),
+        num_texts=manifest.num_texts,
+        num_passages=manifest.num_passages,
+        num_tokens=sum(shard.num_tokens for shard in manifest.shards),
+        num_rejects=manifest.num_rejects,
+        rejects_path=str(folder.rejects_path) if manifest.num_rejects else "",
+        num_files=len(files),
+        size_bytes=sum(file.size_bytes for file in files),
+        num_removed=num_removed,
+        notes=notes,
+    )
+
+
+def _unmerged(folder: OutputFolder, run: Run, problems: Mapping[int, str]) -> MergeReport:
+    return MergeReport(
+        output=str(folder.path),
+        manifest="",
+        num_splits=run.num_splits,
+        to_do=format_ranges(problems),
+        problems={
+            reason: format_ranges(number for number, found in problems.items() if found == reason)
+            for reason in dict.fromkeys(problems.values())
+        },
+    )
+
+
+def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
+    """Count the rejected lines of a corpus that is published, by the reason."""
+    if not manifest.num_rejects:
+        return Counter()
+    lines = read_bytes(folder.rejects_path).splitlines()
+    return Counter(reject.kind for reject in parse_rejects([json.loads(line) for line in lines]))
+
+
+@checked
+def corpus_status(output: AnyLocation) -> StatusReport:
+    """Say how far the machines are that encode a corpus, by the records of its splits; `merge_parts` checks them.
+
+    Raises:
+        InputError: nothing is encoded there.
+        OutputExistsError: the folder belongs to something else.
+    """
+    folder = OutputFolder(output)
+    run = read_run(folder)
+    if (manifest := _merged(folder, run)) is not None:
+        count = manifest.identity.get("num_splits", 0)
+        return StatusReport(
+            str(folder.path), merged=True, num_splits=count, num_done=count, num_texts=manifest.num_texts, share=1.0
+        )
+    if run is None:
+        raise InputError(f"nothing is encoded in {folder.path}", "encode it: onnxtool encode part, or encode run")
+    records = Records(folder, run)
+    times = {number: found.modified for number, found in records.done().items()}
+    with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
+        found = dict(zip(times, workers.map(records.read_split, times), strict=True))
+    texts = {number: 0 if isinstance(split, str) else split.num_texts for number, split in found.items()}
+    to_do = tuple(number for number in range(run.num_splits) if number not in times)
+    first = min(times, key=lambda number: times[number], default=0)
+    seconds = max(times.values()) - times[first] if times else 0.0
+    # The first split was begun at a time that nothing tells.
+    rate = sum(count for number, count in texts.items() if number != first) / seconds if seconds else None
+    return StatusReport(
+        output=str(folder.path),
+        merged=False,
+        num_splits=run.num_splits,
+        num_done=len(times),
+        to_do=format_ranges(to_do),
+        half_written=folder.half_written(),
+        num_texts=sum(texts.values()),
+        share=len(times) / run.num_splits,
+        texts_per_s=rate,
+        seconds_left=len(to_do) * seconds / (len(times) - 1) if seconds else None,
+    )

@@ -1,0 +1,318 @@
+"""Cut a corpus into splits by the sizes of its files, and a split into shards and windows by its texts.
+
+Nothing is read to cut a corpus, so that every machine finds the same splits. Shards and windows depend on the texts
+alone, so that a resumed run forms the same batches: what a model computes in float32 or int8 may depend on what else is
+in the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from onnxtool.encoding.digests import shard_digest, text_digest
+from onnxtool.encoding.options import PartOptions
+from onnxtool.encoding.sources import Document, Reject, Source, SourceReader
+from onnxtool.errors import InputError
+from onnxtool.interruption import check_interrupted
+
+# More would pad less and keep more in memory. Of paragraphs of uneven length, four thousand are padded by two percent.
+WINDOW_TEXTS = 4096
+WINDOW_CHARACTERS = 1 << 22
+MOST_SPLITS = 1_000_000  # a record is written for each
+_PART = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+
+
+class Split(NamedTuple):
+    """A piece of a corpus: files in a row, or a range of bytes of one file.
+
+    Attributes:
+        number: of the split, from 0.
+        sources: its files.
+        begin: of a range, the bytes of the file before it.
+        end: likewise up to its end; None for up to the end of the file.
+    """
+
+    number: int
+    sources: tuple[Source, ...]
+    begin: int = 0
+    end: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it is of the files."""
+        size = sum(source.size_bytes for source in self.sources)
+        return (size if self.end is None else self.end) - self.begin
+
+
+def split_corpus(sources: Sequence[Source], split_bytes: int) -> list[Split]:
+    """Cut a corpus: small files are put together, and large ones cut where their kind allows it.
+
+    Raises:
+        InputError: there are too many splits.
+    """
+    count = sum(source.size_bytes // split_bytes for source in sources if source.is_cut)
+    if count > MOST_SPLITS:
+        raise InputError(f"the collection has {count} splits, of at most {MOST_SPLITS}", "pass a larger --split_bytes")
+    splits: list[Split] = []
+    together: list[Source] = []
+
+    def close() -> None:
+        if together:
+            splits.append(Split(len(splits), tuple(together)))
+            together.clear()
+
+    size = 0
+    for source in sources:
+        if source.is_cut and source.size_bytes > split_bytes:
+            close()
+            for begin in range(0, source.size_bytes, split_bytes):
+                end = begin + split_bytes
+                splits.append(Split(len(splits), (source,), begin, None if end >= source.size_bytes else end))
+            continue
+        if not together or size + source.size_bytes > split_bytes:
+            close()
+            size = 0
+        together.append(source)
+        size += source.size_bytes
+    close()
+    return splits
+
+
+class ShardName(NamedTuple):
+    """A shard: its split, and its number in that, both from 0."""
+
+    split: int
+    number: int
+
+    @property
+    def stem(self) -> str:
+        """What its files are called; in order of these names, shards are in the order of the corpus."""
+        return f"part-{self.split:05d}{f'_{self.number:05d}' if self.number else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.number} of split {self.split}"
+
+
+class SplitEnd(NamedTuple):
+    """What is known of a split once it is read.
+
+    Attributes:
+        num_shards: that it has.
+        num_lines: lines, or rows, of its last file that are of this split.
+        rejects: lines that gave no text; those of a range of a file are counted from its beginning.
+    """
+
+    num_shards: int
+    num_lines: int
+    rejects: tuple[Reject, ...]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Texts that are in memory at once.
+
+    Attributes:
+        shard: that it is a part of.
+        digest: of ids and texts of the whole shard, where this is its last window; else empty.
+        size_bytes: of the corpus that were read for it.
+        refused: texts of it that are not encoded, and why.
+        end: of the split, in a last window without texts.
+    """
+
+    documents: tuple[Document, ...]
+    shard: ShardName
+    digest: str
+    size_bytes: int = 0
+    refused: tuple[Reject, ...] = ()
+    end: SplitEnd | None = None
+
+
+class Limits(NamedTuple):
+    """How many texts a shard has, and how many texts and characters a window has at most."""
+
+    shard_texts: int
+    window_texts: int
+    window_characters: int
+
+
+class SplitWindows:
+    """The windows of a split, but for those of its first shards that are `done`, and one that says how it ended.
+
+    Args:
+        split: its number.
+        reader: of its lines.
+        limits: of shards and windows.
+        done: the digest of each shard that is written.
+        on_reject: called for each line that gives no text.
+    """
+
+    def __init__(
+        self,
+        split: int,
+        reader: SourceReader,
+        limits: Limits,
+        done: Sequence[str] = (),
+        on_reject: Callable[[Reject], None] = lambda _reject: None,
+    ) -> None:
+        self._rejects: list[Reject] = []
+        self._on_reject = on_reject
+        self._split, self._reader, self._limits, self._done = split, reader, limits, done
+        self._read_bytes = 0
+
+    def __iter__(self) -> Iterator[Window]:
+        """Yield windows.
+
+        Raises:
+            InputError: a file cannot be read, or is not what the shards that are done were made from.
+        """
+        texts = self._texts()
+        for number in itertools.count():
+            name = ShardName(self._split, number)
+            shard = itertools.islice(texts, self._limits.shard_texts)
+            if number < len(self._done):
+                _require_same(shard, name, self._done[number])
+                continue
+            found = False
+            for window in self._of_shard(shard, name):
+                found = True
+                yield window
+            if not found:
+                break
+        end = SplitEnd(number, self._reader.num_lines, tuple(self._rejects))
+        yield Window((), name, "", self._newly_read(), end=end)
+
+    def _texts(self) -> Iterator[Document]:
+        for line in self._reader:
+            check_interrupted()  # where an earlier run did much, this passes over it for a while
+            if isinstance(line, Reject):
+                self._on_reject(line)
+                self._rejects.append(line)
+            else:
+                yield line
+
+    def _of_shard(self, shard: Iterator[Document], name: ShardName) -> Iterator[Window]:
+        limits, running = self._limits, shard_digest()
+        together: list[Document] = []
+        num_characters = num_texts = 0
+        for document in shard:
+            running.update(text_digest(document))
+            together.append(document)
+            num_texts += 1
+            num_characters += len(document.contents)
+            is_full = len(together) == limits.window_texts or num_characters >= limits.window_characters
+            if is_full and num_texts < limits.shard_texts:
+                yield Window(tuple(together), name, "", self._newly_read())
+                together, num_characters = [], 0
+        # The last window says so by its digest; it is empty where the split ended with the window before.
+        if num_texts:
+            yield Window(tuple(together), name, running.hexdigest(), self._newly_read())
+
+    def _newly_read(self) -> int:
+        before, self._read_bytes = self._read_bytes, self._reader.read_bytes
+        return self._read_bytes - before
+
+
+def _require_same(shard: Iterable[Document], name: ShardName, digest: str) -> None:
+    running = shard_digest()
+    for document in shard:
+        running.update(text_digest(document))
+    if running.hexdigest() != digest:
+        raise InputError(
+            f"the input has changed: shard {name} was made from other texts",
+            "pass --force to encode all of it again, or another --output",
+        )
+
+
+def wanted_splits(options: PartOptions, count: int) -> tuple[int, ...]:
+    """Return which of `count` splits are asked for, ascending.
+
+    Raises:
+        InputError: there are no such ones.
+    """
+    if options.splits is not None:
+        if options.part is not None:
+            raise InputError("both a part and splits were passed", "leave out --part or --splits")
+        return parse_ranges(options.splits, count)
+    if options.part is None:
+        return tuple(range(count))
+    index, parts = parse_part(options.part, os.environ)
+    return tuple(range(index * count // parts, (index + 1) * count // parts))
+
+
+def parse_part(text: str, environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return the number of a part, from 0, and how many there are.
+
+    Raises:
+        InputError: `text` is no part, or the variables of an array of jobs are missing or do not fit.
+    """
+    if text == "slurm":
+        task, first, count, step = (
+            _variable(f"SLURM_ARRAY_TASK_{name}", environment, text, default)
+            for name, default in (("ID", None), ("MIN", None), ("COUNT", None), ("STEP", "1"))
+        )
+        index, rest = divmod(task - first, max(1, step))
+        if rest or not 0 <= index < count:
+            raise InputError(
+                f"task {task} is not one of {count} from {first} on in steps of {step}",
+                "give the array tasks that follow each other, such as --array=0-15, or pass --part I/N",
+            )
+        return index, count
+    if text == "kubernetes":
+        index = _variable("JOB_COMPLETION_INDEX", environment, text, None)
+        count = _variable("JOB_COMPLETIONS", environment, text, None)
+        if index >= count:
+            raise InputError(
+                f"JOB_COMPLETION_INDEX is {index}, and JOB_COMPLETIONS {count}",
+                "give the container the completions of its job as JOB_COMPLETIONS",
+            )
+        return index, count
+    match = _PART.fullmatch(text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise InputError(
+            f"{text!r} is no part", "pass I/N with I from 1 to N, such as 2/7, or slurm, or kubernetes, as --part"
+        )
+    return int(match[1]) - 1, int(match[2])
+
+
+def _variable(name: str, environment: Mapping[str, str], scheduler: str, default: str | None) -> int:
+    value = environment.get(name, default)
+    if value is None:
+        raise InputError(
+            f"the variable {name} is not set", f"pass --part {scheduler} in an array of jobs, else --part I/N"
+        )
+    if not re.fullmatch(r"[0-9]{1,9}", value):
+        raise InputError(f"the variable {name} is {value!r}, and no number", "pass --part I/N")
+    return int(value)
+
+
+def parse_ranges(text: str, count: int) -> tuple[int, ...]:
+    """Return the numbers in a list such as `3, 7-12`, ascending.
+
+    Raises:
+        InputError: it is none, or a number is not below `count`.
+    """
+    numbers: set[int] = set()
+    for item in text.split(","):
+        match = _RANGE.fullmatch(item.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if first > last:
+            raise InputError(f"{item.strip()!r} names no splits", "pass numbers and ranges such as 3,7-12 as --splits")
+        if last >= count:
+            raise InputError(f"there is no split {last}: the collection has 0 to {count - 1}", "correct --splits")
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """Write ascending numbers as `3, 7-12`."""
+    parts = []
+    for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)

@@ -1,0 +1,230 @@
+"""A whole corpus by worker processes: the bytes of one run, whatever becomes of the workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_parts, merge_parts
+from onnxtool.encoding.encoder import Task
+from onnxtool.encoding.workers import Died, Event, Worker
+from onnxtool.errors import InputError, ModelFileError, SessionError
+from onnxtool.progress import listening
+from tests.encoding.corpora import (
+    OPTIONS,
+    SIZE,
+    SPLIT,
+    collection,
+    contents_of,
+    dense_model,
+    lines_of,
+    make_texts,
+    whole,
+    write_corpus,
+)
+from tests.encoding.poison import code_of, poisoned
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
+
+
+def poison(corpus: Path, *places: int) -> None:
+    """Call some texts so that workers fail at them."""
+    lines = corpus.read_text().splitlines()
+    for place in places:
+        lines[place] = lines[place].replace(f'"d{place}"', f'"poison{place}"')
+    corpus.write_text("\n".join(lines) + "\n")
+
+
+def test_workers_are_one_run(tmp_path: Path) -> None:
+    """However many there are; the second run finds all done."""
+    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder")
+    seen: list[Any] = []
+    with listening(seen.append):
+        report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(processes=2, workers=1))
+    assert (report.processes, report.num_encoded_splits, report.num_deaths) == (2, report.num_splits, 0)
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    progress = [stage for stage in seen if isinstance(stage, CorpusProgress)][-1]
+    assert (progress.num_texts, round(progress.share, 6)) == (report.num_encoded, 1)
+    assert progress.tokens_per_s
+    again = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
+    assert (again.processes, again.num_encoded, again.num_texts) == (0, 0, report.num_texts)
+
+
+@pytest.mark.parametrize(
+    ("act", "reason", "by"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process", "part"),
+        ("raise MemoryError('no room')", "cannot be encoded: no room", "run"),
+    ],
+)
+def test_a_text_that_ends_its_process_is_rejected_with_its_id(
+    tmp_path: Path, act: str, reason: str, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And all others are encoded as if it had not been there; two in one shard, and one in another."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
+    poison(corpus, 7, 12, 85)
+    for name, value in poisoned(tmp_path, code_of(act)).items():
+        monkeypatch.setenv(name, value)
+    place, options = tmp_path / "vectors", replace(OPTIONS, contents=True)
+    if by == "part":
+        report = encode_part(model, corpus, place, options, PartOptions(processes=1))
+        assert (report.num_left_out, report.num_encoded, report.num_deaths > 5) == (3, 87, True)
+        assert merge_parts(place).manifest
+    else:
+        run = encode_parts(model, corpus, place, options, RunOptions(processes=2, workers=1))
+        assert (run.num_left_out, run.num_texts, run.num_rejects) == (3, 87, 3)
+    rejects = [json.loads(line) for line in (tmp_path / "vectors.rejects.jsonl").read_text().splitlines()]
+    assert [(line["id"], line["line"], line["reason"]) for line in rejects] == [
+        (f"poison{place}", place + 1, reason) for place in (7, 12, 85)
+    ]
+    assert [line["id"] for line in lines_of(tmp_path / "vectors")] == [
+        f"d{place}" for place in range(90) if place not in (7, 12, 85)
+    ]
+
+
+def _workers(folder: str | None = None) -> list[int]:
+    """Return the workers of this process, or those that run in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            status = (process / "stat").read_text().rpartition(")")[2].split()
+            is_worker = b"spawn_main" in (process / "cmdline").read_bytes()
+            is_ours = int(status[1]) == os.getpid() if folder is None else str((process / "cwd").readlink()) == folder
+            if is_worker and status[0] != "Z" and is_ours:
+                found.append(int(process.name))
+    return found
+
+
+def test_workers_that_are_killed_are_started_again(tmp_path: Path) -> None:
+    """From outside, at random moments: nothing is rejected, and the bytes are those of one run."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
+    chance = random.Random(0)  # noqa: S311  no secret
+    kills = 0
+    ended = threading.Event()
+
+    def kill() -> None:
+        nonlocal kills
+        while not ended.wait(0.05 + chance.random() * 0.2) and kills < 3:
+            if not list(tmp_path.glob("vectors.parts/part-*")):
+                continue
+            for child in _workers():
+                os.kill(child, signal.SIGKILL)
+                kills += 1
+
+    thread = threading.Thread(target=kill)
+    thread.start()
+    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(processes=2, workers=1))
+    ended.set()
+    thread.join()
+    assert (report.num_left_out, report.num_texts) == (0, 2000)
+    assert report.num_deaths >= 1
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+
+
+def test_a_driver_that_is_killed_leaves_its_workers_no_work(tmp_path: Path) -> None:
+    """They end with it; the next run goes on."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(4000))
+    options = ["--provider", "cpu", "--shard_size", str(SIZE), "--split_bytes", str(SPLIT), "--processes", "2"]
+    places = ["--model_path", str(model), "--input", str(corpus), "--output", str(tmp_path / "vectors")]
+    command = [sys.executable, "-m", "onnxtool", "encode", "run", "--quiet", *places, *options]
+    driver = subprocess.Popen(command, start_new_session=True, cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("vectors.parts/part-*.json")) and driver.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert _workers(str(tmp_path))
+    children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+    for process in (driver.pid, *map(int, children)):  # not the workers, which end by themselves
+        os.kill(process, signal.SIGKILL)
+    driver.wait()
+    while _workers(str(tmp_path)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(processes=1))
+    assert (report.num_texts, report.num_encoded < 4000) == (4000, True)
+    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
+    """Where it is no matter of a text: a file that is damaged, or a model that cannot be loaded."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl.gz", make_texts(90))
+    corpus.write_bytes(corpus.read_bytes()[:-9])
+    with pytest.raises(InputError, match="is damaged after line"):
+        encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
+    model.write_bytes(b"none")
+    with pytest.raises(ModelFileError, match="is not a complete ONNX model"):
+        encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
+
+
+def test_a_text_is_not_convicted_by_a_single_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where it follows one that ends its process twice: this death may be somebody else's fault."""
+    worker = Worker(Task(tmp_path, tmp_path, tmp_path, OPTIONS), 0, lambda _event: None)
+    deaths = [3, 3, 4]
+
+    def call(function: Any, _number: int, place: int = 0) -> Any:
+        if function.__name__ == "_count":
+            return 6
+        if deaths and deaths[0] == place:
+            deaths.pop(0)
+            raise Died
+        return ""
+
+    monkeypatch.setattr(worker, "_call", call)
+    assert worker._find(0) == {3: "cannot be encoded: it ends the process"}
+    assert not deaths
+
+
+def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only together do they end the process, by memory for one; nothing is rejected then."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
+    poison(corpus, 20)
+    for name, value in poisoned(tmp_path, code_of("os._exit(3) if len(texts) > 1 else None")).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SessionError, match="split 0 ends the process that encodes it, and none of its texts does"):
+        encode_parts(model, corpus, tmp_path / "vectors", replace(OPTIONS, split_bytes=1 << 20))
+
+
+def test_a_process_ends_when_it_is_told(tmp_path: Path) -> None:
+    """As an error of another worker, or an interruption, tells it; and it is waited for."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
+    events: list[Event] = []
+    task = Task(model, corpus, tmp_path / "vectors", OPTIONS, workers=1)
+    with closing(Worker(task, 0, events.append)) as worker:
+        assert worker.open().missing[0] == 0
+        worker.encode(0)
+        worker.settle()
+        assert Event.total(events).splits == 1
+        before = _workers()
+        worker.stop()
+        deadline = time.monotonic() + 30
+        while set(before) & set(_workers()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+@pytest.mark.parametrize("values", [{"engine": "dask"}, {"processes": -1}, {"workers": -1}, {"memory_limit": -1}])
+def test_options_that_are_none_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        RunOptions(**values)
+
+
+@pytest.mark.usefixtures("workers_here")
+def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"pip install 'onnxtool\[ray\]'"):
+        encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(engine="ray"))
