@@ -3,8 +3,8 @@
 MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
 others are compared with, file by file, the manifest and the rejected lines included: parts, arrays of jobs as Slurm and
 Kubernetes number them, processes of one machine, and Ray where it is installed. Then runs are killed at random moments
-and run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails (`moto`
-has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
+and run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails
+(`moto` has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
 """
 
 from __future__ import annotations

@@ -528,12 +528,11 @@ class Store:
         return self.put("models/model.onnx", path)
 
     def outcome(self, name: str) -> dict[str, bytes]:
-        """Return what lies below and beside a folder, without plan and digests of names, as `outcome` has a disk's."""
+        """Return what lies below and beside a folder, without digests of names, as `contents_of` has a disk's."""
         files = {key.removeprefix(name).removeprefix("/"): content for key, content in self.objects(name).items()}
         return {
             _DIGEST.sub(".", key): _DIGEST.sub(".", content.decode()).encode() if key.endswith("json") else content
             for key, content in files.items()
-            if key != ".plan.json"
         }
 
     def clear(self) -> None:
