@@ -297,7 +297,7 @@ def _task(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, opt
     plain = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
     for name in ("model_name", "ranges", "calibration"):
         if plain[name] is not None and Path(plain[name]).exists():
-            plain[name] = Path(plain[name]).resolve()
+            plain[name] = Path(plain[name]).absolute()
     places = (parse_location(place) for place in (model_path, corpus, OutputFolder(output).path))
-    model, texts, folder = (place.resolve() if isinstance(place, Path) else place for place in places)
+    model, texts, folder = (place.absolute() if isinstance(place, Path) else place for place in places)
     return Task(model, texts, folder, VectorOptions(**plain))

@@ -71,19 +71,19 @@ RUN = """
 import sys
 from onnxtool.encoding import PartOptions, VectorOptions, encode_part
 if __name__ == "__main__":
-    options = VectorOptions(provider="cpu", shard_size=40, split_bytes=3000)
+    options = VectorOptions(provider="cpu", shard_size=40, split_bytes=20000)
     encode_part(*sys.argv[1:4], options, PartOptions(processes=1))
 """
 
 
 # Of fewer shards than on a disk, as each takes some requests.
-SIZES: dict[str, Any] = {"provider": "cpu", "shard_size": 40, "split_bytes": 3000}
+SIZES: dict[str, Any] = {"provider": "cpu", "shard_size": 40, "split_bytes": 20_000}
 OPTIONS, WHOLE = VectorOptions(**SIZES), CorpusOptions(**SIZES)
 
 
 def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, bytes]:
     """Encode on the disk in one run, and return what that wrote."""
-    return corpora.whole(folder, model, corpus, **SIZES, **options)
+    return corpora.whole(folder, model, corpus, **{**SIZES, **options})
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.scheme, indirect=True)
@@ -201,7 +201,7 @@ def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> No
 def test_ranges_of_the_first_part_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
     """Other parts measure none."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    options: dict[str, Any] = {"vectors_as": "int8", "calibration": corpus}
+    options: dict[str, Any] = {"vectors_as": "int8", "calibration": corpus, "split_bytes": 3000}
     vectors, output = replace(OPTIONS, **options), f"{store.uri}/vectors/"
     uris = store.model(model), store.put("corpus.jsonl", corpus)
     expected = whole(tmp_path, model, corpus, **options)
@@ -242,7 +242,7 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
     merge_parts(f"{store.uri}/vectors/")
     seen = store.faults.seen
     written = [request.path.rpartition("/")[2] for request in seen if request.method == "PUT"]
-    for name in ("part-00000", "part-00000_00001", "part-00001"):
+    for name in ("part-00000", "part-00000_00001", "part-00000_00002"):
         places = [place for place, found in enumerate(written) if found.startswith(f"{name}.")]
         assert [written[place].rpartition(".")[2] for place in places] == ["npy", "jsonl", "json"]
     splits = [place for place, name in enumerate(written) if name.startswith("split-")]
@@ -528,7 +528,7 @@ def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) 
     """A writer that is killed leaves it under a hidden name, which `merge` removes and counts."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
     places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
-    encode_part(*places, OPTIONS, PartOptions(splits="1"))
+    encode_part(*places, OPTIONS, PartOptions(splits="0"))
     (tmp_path / "large").write_bytes(bytes(200 << 20))
     name = "part-00000.0123456789abcdef.npy"
     store.faults.delay_s = 0.05
