@@ -219,7 +219,7 @@ def encode_part(
             workers.encode(missing)
     total, seconds = tally.total, time.perf_counter() - start
     return PartReport(
-        output=str(task.output),
+        output=str(OutputFolder(output).path),
         splits=format_ranges(wanted),
         num_splits=len(wanted),
         num_encoded_splits=len(missing),
@@ -255,7 +255,7 @@ def encode_parts(
     run = run or RunOptions()
     start = time.perf_counter()
     task = replace(_task(model_path, corpus, output, options), strict=run.strict, force=run.force)
-    folder = OutputFolder(task.output)
+    folder = OutputFolder(output)
     tally = Tally()
     engine = RayWorkers if run.engine == "ray" else LocalWorkers
     with closing(engine(task, run, tally.add)) as workers:
