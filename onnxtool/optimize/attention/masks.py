@@ -38,6 +38,7 @@ class MaskKind:
         padding: the graph input [B, L], 1 for keys that may be attended to; None without padding.
         is_causal: whether a query sees no keys after its own position.
         is_bias: whether they are of no known kind, and have to be added as they are.
+        hides_later: whether no query sees a key after its own position, whatever else they mask.
         sees_later: whether a query that may attend to nothing sees later keys as much as its own, as in no fused
             operator.
         fill: what padding adds to a score: it says what a query gets that may attend to nothing.
@@ -46,6 +47,7 @@ class MaskKind:
     padding: ir.Value | None = None
     is_causal: bool = False
     is_bias: bool = False
+    hides_later: bool = False
     sees_later: bool = False
     fill: float = DEFAULT_FILL
 
@@ -78,7 +80,9 @@ def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, counted: i
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return BIAS
-    return known[0] if len(set(known)) == 1 else BIAS
+    if len(set(known)) == 1:
+        return known[0]
+    return MaskKind(is_bias=True, hides_later=all(kind.hides_later for kind in known))
 
 
 def _beyond(model: ir.Model, part: Slice, shapes: Shapes, reach: int) -> Iterator[Mapping[str, int]]:
@@ -99,7 +103,7 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     if feeds is None or computed is None:
         return BIAS if feeds is None else None
     kinds: dict[tuple[ir.Value | None, bool], bool] = {}
-    fill, sees_later = 0.0, False
+    hides_later, fill, sees_later = True, 0.0, False
     for (_, masks), arrays in zip(feeds, computed, strict=True):
         if not _fit(arrays):
             return None
@@ -119,6 +123,7 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
             for is_causal, seen in ((False, row), (True, row & causal)):
                 fits = (are_own or not is_causal) and _equal(seen, allowed)
                 kinds[value, is_causal] = kinds.get((value, is_causal), True) and fits
+        hides_later &= allowed.shape[-2] == keys > 1 and not (allowed & ~causal).any()
         if len(masking.values) > 1 and allowed.shape[-2] == keys:
             sees_later |= _sees_later(_added(masking, arrays, as_lowest=False), causal)
         # Behind a query of its own text, causal masks are lower still.
@@ -129,11 +134,12 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
     fill = -np.inf if fill == -np.inf else float(np.finfo(np.float32).min) if fill <= _ABSORBING else fill
     for (value, is_causal), fits in kinds.items():
         if fits and (value is not None or is_causal):
+            later = is_causal and hides_later
             fill = fill if value is not None else DEFAULT_FILL
-            return MaskKind(value, is_causal, sees_later=is_causal and sees_later, fill=fill)
+            return MaskKind(value, is_causal, hides_later=later, sees_later=is_causal and sees_later, fill=fill)
         if fits:
             return NO_MASK
-    return BIAS
+    return MaskKind(is_bias=True, hides_later=hides_later)
 
 
 def _sees_later(added: NDArray[np.float32] | None, causal: NDArray[np.bool_]) -> bool:

@@ -17,6 +17,7 @@ from onnxtool.graph.edit import (
     attribute,
     constant,
     is_weight,
+    only_consumer,
     producer,
     reduced_axes,
     scalar,
@@ -28,7 +29,8 @@ from onnxtool.graph.shapes import Shapes
 _LONGEST_CHAIN = 16
 _LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
 _CAPPED = "scores that are capped by a Tanh, for which the nodes take less time than the operators"
-_SINKS = "scores with sinks beside them"
+SINKS = "scores with sinks beside them"
+"""The reason of a RefusedError."""
 _SAME_ELEMENTS = ("Reshape", "Unsqueeze", "Squeeze", "Identity", "Dropout")
 
 
@@ -120,6 +122,7 @@ class MatchedAttention:
         result: [B, H, S, D] or [B * H, S, D].
         is_flat: whether queries, keys, values and result are [B, S or L, H * D] instead.
         zeroed_rows: the rows of `result` that are zeros; None where there are none.
+        sinks: [1, H, 1, 1], a further score of each head that weights nothing; None where there are none.
     """
 
     queries: ir.Value
@@ -133,6 +136,7 @@ class MatchedAttention:
     result: ir.Value
     is_flat: bool = False
     zeroed_rows: ZeroedRows | None = None
+    sinks: ir.Value | None = None
 
 
 def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
@@ -170,8 +174,9 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         raise RefusedError(f"scores of rank {rank}, for which the nodes take less time than an operator of rank 4")
     if attribute(softmax, "axis", -1) not in (-1, rank - 1):
         raise RefusedError("a Softmax over another axis than the last")
+    scores, sinks = _without_sinks(scores, shapes)
     above, num_heads, scale, masking = _take_apart(scores, shapes)
-    weighting = _weighting(softmax.outputs[0])
+    weighting = _weighting(_of_keys(softmax.outputs[0]) if sinks is not None else softmax.outputs[0])
     if weighting is None:
         raise RefusedError(f"probabilities that {_how_read(softmax.outputs[0])}")
     product, conditions = weighting
@@ -191,6 +196,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
         is_causal=False,
         result=result,
         zeroed_rows=zeroed_rows,
+        sinks=sinks,
     )
 
 
@@ -204,11 +210,37 @@ def _how_read(probabilities: ir.Value) -> str:
     return "are read elsewhere as well"
 
 
+def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:
+    """Return the scores of keys alone, and the sinks beside them; None without sinks."""
+    concat = producer(scores, "Concat")
+    if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in (-1, 3):
+        return scores, None
+    first, sinks = concat.inputs
+    num_heads = shapes.fixed(scores, 1)
+    node = producer(sinks, "Expand")
+    if node is not None and shapes.fixed(sinks, -1) == 1:
+        sinks = node.inputs[0]
+    if first is None or sinks is None or num_heads is None:
+        raise RefusedError(SINKS)
+    if shapes.shape(sinks) != (1, num_heads, 1, 1):
+        raise RefusedError(f"{SINKS}, which are not one number a head")
+    return first, sinks
+
+
 def _check_one_product(scores: ir.Value) -> None:
     """Refuse scores that are joined from those of several products, as in BigBird."""
     concat = producer(scores, "Concat")
     if concat is not None and sum(side is not None and _leads_to_matmul(side) for side in concat.inputs) > 1:
         raise RefusedError("scores of several products side by side, which are block-sparse")
+
+
+def _of_keys(probabilities: ir.Value) -> ir.Value:
+    """Return the probabilities without those of sinks."""
+    node = only_consumer(probabilities, "Slice")
+    bounds = [] if node is None else [scalar(value) for value in node.inputs[1:]]
+    if node is None or bounds[:2] != [0.0, -1.0] or bounds[2:] not in ([3.0], [-1.0], [3.0, 1.0], [-1.0, 1.0]):
+        raise RefusedError(SINKS)
+    return node.outputs[0]
 
 
 def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
@@ -318,7 +350,7 @@ def _step(
         raise RefusedError(_CAPPED)
     if node.op_type == "Concat":
         _check_one_product(node.outputs[0])
-        raise RefusedError(_SINKS)
+        raise RefusedError(SINKS)
     raise RefusedError(f"scores that are changed by {node.op_type}")
 
 

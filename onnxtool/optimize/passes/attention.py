@@ -18,8 +18,9 @@ from onnxtool.graph.edit import remove_unused, replace, tensor_of
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
-from onnxtool.optimize.attention.masks import BIAS, DEFAULT_FILL, MaskKind, find_mask_kind
+from onnxtool.optimize.attention.masks import DEFAULT_FILL, MaskKind, find_mask_kind
 from onnxtool.optimize.attention.scores import (
+    SINKS,
     Masking,
     MatchedAttention,
     RefusedError,
@@ -30,6 +31,8 @@ from onnxtool.optimize.attention.scores import (
 )
 from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
+
+_BLOCK = 8  # GroupQueryAttention takes heads of a multiple of it
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,10 @@ class _Shared:
 
 
 def _apply(model: ir.Model, context: Context) -> Outcome:
-    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`."""
+    """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`.
+
+    With sinks beside the scores it becomes `GroupQueryAttention(q, k, v, …, sinks)`.
+    """
     nodes = list(match_roots(model.graph))
     if not nodes:
         return Outcome(model, 0)
@@ -117,11 +123,14 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     )
     if is_one_sequence and not found.is_causal and _is_broadcast(found.keys, found.num_heads, shapes):
         # What is later is as well masked by a bias, and the one head need not be repeated.
-        mask_kind, is_one_sequence = BIAS, False
-    keys, values = _keys_and_values(found, shapes, are_shared=not is_one_sequence)
+        mask_kind, is_one_sequence = MaskKind(is_bias=True, hides_later=mask_kind.hides_later), False
+    keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
     if queries.head_size != keys.head_size or values.scale != 1.0:
         raise RefusedError("queries and keys of different sizes, or scaled values")
-    return _Parts(found, queries, keys, values, mask_kind, joined)
+    parts = _Parts(found, queries, keys, values, mask_kind, joined)
+    if found.sinks is not None:
+        _check_sinks(parts, shared)
+    return parts
 
 
 def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAttention, MaskKind]:
@@ -131,18 +140,45 @@ def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAtten
     behind the lowest number, NaN behind infinities.
     """
     zeroed_rows, masking = found.zeroed_rows, found.masking
+    bias = MaskKind(is_bias=True, hides_later=mask_kind.hides_later)
     if mask_kind.is_bias or mask_kind.padding is None:
         return found, mask_kind
     if zeroed_rows is None:
         # The operator masks what is later by the lowest number, so that padding before a text is not NaN.
         is_mixed = mask_kind.fill == -np.inf and (mask_kind.is_causal or found.is_causal)
-        return found, BIAS if is_mixed else mask_kind
+        return found, bias if is_mixed else mask_kind
     if zeroed_rows.conditions and (zeroed_rows.if_nan or len(zeroed_rows.conditions) < len(masking.values)):
-        return found, BIAS
+        return found, bias
     lowest = float(np.finfo(np.float32).min)
     if (zeroed_rows.if_nan and mask_kind.fill > -np.inf) or (zeroed_rows.if_lowest and mask_kind.fill > lowest):
         return replace_fields(found, zeroed_rows=None), mask_kind
     return found, replace_fields(mask_kind, fill=max(mask_kind.fill, lowest))
+
+
+def _check_sinks(parts: _Parts, shared: _Shared) -> None:
+    """Check that GroupQueryAttention computes an attention with sinks, and that this takes less time than the nodes.
+
+    With a cache, on the CPU, one step takes 1.3 to 2.3 times as long as the nodes that `repeated_heads` leaves, and
+    several tokens of several rows are an error. On CUDA it has kernels for float16 and bfloat16 alone.
+
+    Raises:
+        RefusedError: it does not.
+    """
+    if shared.provider != "cpu" or shared.shapes.dtype(parts.queries.source) != np.float32:
+        raise RefusedError(f"{SINKS}, for which there is an operator for float32 on the CPU alone")
+    if not _is_own(parts, shared.shapes):
+        raise RefusedError(f"{SINKS}, and a cache, with which the nodes take less time than the operator")
+    if not parts.mask_kind.hides_later:
+        raise RefusedError(f"{SINKS}, and queries that see later keys, which the operator masks")
+    if parts.keys.head_size % _BLOCK or parts.values.head_size != parts.keys.head_size:
+        sizes = f"{parts.keys.head_size} and {parts.values.head_size}"
+        raise RefusedError(f"{SINKS}, and heads of {sizes}: the operator takes a multiple of {_BLOCK} for both")
+
+
+def _is_own(parts: _Parts, shapes: Shapes) -> bool:
+    """Whether there are as many keys as queries, whatever the inputs are."""
+    queries, keys = (_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
+    return queries is not None and queries == keys
 
 
 def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
@@ -198,7 +234,10 @@ def _fuse(parts: _Parts, shared: _Shared) -> None:
     if last is None:
         raise RefusedError("a result that nothing makes")
     writer = Writer(last)
-    fused = _attention(parts, shared, writer)
+    if parts.found.sinks is not None:
+        fused = _group_query_attention(parts, parts.found.sinks, shared, writer)
+    else:
+        fused = _attention(parts, shared, writer)
     if parts.found.zeroed_rows is not None and (parts.mask_kind.is_bias or parts.mask_kind.padding is not None):
         fused = _with_zeroed_rows(fused, parts.found.zeroed_rows, parts, shared, writer)
     if parts.joined is not None:
@@ -224,6 +263,24 @@ def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     inputs = [_queries(parts, writer), *_written_keys_and_values(parts, writer), None, mask, bias]
     fused = writer.node("MultiHeadAttention", _trimmed(inputs), attributes, domain=MICROSOFT)
     return _in_one_sequence(fused, parts, writer)
+
+
+def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writer: Writer) -> ir.Value:
+    """Write `GroupQueryAttention` without a cache, which masks later keys itself; return its result, [B, S, H * D]."""
+    attributes = {"num_heads": parts.queries.num_heads, "kv_num_heads": parts.keys.num_heads, **_scale(parts)}
+    is_causal_alone = parts.mask_kind.is_causal and parts.mask_kind.padding is None
+    bias = None if is_causal_alone else _shared_bias(parts, shared, writer)
+    # All rows are as long as the longest: what is padding is in the bias.
+    length = writer.node("Cast", [_length(parts.queries, writer)], {"to": ir.DataType.INT32.value})
+    before_last = writer.node("Sub", [length, writer.constant(np.array([1], np.int32), "onnxtool.one_int32")])
+    batch = writer.sizes(parts.queries.source, range(1))
+    lengths = [writer.node("Expand", [before_last, batch]), length]
+    flat = [_flat(heads, writer) for heads in (parts.queries, parts.keys, parts.values)]
+    inputs = [*flat, None, None, *lengths, None, None, None, bias]
+    inputs.append(writer.node("Reshape", [sinks, _shape([parts.queries.num_heads], writer)]))
+    # onnxruntime 1.24 needs the outputs for a cache as well.
+    node = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
+    return writer.add(node)[0]
 
 
 def _scale(parts: _Parts) -> dict[str, Any]:
@@ -361,9 +418,7 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     if not parts.mask_kind.is_bias:
         return None
     masking, repeats = parts.found.masking, parts.repeats
-    if masking not in shared.values:
-        shared.values[masking] = _write_bias(parts, shared.shapes, writer)
-    bias = shared.values[masking]
+    bias = _shared_bias(parts, shared, writer)
     if repeats == 1:
         return bias
     if (masking, repeats) not in shared.values:
@@ -376,13 +431,21 @@ def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
     return shared.values[masking, repeats]
 
 
+def _shared_bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
+    """Return all masks together as float [1 or B, 1 or H, S, L], to be added."""
+    masking = parts.found.masking
+    if masking not in shared.values:
+        shared.values[masking] = _write_bias(parts, shared.shapes, writer)
+    return shared.values[masking]
+
+
 def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
     dtype, masking = shapes.dtype(parts.queries.source) or np.dtype(np.float32), parts.found.masking
     total = _sum_of_masks(parts, dtype, shapes, writer)
     # Two lowest numbers make an infinity, and a row of these NaN: here as in the model, unless that does something
     # about it. Rows that are set to zero behind it are told from the masks, not from NaN.
-    if masking.is_floored or parts.found.zeroed_rows is not None:
+    if masking.is_floored or parts.found.zeroed_rows is not None or parts.found.sinks is not None:
         total = writer.node("Max", [total, _lowest(dtype, writer)])
     if any(_is_full(value, parts, shapes) for value in masking.values):
         return total

@@ -98,7 +98,7 @@ def test_a_window_is_found_in_a_model_of_few_positions(positions: int) -> None:
 
 @pytest.mark.parametrize(
     ("width", "expected"),
-    [(20, BIAS), (64, MaskKind(is_causal=True))],
+    [(20, MaskKind(is_bias=True, hides_later=True)), (64, MaskKind(is_causal=True, hides_later=True))],
 )
 def test_a_window_in_a_table_is_found(width: int, expected: MaskKind) -> None:
     """GPT-Neo writes one into a table of all places; a table as wide as it is long has none."""

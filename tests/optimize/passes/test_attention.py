@@ -16,6 +16,7 @@ import pytest
 from onnxtool.optimize.attention.masks import NO_MASK
 from onnxtool.optimize.passes import attention as module
 from onnxtool.optimize.passes.attention import attention
+from onnxtool.optimize.pipeline import Context
 from tests.optimize.attention.graphs import (
     CONSTANTS,
     MASKINGS,
@@ -465,6 +466,69 @@ def test_keys_that_heads_share_are_repeated_where_the_operator_masks_what_is_lat
     assert (node.attributes["num_heads"].as_int(), "unidirectional" in node.attributes) == (4, True)
 
 
+SINKS = (
+    "b = Shape <start=0, end=1> (x) l = Shape <start=1, end=2> (x) rows = Concat <axis=0> (b, four, l, last) "
+    "sink = Expand(sinks, rows) beside = Concat <axis=-1> (masked, sink) p0 = Softmax <axis=-1> (beside) "
+    "p = Slice(p0, first, minus_one, three)"
+)
+OF_FOUR = "int64[B, S] attention_mask"
+SEEN = f"seen = And(before, near) {PADDING} both = And(allowed, seen) masked = Where(both, scaled, lowest)"
+WITH_SINKS = {
+    "causal": (CAUSAL, ""),
+    "both": (MASKINGS["both"], OF_FOUR),
+    "a window": (
+        f"{PLACES} apart = Sub(row, column) near = Less(apart, window) before = LessOrEqual(column, row) {SEEN}",
+        OF_FOUR,
+    ),
+}
+
+
+def sinks_graph(masking: str, inputs: str = "", cache: str = CACHE.replace("L", "S")) -> ir.Model:
+    """Return a model of an attention of grouped heads with a sink for each, as gpt-oss has it."""
+    return grouped_graph(QUERIES_OF_FOUR["heads outside"], masking, inputs, cache, f"{SINKS} c = MatMul(p, v)")
+
+
+@pytest.mark.parametrize("masking", WITH_SINKS)
+def test_sinks_are_an_input_of_the_operator(masking: str) -> None:
+    """On rows that are padded on either side, where padding may attend to nothing but the sink."""
+    masked, inputs = WITH_SINKS[masking]
+    model = sinks_graph(masked, inputs)
+    feeds = grouped_feeds(length=SIZES["S"])
+    if inputs:
+        feeds["attention_mask"] = np.array([[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert_same_numbers(attention, model, feeds)
+    node = fused_node(model)
+    assert node.op_type == "GroupQueryAttention"
+    assert [node.attributes[name].as_int() for name in ("num_heads", "kv_num_heads")] == [4, 2]
+    assert has_input(node, 10) == bool(inputs)
+
+
+@pytest.mark.parametrize(
+    ("masking", "inputs", "cache", "provider", "note"),
+    [
+        (CAUSAL, "", CACHE.replace("L", "S"), "cuda", "for float32 on the CPU alone"),
+        ("masked = Add(scaled, bias)", "float[B, 1, S, L] bias", CACHE, "cpu", "and a cache"),
+        ("masked = Identity(scaled)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+        ("masked = Add(scaled, slopes)", "", CACHE.replace("L", "S"), "cpu", "that see later keys"),
+    ],
+    ids=["CUDA", "with a cache", "not causal", "each head otherwise"],
+)
+def test_sinks_that_the_operator_has_no_way_for_are_left_alone(
+    masking: str, inputs: str, cache: str, provider: str, note: str
+) -> None:
+    """With the reason."""
+    model = sinks_graph(masking, inputs, cache)
+    outcome = attention.apply(model, Context(provider=provider))
+    assert (outcome.num_changes, count(model, "Softmax")) == (0, 1)
+    assert note in outcome.note
+
+
+def test_sinks_with_heads_of_a_size_that_the_operator_refuses_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes multiples of 8; here 16 stands for it, and the heads have 8."""
+    monkeypatch.setattr(module, "_BLOCK", 16)
+    assert_left_alone(attention, sinks_graph(CAUSAL), "heads of 8 and 8: the operator takes a multiple of 16 for both")
+
+
 def of_operator(attributes: str = "", mask: str = "", inputs: str = HEADS) -> ir.Model:
     """Return a model of one `Attention` of ai.onnx, opset 23, of heads that are graph inputs."""
     body = f"y = Attention {attributes} (q, k, v{', mask' if mask else ''})"
@@ -664,7 +728,7 @@ REFUSALS = {
         "nothing",
         SCORES,
         "w = Concat <axis=-1> (masked, sink) p0 = Softmax (w) p = Slice(p0, zeros, ends, three) c = MatMul(p, v)",
-        "scores with sinks beside them",
+        "scores with sinks beside them, which are not one number a head",
     ),
     "dropped": (
         "nothing",
