@@ -8,7 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import redirect_stdout
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -65,10 +65,12 @@ class RayWorkers:
         self._ray = ray = require_ray()
         self._task, self._on_event = task, on_event
         self._memory_bytes = options.memory_limit * 1_000_000
-        self._is_own = not ray.is_initialized()
-        if self._is_own:
-            with redirect_stdout(sys.stderr):  # a report is to be alone on stdout
-                ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
+        self._until_closed = ExitStack()
+        if not ray.is_initialized():
+            # Ray prints there that a node is lost, and a report is to be alone on stdout.
+            self._until_closed.enter_context(redirect_stdout(sys.stderr))
+            self._until_closed.callback(ray.shutdown)
+            ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
         needed = ("CPU", "GPU") if task.options.provider == "cuda" else ("CPU",)
         nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
         if not nodes:
@@ -133,8 +135,7 @@ class RayWorkers:
 
     def close(self) -> None:
         """Leave a cluster that was begun for this."""
-        if self._is_own:
-            self._ray.shutdown()
+        self._until_closed.close()
 
 
 _kept: dict[str, tuple[Worker, list[Event]]] = {}
