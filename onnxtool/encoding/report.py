@@ -66,6 +66,7 @@ class CorpusReport:
     notes: tuple[str, ...] = ()
 
 
+@short_repr
 @dataclass(frozen=True)
 class PartReport:
     """Splits of a corpus that are encoded.
