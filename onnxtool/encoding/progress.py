@@ -5,17 +5,41 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any, NamedTuple
 
 from onnxtool.encoding.files import staged
 from onnxtool.encoding.options import CorpusProgress
-from onnxtool.encoding.workers import Event
 from onnxtool.errors import OutputWriteError
 from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.progress import listener
 
 EVERY_S = 10.0
+
+
+class Event(NamedTuple):
+    """What a worker says of its work; each figure is added to those before.
+
+    Attributes:
+        texts: that were run; less again, where they are run again.
+        encoded: texts of shards that are written.
+    """
+
+    texts: int = 0
+    encoded: int = 0
+    size_bytes: float = 0.0
+    tokens: int = 0
+    rejects: int = 0
+    splits: int = 0
+    deaths: int = 0
+    left_out: int = 0
+
+    @classmethod
+    def total(cls, events: Iterable[Event]) -> Event:
+        """Add events up."""
+        sums: Any = map(sum, zip(cls(), *events, strict=True))
+        return cls(*sums)
 
 
 class Tally:

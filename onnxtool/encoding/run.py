@@ -17,13 +17,13 @@ from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.merge import publish, reasons_of
 from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.output import OutputFolder
-from onnxtool.encoding.progress import Tally
+from onnxtool.encoding.progress import Event, Tally
 from onnxtool.encoding.ray import RayWorkers
 from onnxtool.encoding.records import read_run
 from onnxtool.encoding.report import CorpusReport, PartReport, RunReport
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
-from onnxtool.encoding.workers import Event, LocalWorkers
+from onnxtool.encoding.workers import LocalWorkers
 from onnxtool.errors import InputError
 from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted

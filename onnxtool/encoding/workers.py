@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
+from onnxtool.encoding.progress import Event
 from onnxtool.errors import OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.session import available_cores
@@ -32,30 +33,6 @@ _POLL_S = 0.2
 _LONGEST_REASON = 200
 
 Answer = TypeVar("Answer")
-
-
-class Event(NamedTuple):
-    """What a worker says of its work; each figure is added to those before.
-
-    Attributes:
-        texts: that were run; less again, where they are run again.
-        encoded: texts of shards that are written.
-    """
-
-    texts: int = 0
-    encoded: int = 0
-    size_bytes: float = 0.0
-    tokens: int = 0
-    rejects: int = 0
-    splits: int = 0
-    deaths: int = 0
-    left_out: int = 0
-
-    @classmethod
-    def total(cls, events: Iterable[Event]) -> Event:
-        """Add events up."""
-        sums: Any = map(sum, zip(cls(), *events, strict=True))
-        return cls(*sums)
 
 
 OnEvent = Callable[[Event], None]

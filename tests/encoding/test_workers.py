@@ -19,7 +19,8 @@ import pytest
 
 from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_parts, merge_parts
 from onnxtool.encoding.encoder import Task
-from onnxtool.encoding.workers import Died, Event, Worker
+from onnxtool.encoding.progress import Event
+from onnxtool.encoding.workers import Died, Worker
 from onnxtool.errors import InputError, ModelFileError, SessionError
 from onnxtool.progress import listening
 from tests.encoding.corpora import (
