@@ -58,6 +58,8 @@ BODIES: dict[str, tuple[str, list[int | str | None]]] = {
     "halves of twice": ("a = Concat <axis=1> (x, x) y, z = Split <axis=1, num_outputs=2> (a)", ["B", "S", 8]),
     "padded": ("y = Pad(x, pads)", ["B", "S + 3", 8]),
     "tiled": (f"{SHAPE} t = Concat <axis=0> (n1, l, n1) y = Tile(x, t)", ["B", "S*S", 8]),
+    "a part of a shape": ("t = Shape <start=0, end=2> (x) y = ConstantOfShape(t)", ["B", "S"]),
+    "a part of a shape from its end": ("t = Shape <start=-2, end=-1> (x) y = ConstantOfShape(t)", ["S"]),
     "filled": (f"{SHAPE} t = Concat <axis=0> (l, b) y = ConstantOfShape(t)", ["S", "B"]),
     "expanded": (
         f"{SHAPE} t = Concat <axis=0> (b, minus, n8) e = Equal(t, minus) u = Where(e, n1, t) y = Expand(x, u)",
