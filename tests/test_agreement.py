@@ -13,8 +13,11 @@ import pytest
 from onnx import numpy_helper
 
 from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, export_model, optimize_model, verify
-from onnxtool.errors import InputError, ModelFileError, OptionError
+from onnxtool.errors import ExportError, InputError, ModelFileError, OptionError
+from onnxtool.export.agreement import compare_with_checkpoint
+from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import stamp
+from onnxtool.runtime.comparison import Case
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
 
@@ -24,17 +27,20 @@ def exported(workshop: Workshop) -> Path:
     return workshop.exported("tiny-encoder", exporter="torchscript")
 
 
-@pytest.fixture(scope="module")
-def damaged(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same file with one weight that is a little off."""
-    model = onnx.load(exported)
-    weight = next(one for one in model.graph.initializer if one.name.endswith("LayerNorm.weight"))
+def damage(source: Path, output: Path) -> Path:
+    """Write the same file with one weight of a normalization that is a little off."""
+    model = onnx.load(source)
+    weight = next(one for one in model.graph.initializer if "norm" in one.name.lower() and one.name.endswith(".weight"))
     array = numpy_helper.to_array(weight).copy()
     array[3] *= 1.01
     weight.CopyFrom(numpy_helper.from_array(array, weight.name))
-    path = tmp_path_factory.mktemp("damaged") / "damaged.onnx"
-    onnx.save(model, path)
-    return path
+    onnx.save(model, output)
+    return output
+
+
+@pytest.fixture(scope="module")
+def damaged(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return damage(exported, tmp_path_factory.mktemp("damaged") / "damaged.onnx")
 
 
 def test_an_optimized_file_agrees_with_its_input(exported: Path, tmp_path: Path) -> None:
@@ -92,6 +98,9 @@ def test_a_decoder_is_compared_token_by_token(workshop: Workshop, tmp_path: Path
     model, checkpoint = tmp_path / "decoder.onnx", workshop.checkpoint("tiny-decoder")
     export_model(ExportOptions(checkpoint, output=model, task="text-generation-with-past"))
     assert verify(model, checkpoint).passed
+    assert not verify(damage(model, tmp_path / "damaged.onnx"), checkpoint).passed
+    with pytest.raises(ExportError, match="on prompts of its own"):
+        compare_with_checkpoint(ModelFile.open(model), ExportOptions(checkpoint), [Case("a step", {}, None)])
     with pytest.raises(OptionError, match="is for two files"):
         verify(model, checkpoint, VerifyOptions(input_shapes="input_ids:1,8"))
 

@@ -104,6 +104,12 @@ class SplitEncoder:
             self.records = begin_run(self.folder, self.identity, force=self._force)
         return self
 
+    @property
+    def _begun(self) -> Records:
+        """The records of the folder, which is begun before a split is encoded."""
+        assert self.records is not None  # noqa: S101  `begin` reads them
+        return self.records
+
     def encode(
         self,
         numbers: Iterable[int],
@@ -124,7 +130,6 @@ class SplitEncoder:
             InputError: the input cannot be read or has changed, or a line gives no text and the task is strict.
             OnnxtoolError: as `encode_corpus`.
         """
-        assert self.records is not None  # noqa: S101  else there is nothing to do
         windows: Iterator[Window] = (
             window for number in numbers for window in self._windows(number, one_shard=one_shard)
         )
@@ -151,7 +156,7 @@ class SplitEncoder:
                     if part.window.digest:
                         written = ShardEntry(shard.commit(part.window.digest), ShardTexts.of(shard.documents))
                         shard = None
-                        self.records.write_shard(name, written)
+                        self._begun.write_shard(name, written)
                         self._num_texts[name.split] += written.shard.num_texts
                         yield DoneShard(name, written.shard)
         finally:
@@ -159,18 +164,16 @@ class SplitEncoder:
                 shard.abandon()
 
     def _record_split(self, number: int, end: SplitEnd, size_bytes: int) -> DoneSplit:
-        assert self.records is not None  # noqa: S101  it encodes
         begins_inside = self.splits[number].begin > 0
         num_texts = self._num_texts.pop(number)
-        self.records.write_split(
+        self._begun.write_split(
             number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.rejects)
         )
         return DoneSplit(number, len(end.rejects), size_bytes)
 
     def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:
         """Yield the windows of a split that are not encoded yet; with `one_shard`, those of its next shard."""
-        assert self.records is not None  # noqa: S101  it encodes
-        begun = self.records.begun(number)
+        begun = self._begun.begun(number)
         self._num_texts[number] = sum(shard.num_texts for shard in begun)
         done = [shard.digest for shard in begun]
         for window in self._read(number, done, lambda reject: self._require_lenient(reject, number)):
@@ -202,8 +205,7 @@ class SplitEncoder:
 
     def next_texts(self, number: int) -> list[Document]:
         """Read the texts of the next shard of a split that is not written; none where all are."""
-        assert self.records is not None  # noqa: S101  it encodes
-        done = [shard.digest for shard in self.records.begun(number)]
+        done = [shard.digest for shard in self._begun.begun(number)]
         windows = self._read(number, done, lambda _reject: None)
         return [document for window in windows if window.shard.number == len(done) for document in window.documents]
 
