@@ -116,6 +116,8 @@ def test_a_stamp_that_asks_for_more_is_refused(exported: Path, workshop: Worksho
 def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -> None:
     with pytest.raises(InputError, match="has the inputs attention_mask, input_ids, and"):
         verify(workshop.exported("tiny-classifier"), exported)
+    with pytest.raises(ModelFileError, match="no such model file"):
+        verify(exported, exported.with_name("typo.onnx"))
     with pytest.raises(OptionError, match="no shape of an input"):
         VerifyOptions(input_shapes="input_ids")
 
