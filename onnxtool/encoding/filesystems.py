@@ -399,11 +399,11 @@ def _require_size(found: int, expected: int) -> None:
 def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
     """Write a file; return whether it was written, or is there already.
 
-    With `only_once`, one that is there is left as it is; so is one of the same size that is `named_by_contents`, but in
-    a store, where it is never gone for a moment.
+    With `only_once`, one that is there is left as it is.
 
-    Outside of stores, one that is replaced is gone for a moment, as renaming replaces none, and what a writer that is
-    killed has left is called `.NAME.TOKEN.partial`.
+    Outside of stores, one that is replaced is gone for a moment, as renaming replaces none: one of the same contents
+    stays, or of the same size where it is `named_by_contents`. What a writer that is killed has left is called
+    `.NAME.TOKEN.partial`.
     """
     writing = _require_writable(uri)
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
@@ -427,7 +427,8 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_co
                 found = _info(filesystem, path)
                 if only_once:
                     return False
-                if named_by_contents and found is not None and found["size"] == size:
+                is_as_long = found is not None and found["size"] == size
+                if is_as_long and (named_by_contents or filesystem.cat_file(path) == content):
                     return True
                 _remove(filesystem, path)
             raise EOFError("others write it at the same time")

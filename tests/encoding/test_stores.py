@@ -550,8 +550,10 @@ def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
-def test_a_file_that_others_wrote_first_is_not_taken_from_them(store: Store, tmp_path: Path) -> None:
-    """Where it is named by its contents; else it is replaced, whatever it was."""
+def test_a_file_that_others_wrote_first_is_not_taken_from_them(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is named by its contents, or has them; else it is replaced, whatever it was."""
     place = parse_location(f"{store.uri}/x/part-00000.0123456789abcdef.npy")
     assert isinstance(place, Uri)
     (tmp_path / "part").write_bytes(b"contents")
@@ -561,6 +563,10 @@ def test_a_file_that_others_wrote_first_is_not_taken_from_them(store: Store, tmp
         assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": kept}
     write(place, b"other")
     assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": b"other"}
+    removed: list[str] = []
+    monkeypatch.setattr(filesystems, "_remove", lambda _filesystem, path: removed.append(path))
+    write(place, b"other")  # a reader of what another machine wrote would miss it for a moment
+    assert not [path for path in removed if path.endswith(place.name)]
 
 
 @pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
