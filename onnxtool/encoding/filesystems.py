@@ -424,12 +424,12 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_co
             for _ in range(_REPLACEMENTS):
                 if _is_renamed(rename, filesystem, hidden, path):
                     return True
-                found = _info(filesystem, path)
                 if only_once:
                     return False
-                is_as_long = found is not None and found["size"] == size
-                if is_as_long and (named_by_contents or filesystem.cat_file(path) == content):
-                    return True
+                with suppress(FileNotFoundError):  # it is gone since
+                    is_as_long = _require(filesystem, path)["size"] == size
+                    if is_as_long and (named_by_contents or _has(filesystem, path, content)):
+                        return True
                 _remove(filesystem, path)
             raise EOFError("others write it at the same time")
         finally:
@@ -492,6 +492,11 @@ def _is_renamed(rename: Callable[[Any, str, str], None], filesystem: Any, old: s
             raise
         return False
     return True
+
+
+def _has(filesystem: Any, path: str, content: bytes | Path) -> bool:
+    """Compare a file with bytes; one of this machine may be large, and is sent instead of read back."""
+    return isinstance(content, bytes) and filesystem.cat_file(path) == content
 
 
 def _remove(filesystem: Any, path: str) -> None:

@@ -570,6 +570,22 @@ def test_a_file_that_others_wrote_first_is_not_taken_from_them(
 
 
 @pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
+def test_a_file_that_is_removed_while_it_is_compared_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge removes the records that another machine writes again."""
+    place = parse_location(f"{store.uri}/x/split-00000.json")
+    write(place, b"record")
+    has = filesystems._has
+
+    def has_no_more(filesystem: Any, path: str, content: bytes | Path) -> bool:
+        filesystem.rm_file(path)
+        return has(filesystem, path, content)
+
+    monkeypatch.setattr(filesystems, "_has", has_no_more)
+    write(place, b"record")
+    assert store.objects("x/") == {"x/split-00000.json": b"record"}
+
+
+@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
 def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> None:
     """Not tried again, as that may lock an account; the server of WebHDFS even answers with the token."""
     secret = "a-wrong-password"  # noqa: S105  of nobody
