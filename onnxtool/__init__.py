@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from onnxtool.evaluation import evaluate_model as evaluate_model
     from onnxtool.export import ExportOptions as ExportOptions
     from onnxtool.export import export_model as export_model
+    from onnxtool.guarded import trusted as trusted
     from onnxtool.infer import encode as encode
     from onnxtool.infer import load as load
     from onnxtool.infer import restore_vectors as restore_vectors
@@ -45,6 +46,7 @@ _MODULES = {
     "BenchmarkOptions": "onnxtool.benchmarking",
     "CorpusOptions": "onnxtool.encoding",
     "benchmark": "onnxtool.benchmarking",
+    "trusted": "onnxtool.guarded",
     "encode": "onnxtool.infer",
     "encode_corpus": "onnxtool.encoding",
     "load": "onnxtool.infer",

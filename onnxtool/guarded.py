@@ -15,14 +15,33 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import IO, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NoReturn, Self, TypeVar, cast
+
+Result = TypeVar("Result")
 
 _OUT_OF_MEMORY = 3  # the child's exit status
 _MOST_START_SECONDS = 120.0  # to import what the function needs, on a busy machine
 _PATIENCE = 4  # times the processor time of a request: a busy machine is not the input's fault
 _MOST_REPLY_BYTES = 1 << 28
+_trusting: ContextVar[bool] = ContextVar("trusting", default=False)
+
+
+@contextmanager
+def trusted() -> Iterator[None]:
+    """Leave guarded children out in the block: graphs, tokenizers, templates and pickles are trusted not to do harm.
+
+    The limits of time and memory go with the children; no code of a checkpoint runs because of it.
+    """
+    token = _trusting.set(True)
+    try:
+        yield
+    finally:
+        _trusting.reset(token)
 
 
 class ChildError(Exception):
@@ -42,6 +61,17 @@ class ChildEndedError(Exception):
         super().__init__(f"{kind} {detail}".strip())
         self.kind, self.detail = kind, detail
 
+    def reason(self, seconds: int, num_bytes: int) -> str:
+        """Say what became of the child, with the limits that it was given."""
+        if self.detail == "SIGABRT":  # by which Rust ends where it gets no memory, and C++ for any reason
+            return f"asks for more than {num_bytes >> 20} MB, or makes a library give up (SIGABRT)"
+        return {
+            "time": f"takes more than {seconds} s",
+            "memory": f"takes more than {num_bytes >> 20} MB",
+            "start": f"is tried in another process first, which cannot be started ({self.detail}); onnxtool.trusted() "
+            "leaves that out",
+        }.get(self.kind, f"ends the process that tries it ({self.detail})")
+
 
 class GuardedChild:
     """A process that calls one function with JSON, and gives back JSON. Threads may share it; one is served at a time.
@@ -57,6 +87,7 @@ class GuardedChild:
             imports: modules that are loaded before any limit: what they take is not the input's.
             variables: of the environment, beside those of this process.
         """
+        self._target = target
         self._command = module_command(__name__, target, *imports)
         self._variables = dict(variables or {})
         self._lock = threading.Lock()
@@ -76,6 +107,8 @@ class GuardedChild:
             ChildError: the function raises an error.
             ChildEndedError: a limit or a signal ended the child.
         """
+        if _trusting.get():
+            return _function(self._target)(argument)
         request = json.dumps([argument, seconds, num_bytes]).encode() + b"\n"
         with self._lock:
             process = self._running()
@@ -85,6 +118,14 @@ class GuardedChild:
         if "error" in reply:
             raise ChildError(reply["error"])
         return reply["result"]
+
+    def __enter__(self) -> Self:
+        """Return the child, which is closed behind the block."""
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        """Close it."""
+        self.close()
 
     def close(self) -> None:
         """End the process, if there is one."""
@@ -125,6 +166,77 @@ class GuardedChild:
         if -status in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0)):
             return ChildEndedError("time")
         return ChildEndedError("death", signal_name(-status) if status < 0 else f"exit code {status}")
+
+
+def attempt(child: GuardedChild, argument: Any, *, seconds: int, num_bytes: int) -> None:
+    """Let a child do once what this process is to do afterwards; where all is trusted, nothing is tried.
+
+    Args:
+        child: what tries it.
+        argument: of JSON's types.
+        seconds: of processor time.
+        num_bytes: of memory, with what the child has loaded.
+
+    Raises:
+        ChildError: the function raises an error.
+        ChildEndedError: a limit or a signal ended the child.
+    """
+    if not _trusting.get():
+        child.call(argument, seconds=seconds, num_bytes=num_bytes)
+
+
+def in_time(function: Callable[[], Result], seconds: float) -> Result:
+    """Return what `function` returns. It runs in a thread, which is left behind where it takes longer.
+
+    For a call that releases Python's lock and cannot be stopped. The thread ends with the process.
+
+    Raises:
+        TimeoutError: it takes longer.
+        BaseException: what `function` raises.
+    """
+    outcome: list[Callable[[], Result]] = []
+
+    def run() -> None:
+        try:
+            result = function()
+            outcome.append(lambda: result)
+        except BaseException as error:  # noqa: BLE001  raised again, where it is waited for
+            outcome.append(partial(_raise, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise TimeoutError
+    return outcome[0]()
+
+
+@contextmanager
+def memory_limit(num_bytes: int) -> Iterator[None]:
+    """Let this process take only so many bytes more in the block: what asks for more gets an error, and no memory.
+
+    For what has to be done here and takes its size from untrusted settings. Not where all is trusted, and not on
+    Windows.
+    """
+    status = Path("/proc/self/status")
+    if _trusting.get() or not status.is_file():
+        yield
+        return
+    import resource
+
+    taken = next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmData:"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    unlimited = resource.RLIM_INFINITY
+    wanted = min([taken + num_bytes, *(limit for limit in (soft, hard) if limit != unlimited)])
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 def _ask(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> dict[str, Any] | None:
@@ -182,8 +294,7 @@ def _serve(target: str, imports: Sequence[str]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
         for name in imports:
             importlib.import_module(name)
-        module, _, name = target.partition(":")
-        function = getattr(importlib.import_module(module), name)
+        function = _function(target)
         _answer(answers, {"result": "ready"})
         for line in sys.stdin.buffer:
             argument, seconds, num_bytes = json.loads(line)
@@ -195,6 +306,12 @@ def _serve(target: str, imports: Sequence[str]) -> None:
             except Exception as error:  # noqa: BLE001  it may fail in any way; the parent reports it
                 reply = {"error": (str(error).strip().splitlines() or [type(error).__name__])[0][:300]}
             _answer(answers, reply)
+
+
+def _function(target: str) -> Callable[[Any], Any]:
+    module, _, name = target.partition(":")
+    function: Callable[[Any], Any] = getattr(importlib.import_module(module), name)
+    return function
 
 
 def _answer(answers: IO[bytes], reply: dict[str, Any]) -> None:

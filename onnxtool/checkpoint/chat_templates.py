@@ -146,21 +146,17 @@ class ChatTemplate:
     def _ask(self, conversations: list[list[dict[str, Json]]], variables: Mapping[str, Json]) -> list[str]:
         """Render in the child; without conversations, return the names of variables that the template reads."""
         size = len(str(conversations))
+        num_bytes = _MOST_BYTES + _BYTES_A_CHARACTER * size
         try:
             found: list[str] = _CHILD.call(
                 [self.source, conversations, dict(variables), _MOST_CHARACTERS + _GROWTH * size],
                 seconds=_MOST_SECONDS,
-                num_bytes=_MOST_BYTES + _BYTES_A_CHARACTER * size,
+                num_bytes=num_bytes,
             )
         except ChildError as error:
             raise self._failure(str(error)) from None
         except ChildEndedError as error:
-            reasons = {
-                "time": f"takes more than {_MOST_SECONDS} s",
-                "memory": f"takes more than {_MOST_BYTES >> 20} MB",
-                "start": f"is rendered in another process, which cannot be started: {error.detail}",
-            }
-            raise self._failure(reasons.get(error.kind, f"ends the process that renders it ({error.detail})")) from None
+            raise self._failure(error.reason(_MOST_SECONDS, num_bytes)) from None
         return found
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.files import MODULE_WEIGHTS, CheckpointFiles
 from onnxtool.checkpoint.sentence_modules import StoredModule, is_number, stays_inside
-from onnxtool.checkpoint.tokenizer_library import require_character_maps, tokenizer_errors
+from onnxtool.checkpoint.tokenizer_library import tokenizer_errors
+from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import OnnxtoolError
 
 _KEYS = frozenset(("frozen", "path"))
@@ -114,7 +115,7 @@ def _vocabulary(stored: StoredModule) -> dict[str, int]:
         text = stored.files.read_text(name)
         if text is not None:
             make = partial(_no_tokenizer, stored, name)
-            require_character_maps(text.encode(), make)
+            require_harmless(text, make)
             with tokenizer_errors(make):
                 return dict(Tokenizer.from_str(text).get_vocab())
     raise stored.files.refuse(f"{stored.folder} of {stored.files.label} has no {TOKENIZER_NAME}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,14 +18,15 @@ from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, T
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, behind_prompts
 from onnxtool.checkpoint.tokenizer_library import (
     EffectiveTokenizer,
+    first_line,
     lower_case,
     prefix_tokens,
-    require_bounded,
-    require_character_maps,
     stated_token,
     tokenizer_errors,
 )
+from onnxtool.checkpoint.tokenizer_trial import is_plain, require_harmless
 from onnxtool.errors import InputError
+from onnxtool.guarded import in_time
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
 _LARGEST_INDEX = 2**31 - 1
 # So many times the tokens that are kept have to be in what is read of a huge text.
 _ENOUGH = 2
+# What a tokenizer with regular expressions may take on a busy machine; a slow one reads 500,000 characters a second.
+_MOST_SECONDS, _SLOWEST = 10.0, 20_000
 
 
 class TextTokenizer:
@@ -58,13 +61,14 @@ class TextTokenizer:
         self._folder = folder
         self._path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
         try:
-            require_character_maps(self._path.read_bytes(), self._unreadable)
-        except OSError as error:
-            raise self._unreadable(error.strerror or str(error)) from error
-        content = None if effective is None else effective.content
+            stored = self._path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unreadable(first_line(error)) from error
+        content = stored if effective is None or effective.content is None else effective.content
+        require_harmless(content, self._unreadable)
+        self._is_plain = is_plain(content)
         with tokenizer_errors(self._unreadable):
-            self._tokenizer = Tokenizer.from_file(str(self._path)) if content is None else Tokenizer.from_str(content)
-        require_bounded(self._tokenizer, self._unreadable)
+            self._tokenizer = Tokenizer.from_str(content)
         self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}
         self._pad_id, self._pad_segment_id, self._pad_side = self._padding()
         self._cut_side = _side(self._config, "truncation_side")
@@ -273,9 +277,12 @@ class TextTokenizer:
     def _read(self, texts: Sequence[Text], options: ReadOptions) -> list[WholeText]:
         with_offsets = options.with_offsets
         read = self._tokenizer.encode_batch if with_offsets else self._tokenizer.encode_batch_fast
+        call = partial(read, list(texts), add_special_tokens=self._adds_special and options.adds_special)
         try:
             with tokenizer_errors(self._failing):
-                encodings = read(list(texts), add_special_tokens=self._adds_special and options.adds_special)
+                encodings = call() if self._is_plain else in_time(call, _MOST_SECONDS + _size(texts) / _SLOWEST)
+        except TimeoutError:
+            raise self._failing(f"its rules take too long for {_size(texts):,} characters") from None
         except TypeError:  # what the library makes of a string that has no UTF-8
             require_unicode(texts)
             raise
@@ -307,6 +314,10 @@ class TextTokenizer:
             # Any id will do in the end: a model that reads padding is told to ignore it by the mask.
             token_id = stored.get("pad_id", self._folder.read("config.json").get("pad_token_id") or 0)
         return _index(token_id), _index(segment_id), side
+
+
+def _size(texts: Sequence[Text]) -> int:
+    return sum(len(text) if isinstance(text, str) else sum(map(len, text)) for text in texts)
 
 
 def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:

@@ -31,8 +31,8 @@ from onnxtool.checkpoint.tokenizer_library import (
     lower_case,
     panics_as_exceptions,
     prefix_tokens,
-    require_character_maps,
 )
+from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter
@@ -53,6 +53,7 @@ from onnxtool.export.weights import (
     surplus_layers,
     weight_files,
 )
+from onnxtool.guarded import memory_limit
 from onnxtool.reports import Json
 from onnxtool.runtime.quiet import quiet
 
@@ -64,6 +65,9 @@ _AUTO_CLASSES = {
 }
 _WITH_LABELS = ("text-classification", "token-classification", RANKING)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
+# The most memory that loading takes: copies of all weights, float32 of 4 bits among them, and so much beside.
+_COPIES, _BYTES_BESIDE_WEIGHTS = 10, 4 << 30
+_NO_MEMORY = "allocate memory"  # as PyTorch says it
 
 
 @dataclass(frozen=True)
@@ -242,14 +246,14 @@ class Checkpoint:
         return tokenizer
 
     def require_sound_tokenizer(self) -> None:
-        """Refuse a tokenizer.json that would fill the memory where it is loaded.
+        """Refuse a tokenizer.json that would take this process's time or memory.
 
         Raises:
             CheckpointError: it would, or it cannot be read.
         """
         content = self.source.read_text(TOKENIZER_NAME)
         if content is not None:
-            require_character_maps(content.encode(), partial(self.source.malformed, TOKENIZER_NAME))
+            require_harmless(content, partial(self.source.malformed, TOKENIZER_NAME))
 
     def load_processor(self, kind: str) -> Any:
         """Load the `image processor`, the `feature extractor`, which prepares sound, or the `processor` of pages.
@@ -359,7 +363,7 @@ class Checkpoint:
         source = self.source.weights
         model_class = find_class(self.architecture, self.config, source)
         try:
-            with quiet(), torch.random.fork_rng(devices=[]):
+            with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._most_bytes):
                 torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
                 model, info = model_class.from_pretrained(
                     source.model_name,
@@ -375,6 +379,10 @@ class Checkpoint:
                     **source.arguments,
                 )
         except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
+            if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
+                raise source.malformed(
+                    "config.json", f"its model takes more than {self._most_bytes / 1e9:.0f} GB, and its weights less"
+                ) from error
             if self.quantizer and isinstance(error, ImportError | NotImplementedError | RuntimeError):
                 raise CheckpointError(
                     f"{source.model_name} is quantized by {self.quantizer}, which transformers cannot compute with "
@@ -383,6 +391,11 @@ class Checkpoint:
                 ) from error
             raise source.unreadable(error) from error
         return model, info
+
+    @property
+    def _most_bytes(self) -> int:
+        """Return the memory that a model of these weights takes at most; a configuration can ask for any other."""
+        return _BYTES_BESIDE_WEIGHTS + sum(_COPIES * path.stat().st_size for path in self.weight_files)
 
     def _require_shapes(self, info: Mapping[str, Any], model: Any) -> None:
         """Refuse weights of more layers, or of other shapes, than the configuration says.

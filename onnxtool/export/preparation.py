@@ -55,7 +55,6 @@ from onnxtool.export.weights import as_floats, is_quantized
 from onnxtool.model_file import check_model_output
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
-from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.timing import Stopwatch
 
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
@@ -450,7 +449,7 @@ def _choose_states(
 
 
 def _check_chat_template(subject: _Subject, plan: Plan) -> None:
-    """Render a few chats, and compare each with what the tokenizer of transformers makes.
+    """Render a few chats, and compare each with the template and the tokens that the tokenizer of transformers has.
 
     Raises:
         CheckpointError: the template fails, leaves out a part of a pair, or renders otherwise here.
@@ -463,11 +462,11 @@ def _check_chat_template(subject: _Subject, plan: Plan) -> None:
     of_pairs = plan.task in (RANKING, "text-classification")
     if of_pairs:
         template.require_pairs()
+    own = replace(template, source=tokenizer.get_chat_template(), special_tokens=tokenizer.special_tokens_map)
     for prompt in dict.fromkeys(("", *Prompts.of(source).by_name.values())):
         text = (_CHAT, _CHAT[::-1]) if of_pairs else _CHAT
         (ours,) = template.render([text], prompt)
-        with quiet():
-            theirs = tokenizer.apply_chat_template(template.messages(text, prompt), tokenize=False, **template.passed)
+        (theirs,) = own.render([text], prompt)
         if ours != theirs:
             raise source.refuse(
                 f"the chat template of {source.model_name} renders otherwise here than in transformers: {ours[:200]!r} "

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -30,6 +30,7 @@ from onnxtool.checkpoint.folder import (
     require_cached_commit,
 )
 from onnxtool.checkpoint.module_settings import require_no_routes
+from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.checkpoint.sentence_modules import STATIC_KINDS, TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError
 from onnxtool.model_file.metadata import License
@@ -300,8 +301,8 @@ class Source(ModuleFiles):
         import torch
         from safetensors.torch import save
 
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
-        if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
+        loaded = load_pickle(path, partial(self.malformed, path.name))
+        if not all(isinstance(value, torch.Tensor) for value in loaded.values()):
             raise ValueError("it holds more than tensors")
         return bytes(save({str(name): value.contiguous().clone() for name, value in loaded.items()}))
 

@@ -14,9 +14,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source, plain_name, reason, refused_object
 from onnxtool.runtime.quiet import quiet
@@ -142,7 +144,7 @@ class StoredTensor:
         from safetensors import safe_open
 
         if self.file.suffix == ".bin":
-            return _unpickled(self.file, device=None)[self.name]
+            return load_pickle(self.file, partial(_harmful, self.file.name), device=None)[self.name]
         with safe_open(self.file, "pt") as file:
             return file.get_tensor(self.name)
 
@@ -485,7 +487,9 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
 
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
     try:
-        loaded = _unpickled(path, device="meta")
+        loaded = load_pickle(path, partial(_harmful, label), device="meta")
+    except CheckpointError:
+        raise
     except Exception as error:  # a damaged file fails in many ways
         if refused := refused_object(error):
             raise CheckpointError(
@@ -506,11 +510,10 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
         yield StoredTensor(str(name), dtype, tuple(value.shape), path)
 
 
-def _unpickled(path: Path, device: str | None) -> Mapping[str, Any]:
-    import torch
-
-    loaded = torch.load(path, map_location=device, weights_only=True)
-    return loaded if isinstance(loaded, dict) else {"": loaded}
+def _harmful(label: str, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load {label}: {reason}", "it is damaged, or made to do harm; take a checkpoint with safetensors"
+    )
 
 
 _MODELOPT = "hf_quant_config.json"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import ModelFileError
-from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
@@ -79,7 +79,7 @@ def check_harmless(model: ModelFile) -> None:
         ended = _ending(model)
         if ended is not None:
             raise ModelFileError(
-                f"{model.path} cannot be run: {_reason(model, ended)}",
+                f"{model.path} cannot be run: on the smallest inputs it {ended.reason(*_limits(model))}",
                 "export the model again, or do not trust this file",
             )
         _passed.add(version)
@@ -155,31 +155,20 @@ def _limits(model: ModelFile) -> tuple[int, int]:
 
 
 def _ending(model: ModelFile) -> ChildEndedError | None:
-    """Return what ended a child that loads the model and runs it once; None where it came back, or cannot be started.
+    """Return what ended a child that loads the model and runs it once; None where it came back.
 
     An error of onnxruntime is for the caller to meet again, and to report.
     """
     seconds, num_bytes = _limits(model)
-    child = GuardedChild(
-        f"{__name__}:load_and_run", ("onnxruntime",), {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    )
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     try:
-        child.call(str(model.path.resolve()), seconds=seconds, num_bytes=num_bytes)
+        with GuardedChild(f"{__name__}:load_and_run", ("onnxruntime",), threads) as child:
+            attempt(child, str(model.path.resolve()), seconds=seconds, num_bytes=num_bytes)
     except ChildError:
         return None
     except ChildEndedError as error:
-        return error if error.kind != "start" else None
-    finally:
-        child.close()
+        return error
     return None
-
-
-def _reason(model: ModelFile, ended: ChildEndedError) -> str:
-    seconds, num_bytes = _limits(model)
-    if ended.kind == "death":
-        return f"onnxruntime dies on it ({ended.detail})"
-    most = f"{seconds} s" if ended.kind == "time" else f"{num_bytes / 1e6:.0f} MB"
-    return f"it took more than {most} to load and run on the smallest inputs"
 
 
 def load_and_run(path: str) -> None:

@@ -19,6 +19,7 @@ from onnxtool.checkpoint.tokenizer_library import (
     lower_case,
     panics_as_exceptions,
 )
+from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
 from onnxtool.runtime.quiet import quiet
 
@@ -30,6 +31,7 @@ _ROOM = 8
 # So many of a tokenizer's own tokens are looked for in texts, and so many words of its vocabulary.
 _OWN_TOKENS, _WORDS, _WORDS_A_TEXT = 24, 200, 20
 _SHOWN = 8
+_FETCH_AGAIN = "the folder may be incomplete or damaged; pass --model_name with the checkpoint"
 
 
 @dataclass(frozen=True)
@@ -225,13 +227,17 @@ def load_by_transformers(folder: Path) -> Any:
             "is not installed",
             "pip install transformers; or export the model with onnxtool, which writes one that says it all",
         ) from error
+    path = folder / TOKENIZER_NAME
+    if path.is_file():
+        content = path.read_text("utf-8", "surrogateescape")
+        require_harmless(content, lambda reason: InputError(f"cannot read {path}: {reason}", _FETCH_AGAIN))
     try:
         with quiet(), panics_as_exceptions():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # damaged files fail in each tokenizer's own way
         raise InputError(
             f"transformers cannot load the tokenizer in {folder}: {first_line(error)}",
-            "the folder may be incomplete or damaged; pass --model_name with the checkpoint",
+            _FETCH_AGAIN,
         ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers
 
+from onnxtool.checkpoint import tokenizer as tokenizer_module
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
+from onnxtool.checkpoint.tokenizer_trial import is_plain
 from onnxtool.errors import InputError
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
@@ -184,10 +187,27 @@ def split(expression: str) -> dict[str, Any]:
         pytest.param({"normalizer": replaced({"Regex": "(a|aa)+$"}, "x")}, "takes too long", id="replace"),
         pytest.param(
             {"normalizer": {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "a" * 100)] * 6}},
-            "more than 10,000 times as long",
+            "asks for more than",
             id="growth",
         ),
-        pytest.param({"normalizer": replaced({"Regex": "b*"}, "a" * 20_000)}, "10,000 times", id="empty matches"),
+        pytest.param({"normalizer": replaced({"Regex": "b*"}, "a" * 20_000)}, "asks for more than", id="empty matches"),
+        pytest.param({"normalizer": replaced({"Regex": "a"}, "b" * 50_000)}, "asks for more than", id="long"),
+        pytest.param({"decoder": replaced({"String": "["}, "a" * 40_000)}, "a token with 1,000 char", id="decoder"),
+        pytest.param({"pre_tokenizer": split(r"\s+$")}, "take too long for 20,000 times ' '", id="looks back"),
+        pytest.param({"pre_tokenizer": split("q+$")}, "take too long for 20,000 times 'q'", id="a rule's letter"),
+        pytest.param(
+            {
+                "model": {
+                    "type": "WordPiece",
+                    "vocab": {"[UNK]": 0, "a": 1, "##a": 2},
+                    "unk_token": "[UNK]",
+                    "continuing_subword_prefix": "##",
+                    "max_input_chars_per_word": 2**60,
+                }
+            },
+            "takes more than 5 s",
+            id="long words",
+        ),
         pytest.param(
             {"model": {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "[UNK]"}, "added_tokens": []},
             "Missing [UNK] token",
@@ -235,14 +255,44 @@ def test_a_hostile_tokenizer_ends_in_an_error(
     capfd.readouterr()  # Rust prints where it panics
 
 
+def test_a_text_that_is_worst_for_the_rules_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial has runs of one character alone; whatever was left behind does not keep the process."""
+    monkeypatch.setattr(tokenizer_module, "_MOST_SECONDS", -1.0)
+    path = write_checkpoint(tmp_path) / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"pre_tokenizer": split("(xy)+$")}), "utf-8")
+    tokenizer = TextTokenizer(CheckpointFolder(tmp_path))
+    with pytest.raises(InputError, match="its rules take too long for 20,001 characters"):
+        tokenizer.encode(["xy" * 10_000 + "z"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "tried"),
+    [
+        ({}, False),
+        ({"model": {"type": "BPE", "vocab": {"Regex": 0, "String": 1}, "merges": []}}, False),
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, True),
+        ({"model": {"type": "WordPiece", "vocab": {}, "max_input_chars_per_word": 1001}}, True),
+        ({"model": {"type": "WordPiece", "vocab": {}, "continuing_subword_prefix": "#" * 100}}, True),
+        ({"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": '\\"' * 100}}, True),
+        ({"pre_tokenizer": split("a")}, True),
+        ({"decoder": replaced({"String": "a"}, "b")}, True),
+    ],
+)
+def test_what_takes_time_in_proportion_to_a_text_is_not_tried(changed: dict[str, Any], tried: bool) -> None:
+    """A name in the vocabulary is no rule, and an escape hides none."""
+    text = json.dumps(changed, indent=2)
+    assert is_plain(text) is not tried
+    assert not is_plain(re.sub("[RSpmce]", lambda found: f"\\u{ord(found[0]):04x}", text)) or not changed
+
+
 @pytest.mark.parametrize("said", [64, 2**32 - 1])
 @pytest.mark.parametrize("escaped", [False, True])
 def test_a_table_of_characters_that_says_too_much_is_refused(tmp_path: Path, said: int, escaped: bool) -> None:
-    """The library would allocate it: 8 GB for a file of one kilobyte. An escape in the name hides nothing."""
+    """The library would allocate it: 4 GB for a file of one kilobyte. An escape in the name hides nothing."""
     path = write_checkpoint(tmp_path) / "tokenizer.json"
     text = json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": charsmap(said)})
     path.write_text(text.replace("precompiled_", r"\u0070recompiled_") if escaped else text, "utf-8")
-    with pytest.raises(InputError, match=f"precompiled_charsmap says {said:,} bytes and has"):
+    with pytest.raises(InputError, match="cannot read .*json: "):
         TextTokenizer(CheckpointFolder(tmp_path))
 
 

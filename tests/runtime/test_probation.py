@@ -63,9 +63,9 @@ def test_exports_and_what_becomes_of_them_are_not_tried(workshop: Workshop) -> N
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("Div of the least int64", r"onnxruntime dies on it \(SIGFPE\)"),
-        ("ConstantOfShape of 2^32", "it took more than .* MB"),
-        ("loop of 2^62 trips on a value", "it took more than 1 s"),
+        ("Div of the least int64", r"it ends the process that tries it \(SIGFPE\)"),
+        ("ConstantOfShape of 2^32", "it takes more than .* MB"),
+        ("loop of 2^62 trips on a value", "it takes more than 1 s"),
     ],
 )
 def test_what_becomes_of_the_child_is_one_error(
@@ -73,7 +73,7 @@ def test_what_becomes_of_the_child_is_one_error(
 ) -> None:
     """This process goes on."""
     monkeypatch.setattr(probation, "MAX_SECONDS", 1)
-    with pytest.raises(ModelFileError, match=f"cannot be run: {reason}"):
+    with pytest.raises(ModelFileError, match=f"cannot be run: on the smallest inputs {reason}"):
         check_harmless(model_with(name, tmp_path))
 
 
@@ -96,7 +96,7 @@ def test_a_graph_that_refuses_the_smallest_inputs_is_tried_with_others(
     splice(model, "loop of 2^62 trips on a value", "product", "h_")
     onnx.save(model, tmp_path / "model.onnx")
     monkeypatch.setattr(probation, "MAX_SECONDS", 1)
-    with pytest.raises(ModelFileError, match="it took more than 1 s"):
+    with pytest.raises(ModelFileError, match="it takes more than 1 s"):
         check_harmless(ModelFile.open(tmp_path / "model.onnx"))
 
 
@@ -109,7 +109,7 @@ def test_memory_that_ran_out_is_not_tried_away(tmp_path: Path) -> None:
     model.graph.output.append(helper.make_tensor_value_info("kept", TensorProto.UINT16, ["N"]))
     model.graph.node.append(helper.make_node("Identity", ["unusual"], ["kept"]))
     onnx.save(model, tmp_path / "model.onnx")
-    with pytest.raises(ModelFileError, match="it took more than .* MB"):
+    with pytest.raises(ModelFileError, match="it takes more than .* MB"):
         check_harmless(ModelFile.open(tmp_path / "model.onnx"))
 
 

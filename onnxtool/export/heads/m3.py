@@ -6,11 +6,11 @@ Chen et al., 2024, arXiv:2402.03216; the layout and the formulas of FlagEmbeddin
 
 from __future__ import annotations
 
-import zipfile
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from onnxtool.checkpoint.files import M3_FILES
+from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, read_pooling_modules
 from onnxtool.checkpoint.sentence_modules import TOKENS, VECTOR
@@ -23,7 +23,6 @@ from onnxtool.export.source import Source, refused_object
 M3 = "m3"
 _SPARSE, _COLBERT = M3_FILES
 _STATES = "last_hidden_state"
-_MOST_BYTES = 1 << 30  # of a file; that of bge-m3 has 2 MB
 
 
 def read_m3(source: Source) -> Head:
@@ -67,16 +66,16 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     path = source.locate(name)
     if path is None:
         raise source.refuse(f"{source.model_name} has no {name}", f"an M3 embedder has {' and '.join(M3_FILES)}")
-    _require_plain_zip(source, name, path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_pickle(path, partial(_damaged, source, name))
+    except CheckpointError:
+        raise
     except Exception as error:  # zip, pickle and tensors each fail in their own way
         if refused := refused_object(error):
             raise _damaged(source, name, f"it holds more than tensors ({refused}), which would run code") from error
         raise _damaged(source, name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
-    if not isinstance(content, dict) or content.keys() != {"weight", "bias"}:
-        found = sorted(map(str, content)) if isinstance(content, dict) else type(content).__name__
-        raise _damaged(source, name, f"it holds {found}, and not weight and bias")
+    if content.keys() != {"weight", "bias"}:
+        raise _damaged(source, name, f"it holds {sorted(map(str, content))}, and not weight and bias")
     for key, tensor in content.items():
         # A view of few numbers may have a shape of very many.
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.is_contiguous():
@@ -85,17 +84,6 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     if weight.ndim != 2 or bias.shape != weight.shape[:1] or not weight.size:
         raise _damaged(source, name, f"its weight is {list(weight.shape)} and its bias {list(bias.shape)}")
     return weight, bias
-
-
-def _require_plain_zip(source: Source, name: str, path: Path) -> None:
-    """Refuse a file that is larger in memory than on the disk, or large there."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            is_packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist())
-    except (OSError, zipfile.BadZipFile) as error:
-        raise _damaged(source, name, f"no zip as torch.save writes it: {error}") from None
-    if is_packed or path.stat().st_size > _MOST_BYTES:
-        raise _damaged(source, name, "its entries are compressed" if is_packed else "it is larger than a layer")
 
 
 def _damaged(source: Source, name: str, reason: str) -> CheckpointError:

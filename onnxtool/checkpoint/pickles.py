@@ -1,0 +1,58 @@
+"""Read tensors from a pickle of PyTorch that the user allowed: no code runs, and a child process reads it first.
+
+`torch.load(..., weights_only=True)` knows only what makes tensors, numbers and containers. A file can still fill the
+memory (its entries are a zip's, and may be packed), or take forever (a key of a dictionary that holds itself twice, 60
+times over, is hashed 2^60 times).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxtool.errors import OnnxtoolError
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
+
+_SECONDS = 10  # of the child's processor time, and one more for every so many bytes
+_BYTES_A_SECOND = 50_000_000
+_BYTES = 2 << 30  # of memory, with PyTorch, beside twice the file
+# One process for all pickles: importing PyTorch takes two seconds.
+_CHILD = GuardedChild(f"{__name__}:try_pickle", ("torch",))
+_harmless: set[tuple[str, int, int]] = set()
+
+
+def load_pickle(path: Path, make: Callable[[str], OnnxtoolError], device: str | None = "cpu") -> Mapping[str, Any]:
+    """Return what a pickle holds, by name; what is no dictionary, by an empty name.
+
+    Args:
+        path: the file.
+        make: makes the error of a reason.
+        device: where tensors are put; None for where they were.
+
+    Raises:
+        OnnxtoolError: it takes too long, or too much memory.
+        Exception: PyTorch cannot read it.
+    """
+    import torch
+
+    found = path.stat()
+    version = (str(path.resolve()), found.st_mtime_ns, found.st_size)
+    seconds, num_bytes = _SECONDS + found.st_size // _BYTES_A_SECOND, _BYTES + 2 * found.st_size
+    if version not in _harmless:
+        try:
+            attempt(_CHILD, str(path), seconds=seconds, num_bytes=num_bytes)
+        except ChildError:  # which is met again
+            pass
+        except ChildEndedError as error:
+            raise make(f"{path.name} {error.reason(seconds, num_bytes)}") from None
+        _harmless.add(version)
+    loaded = torch.load(path, map_location=device, weights_only=True)
+    return loaded if isinstance(loaded, dict) else {"": loaded}
+
+
+def try_pickle(path: str) -> None:
+    """Load a pickle; called in the child."""
+    import torch
+
+    torch.load(path, map_location="cpu", weights_only=True)
