@@ -30,9 +30,9 @@ from onnxtool.checkpoint.folder import (
     require_cached_commit,
 )
 from onnxtool.checkpoint.module_settings import require_no_routes
-from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.checkpoint.sentence_modules import STATIC_KINDS, TRANSFORMERS, stays_inside
 from onnxtool.errors import CheckpointError
+from onnxtool.export.pickles import load_pickle
 from onnxtool.model_file.metadata import License
 from onnxtool.progress import Stage, listener
 from onnxtool.reports import Json

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.errors import CheckpointError
+from onnxtool.export.pickles import load_pickle
 from onnxtool.export.source import Source, plain_name, reason, refused_object
 from onnxtool.runtime.quiet import quiet
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from onnxtool.checkpoint.files import M3_FILES
-from onnxtool.checkpoint.pickles import load_pickle
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, read_pooling_modules
 from onnxtool.checkpoint.sentence_modules import TOKENS, VECTOR
@@ -18,6 +17,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS, LexicalWeights, ZeroPadding
 from onnxtool.errors import CheckpointError
 from onnxtool.export.heads.head import Head
+from onnxtool.export.pickles import load_pickle
 from onnxtool.export.source import Source, refused_object
 
 M3 = "m3"
