@@ -13,10 +13,9 @@ if TYPE_CHECKING:
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
-    from onnxtool.cli.supervision import is_supervised, supervised
+    from onnxtool.cli.supervision import supervised
 
-    arguments = sys.argv[1:]
-    sys.exit(supervised(lambda: run_arguments(arguments)) if is_supervised(arguments) else run_arguments(arguments))
+    sys.exit(supervised(lambda: run_arguments(sys.argv[1:])))
 
 
 def run_arguments(arguments: Sequence[str]) -> int:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.commands import RUNNABLE
-from onnxtool.cli.streams import drop_output, is_text, printable
+from onnxtool.cli.streams import drop_output, is_text
+from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError
-from onnxtool.interruption import stop
 from onnxtool.version import __version__
 
 
@@ -101,7 +97,6 @@ def find_command(path: str) -> click.Command:
 
 def run_group(arguments: Sequence[str]) -> int:
     """Run a command line and return the exit code: 0 done, 1 failed or a gate met, 2 usage, 130 interrupted."""
-    _handle_signals()
     if wrong := [argument for argument in arguments if not is_text(argument)]:
         return report_error(
             f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
@@ -158,35 +153,3 @@ def _reader_is_gone() -> int:
     """Stop as other tools do where their output has no reader any more (`| head`); nothing is left to say."""
     drop_output()
     return 141
-
-
-def _handle_signals() -> None:
-    """Unwind on a signal, so that staged files go."""
-    signal.signal(signal.SIGINT, _interrupt)
-    for name in ("SIGTERM", "SIGHUP"):  # Windows has no SIGHUP
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), _terminate)
-
-
-def _terminate(signum: int, _frame: FrameType | None) -> NoReturn:
-    stop(SystemExit(128 + signum))
-
-
-def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
-    stop(KeyboardInterrupt())
-
-
-def report_error(message: str, hint: str, code: int) -> int:
-    """Print an error and its way out to stderr, and return `code`."""
-    color = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    label = click.style("error:", fg="red", bold=True) if color else "error:"
-    with suppress(OSError):  # stderr may be closed; the exit code still tells
-        click.echo(f"{label} {_lines(message)}", err=True, color=color)
-        if hint:
-            click.echo(f"hint: {_lines(hint)}", err=True, color=color)
-    return code
-
-
-def _lines(text: str) -> str:
-    """Keep the line breaks of a message, and escape all other control characters."""
-    return "\n".join(printable(line) for line in text.splitlines())

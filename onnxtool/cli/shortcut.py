@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxtool.cli.streams import drop_output, is_text
+from onnxtool.cli.streams import drop_output, is_text, report_error
 from onnxtool.errors import OnnxtoolError
 
 
@@ -30,9 +30,6 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
         report: object = describe_model(paths[0]) if len(paths) == 1 else compare_models(paths[0], paths[1])
     except (OnnxtoolError, OSError):
         return None
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)  # noqa: T201  click is what this does without
-        return 130
     try:
         sys.stdout.write(json_document(report))
         sys.stdout.flush()
@@ -41,8 +38,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
         return 141
     except OSError as error:
         drop_output()
-        print(f"error: cannot write to stdout: {error.strerror}", file=sys.stderr)  # noqa: T201
-        return 1
+        return report_error(f"cannot write to stdout: {error.strerror}", "", 1)
     return 0
 
 

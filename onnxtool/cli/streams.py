@@ -9,7 +9,8 @@ import io
 import json
 import os
 import sys
-from pathlib import Path
+from contextlib import suppress
+from typing import TextIO
 
 from onnxtool.reports import printable as printable
 from onnxtool.reports import to_json
@@ -21,17 +22,45 @@ def ready_streams() -> None:
     JSON knows no other encoding, and names of models are of any script. A closed stream becomes the null device: a
     file that is opened later would take its descriptor, and get what libraries print.
     """
-    for name in ("stdout", "stderr"):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  as long as the process
-        elif isinstance(stream, io.TextIOWrapper):
+            with suppress(OSError):
+                os.close(descriptor)
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            stream = os.fdopen(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+        elif descriptor and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def drop_output() -> None:
     """Discard what stdout still buffers after a failed write: Python would write it again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _drop(sys.stdout)
+
+
+def _drop(stream: TextIO) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def report_error(message: str, hint: str, code: int) -> int:
+    """Print an error and its way out to stderr, and return `code`."""
+    label = "error:"
+    if sys.platform != "win32" and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+        label = f"\x1b[31m\x1b[1m{label}\x1b[0m"
+    try:
+        print(f"{label} {_lines(message)}", file=sys.stderr)  # noqa: T201  click is what this does without
+        if hint:
+            print(f"hint: {_lines(hint)}", file=sys.stderr)  # noqa: T201
+        sys.stderr.flush()
+    except OSError:  # the exit code still tells
+        _drop(sys.stderr)
+    return code
+
+
+def _lines(text: str) -> str:
+    """Keep the line breaks of a message, and escape all other control characters."""
+    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def json_document(report: object) -> str:

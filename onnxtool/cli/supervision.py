@@ -1,97 +1,148 @@
-"""Let a command that hands a stranger's file to C++ run in a child process, whose death becomes one error.
+"""Run a command in a child process, so that a signal or a death in C++ is one line and one exit code.
 
 Most that a file could do to onnxruntime is found before (see `onnxtool.runtime.probation`). What is left, a division
 that the processor refuses in the middle of a benchmark or a machine without memory, ends a process without a word. The
 child is forked before anything large is imported, which takes about a millisecond, and keeps the terminal, the folder
-and the place in its job. This process only waits: it passes signals on, and dies with the child's exit code. A child
-that computes in C++ does not hear a signal before that is done, which may be never: it gets some seconds to end.
+and the place in its job. This process only waits.
+
+It alone hears the signals that ask to end: the child and all that the child starts have them blocked, so a signal to
+the whole group does what one to this process does. The child is told by a signal of its own, unwinds, and is silent
+from then on; this process reports. A child that computes in C++ does not hear that before it is done, which may be
+never: it gets some seconds, and what it has staged is removed once it is killed.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 
-_LOADING = frozenset(("artifacts", "encode", "evaluate", "export", "infer", "optimize", "release"))
+from onnxtool.interruption import ENDING, stop
 
 _LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
 _GRACE_SECONDS = 10.0  # to unwind, as containers get
-_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
-
-
-def is_supervised(arguments: Sequence[str]) -> bool:
-    """Return whether this command line loads strangers' files; systems other than Linux run it in this process."""
-    return sys.platform == "linux" and arguments[:1] != [] and arguments[0] in _LOADING
+_AGAIN_SECONDS = 2.0  # the exception may arrive in a destructor, which drops it
 
 
 def supervised(run: Callable[[], int]) -> int:
-    """Return what `run` returns in a child process; 1 where a signal that nothing handles ends it, with an error."""
-    import signal
+    """Return what `run` returns in a child process; 128 and the number of a signal that asked to end it.
 
-    passed_on = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    Where a signal that nothing handles ends the child, that is 1, with an error. Systems other than Linux run it in
+    this process.
+    """
+    if sys.platform != "linux":
+        return _alone(run)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may have ignored it, and then nobody is told
+    ending = {number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
     # What arrives before the child handles signals waits, and none ends this process.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on | {signal.SIGCHLD})
-    parent = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ending | {signal.SIGCHLD})
+    parent, alive = os.pipe()
     child = os.fork()
     if child == 0:
+        for number in (signal.SIGRTMIN, *ending):  # the latter where a library unblocks them
+            signal.signal(number, _stop)
+        os.close(alive)
         _die_with(parent)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before | ending)
         return run()
-    asked, deadline = 0, math.inf
+    asked, again, deadline = 0, math.inf, math.inf
+    staged: set[Path] = set()
     while True:
-        seconds = min(deadline - time.monotonic(), _LONGEST_WAIT)
-        info = signal.sigtimedwait(passed_on | {signal.SIGCHLD}, max(0.0, seconds))
-        if info is None and time.monotonic() >= deadline:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-        elif info is not None and info.si_signo != signal.SIGCHLD:
-            asked, deadline = info.si_signo, min(deadline, time.monotonic() + _GRACE_SECONDS)
-            # A terminal, whose signals have no sender, asks all processes of the job by itself.
-            if info.si_pid:
-                with suppress(ProcessLookupError):
-                    os.kill(child, info.si_signo)
+        wait = max(0.0, min(again - time.monotonic(), _LONGEST_WAIT))
+        info = signal.sigtimedwait(ending | {signal.SIGCHLD}, wait)
         ended, status = os.waitpid(child, os.WNOHANG)
+        if info is not None and info.si_signo != signal.SIGCHLD and not asked:
+            asked, again = info.si_signo, time.monotonic()
+            deadline = again + _GRACE_SECONDS
         if ended:
             break
-    if os.WIFEXITED(status):
-        return os.WEXITSTATUS(status)
-    if asked and os.WTERMSIG(status) == signal.SIGKILL:
-        return _report_stopped(asked)
-    return _report_death(os.WTERMSIG(status))
+        if time.monotonic() >= again:
+            staged |= _staged_by(child)
+            os.kill(child, signal.SIGKILL if again >= deadline else signal.SIGRTMIN)
+            again = min(again + _AGAIN_SECONDS, deadline) if again < deadline else math.inf
+    if asked:
+        code = _report_stopped(asked, staged, is_killed=again == math.inf)
+    else:
+        code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else _report_death(os.WTERMSIG(status))
+    os._exit(code)  # there is nothing to finalize, which takes some milliseconds
+
+
+def _alone(run: Callable[[], int]) -> int:
+    asked: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        stop(KeyboardInterrupt(), frame)
+
+    for number in ENDING:
+        signal.signal(number, interrupt)
+    try:
+        code = run()
+    except KeyboardInterrupt:
+        from onnxtool.cli.streams import report_error
+
+        code = report_error("interrupted", "", 130)
+    return 128 + asked[0] if asked else code
+
+
+def _stop(_number: int, frame: FrameType | None) -> None:
+    """Unwind, so that staged files go, and print nothing more: what libraries say of it is of no use."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    stop(KeyboardInterrupt(), frame)
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel kill this process where its parent is killed: nobody would wait for its result."""
-    import ctypes
-    import signal
+    """Let the kernel end this process (SIGIO) when its parent closes the other end of a pipe, by dying as well."""
+    import fcntl
 
-    with suppress(OSError, AttributeError):  # a C library without it
-        ctypes.CDLL(None).prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(parent, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    with suppress(BlockingIOError):
+        if not os.read(parent, 1):
+            os._exit(1)
 
 
-def _report_stopped(number: int) -> int:
-    import signal
+def _staged_by(process: int) -> set[Path]:
+    """Return the folders in which a process stages files, and files that have no name yet: it has them open."""
+    found = set()
+    with suppress(OSError):
+        for descriptor in Path(f"/proc/{process}/fd").iterdir():
+            with suppress(OSError):
+                path = descriptor.readlink()
+                path = path.with_name(path.name.removesuffix(" (deleted)"))
+                found.add(path.parent if path.name == "lock" else path)
+    return {path for path in found if path.suffix == ".partial"}
 
-    from onnxtool.cli.entry import report_error
 
-    return report_error(
-        f"the command did not end within {_GRACE_SECONDS:.0f} s of {signal.Signals(number).name}, and was killed",
-        "no output was replaced; the next run of the same command removes what it left, as onnxtool clean does",
-        128 + number,
-    )
+def _report_stopped(number: int, staged: set[Path], *, is_killed: bool) -> int:
+    from onnxtool.cli.streams import report_error
+
+    if left := [path for path in staged if path.exists()]:
+        import logging
+
+        from onnxtool.model_file.commits import settle
+
+        logging.disable()
+        for path in left:
+            with suppress(OSError):
+                settle(path)
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\r\x1b[2K\x1b[?25h")  # the child's progress bar, which hides the cursor
+    name = "" if number == signal.SIGINT else f" by {signal.Signals(number).name}"
+    late = f", and killed as it did not end within {_GRACE_SECONDS:.0f} s" if is_killed else ""
+    return report_error(f"interrupted{name}{late}", "", 128 + number)
 
 
 def _report_death(number: int) -> int:
-    import signal
-
-    from onnxtool.cli.entry import report_error
+    from onnxtool.cli.streams import report_error
     from onnxtool.guarded import signal_name
 
     name = signal_name(number)

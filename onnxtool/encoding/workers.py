@@ -7,7 +7,6 @@ ends a process by itself. That one is rejected, with its id, and the job goes on
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolE
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +23,7 @@ from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event
 from onnxtool.errors import OnnxtoolError, SessionError
-from onnxtool.interruption import check_interrupted
+from onnxtool.interruption import check_interrupted, deaf
 from onnxtool.runtime.session import available_cores
 
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
@@ -76,7 +75,6 @@ _here: list[_Here] = []
 
 def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
     """Begin a worker process, which ends with the one that has started it, however that ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for who waits for this process
     if memory_bytes and sys.platform != "win32":
         import resource
 
@@ -271,7 +269,11 @@ class Worker:
             self._listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
             self._listener.start()
             try:
-                self._pool.submit(os.getpid).result()
+                with deaf():
+                    resource_tracker.ensure_running()  # which hears them again
+                    with deaf():
+                        started = self._pool.submit(os.getpid)
+                started.result()
             finally:
                 theirs.close()  # the process has its end of the pipe now
         return self._pool

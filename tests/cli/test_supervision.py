@@ -12,8 +12,6 @@ from pathlib import Path
 import onnx
 import pytest
 
-from onnxtool.cli.supervision import is_supervised
-
 if sys.platform != "linux":
     pytest.skip("supervision is for Linux", allow_module_level=True)
 
@@ -33,13 +31,6 @@ def is_running(process: int) -> bool:
     """Return whether the process is there, and not only its exit code."""
     status = Path(f"/proc/{process}/stat")
     return status.exists() and status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def test_commands_that_load_files_of_strangers_are_supervised() -> None:
-    """The others start a few milliseconds earlier."""
-    assert is_supervised(["infer", "--benchmark"])
-    assert not is_supervised(["stats", "model.onnx"])
-    assert not is_supervised([])
 
 
 def test_the_exit_code_is_the_childs() -> None:
@@ -67,28 +58,66 @@ def test_a_death_is_one_error(number: signal.Signals, said: str) -> None:
     assert "hint:" in stderr
 
 
-def test_a_signal_reaches_the_command() -> None:
-    """Which ends as it wants to."""
-    process = run("signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('ready', flush=True); time.sleep(60)")
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (signal.SIGINT, "error: interrupted\n"),
+        (signal.SIGTERM, "error: interrupted by SIGTERM\n"),
+        (signal.SIGHUP, "error: interrupted by SIGHUP\n"),
+    ],
+)
+def test_a_signal_is_one_line(number: signal.Signals, line: str) -> None:
+    """The command unwinds, and what it prints from then on is dropped, whatever it ends with."""
+    process = run("print('ready', flush=True); time.sleep(60)")
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.terminate()
-    process.communicate()
-    assert process.returncode == 143
+    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate() == ("", line)
+    assert process.returncode == 128 + number
 
 
-def test_a_command_that_hears_no_signal_is_killed_after_some_seconds() -> None:
-    """Python handles a signal between two instructions, and a library in C++ may not come back to the next."""
+def test_a_signal_that_a_destructor_drops_is_sent_again() -> None:
+    """Python prints an exception of a destructor, and goes on."""
     process = run(
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)",
-        before="import onnxtool.cli.supervision as own\nown._GRACE_SECONDS = 0.2\n",
+        "Slow().end(); time.sleep(60)",
+        before="import onnxtool.cli.supervision as own\nown._AGAIN_SECONDS = 0.2\nclass Slow:\n"
+        "    def end(self): pass\n    def __del__(self): print('ready', flush=True); time.sleep(60)\n",
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    _, stderr = process.communicate()
+    assert process.communicate(timeout=30) == ("", "error: interrupted by SIGTERM\n")
+
+
+def test_a_command_started_by_nohup_goes_on() -> None:
+    """`nohup` ignores SIGHUP before it starts the command."""
+    process = run(
+        "print('ready', flush=True); time.sleep(0.3)", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    process.communicate()
+    assert process.returncode == 2
+
+
+def test_a_command_that_hears_no_signal_is_killed_after_some_seconds(tmp_path: Path) -> None:
+    """Python handles a signal between two instructions, and a library in C++ may not come back to the next."""
+    process = run(
+        "folder.make(); signal.signal(signal.SIGRTMIN, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)",
+        before="import onnxtool.cli.supervision as own\nfrom pathlib import Path\n"
+        "from onnxtool.model_file.commits import CommitFolder\nown._GRACE_SECONDS = 0.2\n"
+        f"folder = CommitFolder(Path({str(tmp_path)!r}), 'm.onnx')\n",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert list(tmp_path.iterdir())
+    process.terminate()
+    line = "error: interrupted by SIGTERM, and killed as it did not end within 0 s\n"
+    assert process.communicate() == ("", line)
     assert process.returncode == 143
-    assert stderr.startswith("error: the command did not end within 0 s of SIGTERM, and was killed")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_is_killed_with_its_parent() -> None:
