@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from onnxtool.benchmarking.report import TransferTimes
 from onnxtool.benchmarking.samples import Floats
-from onnxtool.runtime.nesting import is_part
+from onnxtool.runtime.nesting import is_nested, is_part
 from onnxtool.runtime.session import Session
 from onnxtool.runtime.timing import summarize_latencies
 
@@ -60,7 +60,8 @@ class SessionRunner:
 
     def _own(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         inputs = self.session.model.structure.inputs
-        found = {name: array for name, array in feeds.items() for info in inputs if is_part(name, info)}
+        holders = [info for info in inputs if is_nested(info)]
+        found = {name: array for name, array in feeds.items() for info in holders if is_part(name, info)}
         return found | {
             info.name: feeds[info.name] if info.dtype == "string" else feeds[info.name].astype(info.dtype, copy=False)
             for info in inputs

@@ -52,6 +52,20 @@ def test_a_graph_whose_constants_stay_small_is_not(name: str, tmp_path: Path) ->
     assert not needs_probation(model_with(name, tmp_path))
 
 
+@pytest.mark.parametrize(("kind", "most"), [("outputs", 2000), ("consumers", 5000)])
+def test_a_graph_that_onnxruntime_is_slow_on_is_tried_first(kind: str, most: int, tmp_path: Path) -> None:
+    """Its time grows with the square of both: 20,000 outputs take it a minute."""
+    for count in (most, most + 1):
+        names = [f"y{number}" for number in range(count)]
+        nodes = [helper.make_node("Neg", ["x"], [name]) for name in names]
+        if kind == "consumers":
+            nodes.append(helper.make_node("Identity", ["y0"], ["y"]))
+        outputs = ["y"] if kind == "consumers" else names
+        infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in ("x", *outputs)]
+        onnx.save(helper.make_model(helper.make_graph(nodes, "g", infos[:1], infos[1:])), tmp_path / "model.onnx")
+        assert needs_probation(ModelFile.open(tmp_path / "model.onnx")) is (count > most)
+
+
 def test_exports_and_what_becomes_of_them_are_not_tried(workshop: Workshop) -> None:
     """No exporter's graph of a text model pays for the child."""
     for exporter in ("dynamo", "torchscript"):
