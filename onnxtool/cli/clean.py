@@ -16,6 +16,7 @@ _MEANINGS = {
     "elsewhere": "of a run on another machine",
     "half": "half a set, of no use",
     "unfinished": "a whole set that lacks names",
+    "unproven": "not known to be yours",
 }
 
 
@@ -44,7 +45,8 @@ def command(*, folder: Path, dry_run: bool, result: Result) -> None:
 
     A run that is killed leaves a hidden folder beside its output. Half a set of files is removed. A set that was whole
     already, and of which only some files had their names, is finished. What a run that is still going writes is left
-    alone, and so is what a run on another machine wrote: only there can be known whether it is going.
+    alone, and so is what a run on another machine wrote: only there can be known whether it is going. A folder that
+    a clone or an archive may have brought is listed and left alone as well.
     """
     entries = [_entry(leftover, dry_run=dry_run) for leftover in find_leftovers(folder)]
     removed = sum(entry.size_bytes for entry in entries if entry.action == "removed")
@@ -70,4 +72,8 @@ def _blocks(report: _Report) -> list[Block]:
     blocks: list[Block] = [Table(("left", "size", "what it is", "done"), rows, frozenset({"size"}))]
     if any(entry.state == "elsewhere" for entry in report.leftovers):
         blocks.append(Note("remove what is of a run on another machine by hand, once no run writes it any more"))
+    if any(entry.state == "unproven" for entry in report.leftovers):
+        blocks.append(
+            Note("a clone, an archive or a backup may have brought what is not known to be yours: look at it")
+        )
     return blocks

@@ -4,6 +4,11 @@ A run makes its files in a folder of its own beside their place, `.NAME.XXXXXXXX
 the run is still going. The files are forced to the disk, and then a journal of what is to become of them. The rename
 that gives the journal its name decides: before it the old set stands; from then on the new one does, and whoever finds
 the folder of a killed run finishes what the journal says.
+
+A clone, an archive or a download may hold such a folder as well. Ours is told by a file that is made empty and never
+touched: the lock states its inode and the time of its last change, which the file system sets and no copy can choose.
+After a restore from a backup the two differ too, and on file systems without lasting inodes they may: such a folder
+is named, and left.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from typing import Literal, NamedTuple
 
 from onnxtool.errors import OutputExistsError, OutputWriteError
 
-State = Literal["running", "elsewhere", "half", "unfinished"]
+State = Literal["running", "elsewhere", "half", "unfinished", "unproven"]
 
 _FOLDER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
 # What a run over a corpus writes before it is named: shards in its folder, the records beside it.
@@ -29,7 +34,8 @@ _SHARD = re.compile(
     r"\.part-[0-9]{5,}(_[0-9]{5,})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.[0-9a-f]{8})?\.partial"
 )
 _RECORD = re.compile(r"\.(?P<folder>.+)\.(manifest\.json|rejects\.jsonl)\.partial", re.DOTALL)
-_LOCK, _JOURNAL, _FILES = "lock", "journal.json", "files"
+_LOCK, _SEAL, _JOURNAL, _FILES = "lock", "seal", "journal.json", "files"
+_NOT_OURS_TO_SETTLE = ("running", "elsewhere", "unproven")
 _LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
 _MAX_JOURNAL_BYTES = 1 << 24
 _WAIT_S, _POLL_S = 30.0, 0.02
@@ -43,7 +49,8 @@ class Leftover(NamedTuple):
     Attributes:
         path: the hidden folder or file.
         state: `half` is of no use to anybody; `unfinished` is a whole set of which some files lack their names yet;
-            `elsewhere` is of a run on another machine, of which this one cannot tell whether it is still going.
+            `elsewhere` is of a run on another machine, of which this one cannot tell whether it is still going;
+            `unproven` may have come with a clone, an archive or a download.
         size_bytes: of all files in it.
     """
 
@@ -73,9 +80,12 @@ class CommitFolder:
         """Make the folder and its lock."""
         with exclusive(self.root):  # nobody sees it without its lock
             self.path.mkdir()
+            (self.path / _SEAL).touch(0o600, exist_ok=False)
             descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             self._descriptor = descriptor
-            os.write(descriptor, json.dumps({**_machine(), "process": os.getpid()}).encode())
+            os.write(
+                descriptor, json.dumps({**_machine(), "process": os.getpid(), "seal": _seal_of(self.path)}).encode()
+            )
             while _try_lock(descriptor) is False:  # somebody is asking for a moment whether it is locked
                 time.sleep(_POLL_S)
         self.files.mkdir()
@@ -153,7 +163,10 @@ def settle(path: Path) -> bool:
 
     with exclusive(path.parent):
         state = _state(path)
-        if state in ("running", "elsewhere"):
+        if state in _NOT_OURS_TO_SETTLE:
+            if state == "unproven":
+                text = "left %s alone: nothing proves that a run of yours on this file system made it"
+                logging.getLogger(__name__).warning(text, ascii(str(path))[1:-1])
             return False
         if path.is_dir() and not path.is_symlink():
             _settle(path)
@@ -294,6 +307,8 @@ def _state(path: Path) -> State:
         return "running"
     if owner is not None and not any(owner.get(key) == value for key, value in _machine().items() if value):
         return "elsewhere"
+    if not _is_ours(path, owner):
+        return "unproven"
     return "unfinished" if _is_pending(path) else "half"
 
 
@@ -318,6 +333,26 @@ def _read_owner(folder: Path) -> dict[str, object] | None:
     except (OSError, ValueError, RecursionError):  # it was killed before it wrote that
         return None
     return owner if isinstance(owner, dict) else None
+
+
+def _seal_of(folder: Path) -> list[int]:
+    """Return what no copy of a folder has of its seal: the inode, and when it was made."""
+    seal = (folder / _SEAL).lstat()
+    return [seal.st_ino, seal.st_ctime_ns]
+
+
+def _is_ours(folder: Path, owner: dict[str, object] | None) -> bool:
+    """Whether this user made the folder here, by its seal; one that has no bytes in it yet harms nothing."""
+    try:
+        files = [one for one in folder.iterdir() if one.name != _FILES or one.is_symlink() or any(one.iterdir())]
+        if all(one.name in (_LOCK, _SEAL) and one.lstat().st_size == 0 and not one.is_dir() for one in files):
+            return True
+        stated = [folder, *(folder / name for name in (_LOCK, _SEAL, _JOURNAL) if os.path.lexists(folder / name))]
+        mine = sys.platform == "win32" or all(one.lstat().st_uid == os.geteuid() for one in stated)
+        linked = any(one.is_symlink() for one in (*stated, folder / _FILES))
+        return mine and not linked and owner is not None and owner.get("seal") == _seal_of(folder)
+    except OSError:
+        return False
 
 
 def _is_alive(owner: dict[str, object]) -> bool:
@@ -415,6 +450,10 @@ def _move(file: Path, target: Path) -> None:
 def _remove(folder: Path) -> None:
     import shutil
 
+    for name in (_FILES, _JOURNAL, f"{_JOURNAL}.partial", _LOCK):  # what proves that it is ours goes last
+        shutil.rmtree(folder / name, ignore_errors=True)
+        with suppress(OSError):
+            (folder / name).unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
-from onnxtool.model_file import ModelFile, check_writable, scratch_folder, staged, write_text
+from onnxtool.model_file import ModelFile, check_writable, commits, scratch_folder, staged, write_text
 from onnxtool.model_file.commits import find_leftovers, recover, settle, unfinished_set_of
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import make_addition, weight_of
@@ -224,19 +225,47 @@ def test_two_runs_at_once_leave_one_of_their_sets(tmp_path: Path) -> None:
     assert hidden_in(tmp_path) == []
 
 
-def test_a_journal_of_somebody_else_changes_nothing_outside(tmp_path: Path) -> None:
-    """A downloaded folder may hold one: it names files of this folder, also through links, or it is none."""
-    folder = tmp_path / "downloaded"
-    (tmp_path / "precious").write_text("mine")
-    for number, name in enumerate(("../precious", str(tmp_path / "precious"), "link/precious")):
-        hidden = folder / f".model.onnx.0000000{number}.partial"
-        (hidden / "files" / "link").mkdir(parents=True)
-        (hidden / "files" / "link" / "precious").write_text("theirs")
-        (hidden / "journal.json").write_text(json.dumps({"files": [name], "obsolete": [name]}))
-    (folder / "link").symlink_to(tmp_path)
-    with pytest.raises(OutputWriteError, match="a link leads out of"):
-        recover(folder / "model.onnx")
-    assert (tmp_path / "precious").read_text() == "mine"
+def test_a_copy_of_a_folder_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was cloned, unpacked or restored is named and left: its seal has another inode and another time."""
+    found = kill_between_names(tmp_path, monkeypatch)
+    copied = tmp_path.with_name("copied")
+    shutil.copytree(found, copied / found.name)
+    before = {str(path) for path in copied.rglob("*")}
+    recover(copied / "model.onnx")
+    shown = run_onnxtool(copied, "clean", "--format", "json").stdout
+    assert [(one["state"], one["action"]) for one in json.loads(shown)["leftovers"]] == [("unproven", "left alone")]
+    assert {str(path) for path in copied.rglob("*")} == before
+    assert unfinished_set_of(copied / "model.onnx") is None
+    recover(tmp_path / "model.onnx")
+    assert set_in(tmp_path) == NEW
+    assert not found.exists()
+
+
+@pytest.mark.parametrize("lock", ["none", "empty", "machine", "guessed", "linked seal", "linked files"])
+def test_a_journal_of_somebody_else_does_nothing(tmp_path: Path, lock: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With any lock that can be written without this file system: no file is named, and none is removed."""
+    (tmp_path / "mine.txt").write_text("mine")
+    hidden = tmp_path / ".o.onnx.aaaaaaaa.partial"
+    (hidden / "theirs").mkdir(parents=True)
+    (hidden / "theirs" / "o.onnx").write_text("theirs")
+    (hidden / "journal.json").write_text(json.dumps({"files": ["o.onnx"], "obsolete": ["mine.txt"]}))
+    owner: dict[str, Any] = {**commits._machine(), "process": 1, "seal": [1, 1]}
+    if lock == "linked files":
+        (hidden / "files").symlink_to("theirs")
+    else:
+        (hidden / "theirs").rename(hidden / "files")
+    if lock == "linked seal":
+        (hidden / "seal").symlink_to("journal.json")
+    elif lock in ("guessed", "linked files"):
+        (hidden / "seal").touch()
+    if lock in ("linked seal", "linked files"):
+        owner["seal"] = commits._seal_of(hidden)
+    if lock != "none":
+        (hidden / "lock").write_text("" if lock == "empty" else json.dumps(owner))
+    recover(tmp_path / "o.onnx")
+    assert not settle(hidden)
+    assert f"left {hidden} alone" in caplog.text
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", hidden.name}
 
 
 @pytest.mark.parametrize("force", [False, True])
