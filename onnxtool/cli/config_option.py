@@ -29,14 +29,58 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 PRECEDENCE = ("the command line", f"{PREFIX}COMMAND_OPTION in the environment", OWN_FILE, PROJECT_FILE, "the defaults")
 """Where an option comes from, first that which stands above the others."""
 
-# A file that lies in a folder, such as a repository that was cloned, is not the user. None of these is for it to say.
-_NOT_IN_FILES = {
-    "trust_remote_code": "it runs code of a checkpoint",
-    "allow_pickle": "it reads files that can run code",
-    "force": "it replaces files",
-    "output": "it says where to write",
-    "plot": "it says where to write",
+# A file that lies in a folder, such as a repository that was cloned, is not the user: it sets what is harmless alone.
+# --config names a file that the user chose, which may set the rest but not what runs code or replaces files.
+EFFECTS: dict[str, tuple[str, ...]] = {
+    "it runs code of a checkpoint, or reads files that can run code": ("allow_pickle", "trust_remote_code"),
+    "it replaces files": ("force",),
+    "it chooses the checkpoint whose code --trust_remote_code runs": (
+        *("artifacts.model_name", "artifacts.revision", "export.model_name", "export.revision", "verify.revision"),
+    ),
+    "it says where to write": ("cache", "metrics", "output", "plot", "prefix", "progress_log", "save_run"),
+    "it sends something": ("engine", "private", "push"),
+    "it can lower a check": (
+        *("allow_missing_weights", "allow_unused_weights", "atol", "identity", "input_shape", "issuer", "max_error"),
+        *("min_cosine", "public_key", "rtol", "sample_inputs", "verify", "verify.precision"),
+    ),
 }
+"""Effects that options have beyond their command's result, with the options, or COMMAND.OPTION; all others are in
+HARMLESS. A name in neither is refused as well."""
+_NEVER_IN_FILES = frozenset(("allow_pickle", "force", "trust_remote_code"))
+HARMLESS = frozenset(
+    (
+        *("activations", "additional_output", "against", "allowed_licenses", "baseline", "batch_size", "batch_tokens"),
+        *("benchmark", "calibration", "candidates", "chat", "check", "class_axis", "compare", "contents", "cpu"),
+        *("data", "decoding", "depth", "device", "dimensions", "dry_run", "dtype", "duration", "encoder_path"),
+        *("exporter", "fail_if", "format", "freeze", "gzip", "head", "hidden_size", "ignore_index", "image", "input"),
+        *("inter_threads", "io_binding", "keep_own_ids", "keep_raw", "keep_special", "log_level", "long", "lora"),
+        *("lora_alpha", "lora_targets", "loss", "loss_input", "max_grad_norm", "max_length", "max_new_tokens"),
+        *(
+            "measure",
+            "memory_limit",
+            "model_name",
+            "model_path",
+            "model_type",
+            "no_repeat_ngram_size",
+            "nominal_checkpoint",
+        ),
+        *("normalize", "num_beams", "num_candidates", "num_heads", "opset", "optimize", "optimizer", "ort_format"),
+        *("output_format", "overlap", "part", "partner", "pooling", "precision", "processes", "prompt", "provider"),
+        *("query", "quiet", "ranges", "read_back", "recompute", "repetition_penalty", "representation"),
+        *("require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
+        *("shift_labels", "split", "split_bytes", "splits", "stats", "stop", "stream", "strict", "target", "task"),
+        *("temperature", "text", "text_model", "threads", "timing", "top_k", "top_p", "train", "vectors"),
+        *("vectors_as", "verbose", "warmup", "weight_decay", "weights", "workers"),
+    )
+)
+
+
+def effect_of(command: str, name: str) -> str | None:
+    """Return the effect of an option that a file of a folder must not have; None for one that is harmless."""
+    for effect, names in EFFECTS.items():
+        if name in names or f"{command}.{name}" in names:
+            return effect
+    return None if name in HARMLESS else "what it does is not known"
 
 
 class Configured(NamedTuple):
@@ -132,17 +176,21 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
     found = {}
     for name, setting in settings.items():
         if name not in options:
-            known = [one for one in options if setting.folder is None or one not in _NOT_IN_FILES]
+            known = [one for one in options if setting.folder is None or one in HARMLESS]
             raise click.UsageError(
                 f"{setting.source}: {name} is no option of onnxtool {command}{_suggestion(name, known)}", context
             )
-        if setting.folder is not None and name in _NOT_IN_FILES:
+        effect = effect_of(command, name)
+        if setting.folder is not None and effect and (path is None or name in _NEVER_IN_FILES):
+            ways = f"pass --{name}, or set {PREFIX}{command.upper()}_{name.upper()}"
             raise click.UsageError(
-                f"{setting.source}: {name} cannot be set in a file, because {_NOT_IN_FILES[name]}\n"
-                f"pass --{name}, or set {PREFIX}{command.upper()}_{name.upper()}",
+                f"{setting.source}: {name} cannot be set in {'this' if path is None else 'a'} file, because {effect}\n"
+                f"{ways if name in _NEVER_IN_FILES else f'{ways}, or name the file by --config'}",
                 context,
             )
-        found[name] = Configured(command, name, _value(context, options[name], name, setting), setting.source)
+        found[name] = Configured(
+            command, name, _value(context, options[name], setting, is_own=path is not None), setting.source
+        )
     return found
 
 
@@ -162,7 +210,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]!r}?" if close else f"; use one of {', '.join(known)}"
 
 
-def _value(context: click.Context, option: click.Option, key: str, setting: Setting) -> Any:
+def _value(context: click.Context, option: click.Option, setting: Setting, *, is_own: bool) -> Any:
     """Return what an option makes of a setting.
 
     Raises:
@@ -176,11 +224,15 @@ def _value(context: click.Context, option: click.Option, key: str, setting: Sett
             check("", value, _hint(option))
         if isinstance(option.type, click.Path):
             value = str(setting.folder / value)
+            if not is_own and not Path(value).resolve().is_relative_to(setting.folder.resolve()):
+                raise OptionError(f"{setting.value} leaves the folder of the file, which may not be yours", "")
         elif isinstance(value, list) and not option.multiple:
             value = ",".join(map(str, value))
         return option.type_cast_value(context, value)
     except (click.BadParameter, OptionError) as error:
-        raise click.UsageError(f"{setting.source}: {key}: {error.message}", context) from error
+        raise click.UsageError(
+            f"{setting.source}: {option.opts[-1].removeprefix('--')}: {error.message}", context
+        ) from error
 
 
 def _hint(option: click.Option) -> Any:

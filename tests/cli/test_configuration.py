@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import click
 import pytest
 
+from onnxtool.cli.commands import RUNNABLE
+from onnxtool.cli.config_option import EFFECTS, HARMLESS
 from onnxtool.cli.configuration import Setting, find_files, settings_of
+from onnxtool.cli.entry import find_command
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.graphs import save_operators
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
@@ -93,14 +97,71 @@ def test_a_wrong_variable_is_named(folder: Path, name: str, value: str, reason: 
     assert run_onnxtool(folder, "env", "--quiet", **{name: value}).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["trust_remote_code", "allow_pickle", "force", "output"])
+@pytest.mark.parametrize("name", ["trust_remote_code", "allow_pickle", "force"])
 def test_no_file_may_say_what_is_for_a_person_to_say(folder: Path, name: str) -> None:
-    """A folder that was cloned or unpacked must not run code, or write elsewhere, without anybody asking for it."""
+    """A folder that was cloned or unpacked must not run code, or replace files, without anybody asking for it."""
     (folder / "pyproject.toml").write_text(f"[tool.onnxtool.export]\n{name} = true\n")
-    for options in ((), ("--config", "pyproject.toml")):
+    for options, kind in (((), "this"), (("--config", "pyproject.toml"), "a")):
         done = run_onnxtool(folder, "export", "--model_name", "x", *options)
         assert done.returncode == 2
-        assert f"pyproject.toml [tool.onnxtool.export]: {name} cannot be set in a file, because it" in done.stderr
+        assert (
+            f"pyproject.toml [tool.onnxtool.export]: {name} cannot be set in {kind} file, because it r" in done.stderr
+        )
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "effect"),
+    [
+        ("export", "output = 'x'", "it says where to write"),
+        ("export", "verify = false", "it can lower a check"),
+        ("export", "revision = 'refs/pr/1'", "it chooses the checkpoint whose code --trust_remote_code runs"),
+        ("optimize", "max_error = 9.0", "it can lower a check"),
+        ("infer", "metrics = 'mine.txt'", "it says where to write"),
+        ("infer", "progress_log = 'mine.txt'", "it says where to write"),
+        ("evaluate", "save_run = 'mine.txt'", "it says where to write"),
+        ("evaluate", "cache = '..'", "it says where to write"),
+        ("verify", "precision = 'int8'", "it can lower a check"),
+    ],
+)
+def test_a_file_of_the_folder_sets_what_is_harmless_alone(folder: Path, command: str, line: str, effect: str) -> None:
+    """A file that the user names by --config may set the rest."""
+    (folder / ".onnxtool.toml").write_text(f"[{command}]\n{line}\n")
+    name = line.split()[0]
+    arguments = (command, *(("a.onnx", "b.onnx") if command == "verify" else ()))
+    done = run_onnxtool(folder, *arguments)
+    assert done.returncode == 2
+    assert f".onnxtool.toml [{command}]: {name} cannot be set in this file, because {effect}\n" in done.stderr
+    assert f"pass --{name}, or set ONNXTOOL_{command.upper()}_{name.upper()}, or name the file by --con" in done.stderr
+    assert "cannot be set" not in run_onnxtool(folder, *arguments, "--config", ".onnxtool.toml").stderr
+
+
+def test_a_file_of_the_folder_reads_nothing_outside_of_it(folder: Path) -> None:
+    """What it names could be a secret, which a command writes into a result; links do not help."""
+    (folder / "here").mkdir()
+    (folder / "here" / "link.onnx").symlink_to(folder / "model.onnx")
+    for path in ("../model.onnx", "link.onnx", str(folder / "model.onnx")):
+        (folder / "here" / ".onnxtool.toml").write_text(f"[infer]\nmodel_path = '{path}'\n")
+        done = run_onnxtool(folder / "here", "infer", "--text", "a")
+        assert done.returncode == 2
+        assert f"model_path: {path} leaves the folder of the file" in done.stderr
+        assert (
+            "leaves" not in run_onnxtool(folder / "here", "infer", "--text", "a", "--config", ".onnxtool.toml").stderr
+        )
+
+
+def test_it_is_said_of_each_option_what_a_file_may_do_with_it() -> None:
+    """One that is new is refused until somebody has thought about it."""
+    effects = {name for names in EFFECTS.values() for name in names}
+    known: set[str] = set()
+    for path in RUNNABLE:
+        command = path.replace(" ", "_")
+        for option in find_command(path).params:
+            names = [name.removeprefix("--") for name in option.opts if name.startswith("--")]
+            known |= {*names, *(f"{command}.{name}" for name in names)}
+            for name in names if isinstance(option, click.Option) and option.name != "config" else ():
+                assert name in HARMLESS or f"{command}.{name}" in effects or name in effects, f"{path} --{name}"
+                assert not (name in HARMLESS and name in effects), name
+    assert (HARMLESS | effects) <= known
 
 
 def test_an_error_says_where_its_option_comes_from(folder: Path) -> None:
