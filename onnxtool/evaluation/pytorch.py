@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -54,10 +57,17 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
         ) from error
     tell(f"loading {name} in PyTorch")
     device = "cuda" if options.provider == "cuda" else "cpu"
+    pickles: list[str] = []
     try:
-        with quiet():
-            model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device)
+        with quiet(), _without_pickles(pickles):
+            model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device, trust_remote_code=False)
     except Exception as error:
+        if pickles:
+            raise CheckpointError(
+                f"{name} has weights in a pickle only ({pickles[0]}), which can run code",
+                "convert it: save_pretrained(...) of sentence-transformers writes safetensors; or compare with an ONNX "
+                "file, which onnxtool export --allow_pickle makes",
+            ) from error
         raise CheckpointError(
             f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {type(error).__name__}: {error}",
             "pass the folder of the checkpoint, or an ONNX file",
@@ -67,6 +77,22 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
 
         torch.set_num_threads(options.threads)
     return _TorchReranker(name, model, options) if kind == RERANKER else _TorchVectors(name, kind, model, options)
+
+
+@contextmanager
+def _without_pickles(found: list[str]) -> Iterator[None]:
+    """Let torch.load fail in the block, by which transformers and each module read a pickle, and name the files."""
+    import torch
+
+    def refuse(file: Any, *_arguments: Any, **_options: Any) -> NoReturn:
+        found.append(Path(str(file)).name)
+        raise UnpicklingError(f"{file} is a pickle")
+
+    load, torch.load = torch.load, refuse
+    try:
+        yield
+    finally:
+        torch.load = load
 
 
 class _TorchVectors(VectorSystem):

@@ -8,15 +8,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
-from onnxtool.errors import GateError, InputError
+from onnxtool.errors import CheckpointError, GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, judge_by_retrieval
 from onnxtool.evaluation.collection import read_run
+from onnxtool.evaluation.options import DENSE
+from onnxtool.evaluation.pytorch import open_checkpoint
 from onnxtool.evaluation.report import Terms
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, VOCABULARY, ids_of, model_for, splade_terms, table, write_model
+from tests.workshop import Workshop
 
 V = len(VOCABULARY)
 TEXTS = random_texts(50, 12)
@@ -333,3 +341,22 @@ def test_optimize_takes_a_collection_for_auto_alone(tmp_path: Path, options: tup
     done = run_onnxtool(tmp_path, "optimize", "--model_path", write_dense(tmp_path), *options)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+@pytest.mark.parametrize("module", ["", "2_Dense"])
+def test_a_checkpoint_that_is_compared_with_is_not_unpickled(workshop: Workshop, tmp_path: Path, module: str) -> None:
+    """Neither its transformer nor a module; torch.load is what it was behind that."""
+    folder = tmp_path / "checkpoint"
+    transformer = Transformer(str(workshop.checkpoint("tiny-mlm")))
+    size = transformer.get_embedding_dimension()
+    pooling = Pooling(size)
+    dense = Dense(size, 4)
+    SentenceTransformer(modules=[transformer, pooling, dense]).save(str(folder))
+    assert open_checkpoint(str(folder), DENSE, EvaluateOptions()).kind == DENSE
+    weights = folder / module / "model.safetensors"
+    torch.save(load_file(weights), weights.with_name("pytorch_model.bin"))
+    weights.unlink()
+    load = torch.load
+    with pytest.raises(CheckpointError, match=r"has weights in a pickle only \(pytorch_model\.bin\)"):
+        open_checkpoint(str(folder), DENSE, EvaluateOptions())
+    assert torch.load is load
