@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("options",),
     ("errors",),
     ("verification",),
-    ("guarded", "interruption", "lazy", "progress", "reports"),
+    ("guarded", "interruption", "lazy", "progress", "reading", "reports"),
     ("version",),
 )
 # The package itself holds the version and the public names, which it imports when they are used.
@@ -105,6 +105,7 @@ STANDARD_LIBRARY_ONLY = (
         "model_file",
         "options",
         "progress",
+        "reading",
         "reports",
         "stats",
         "summary",

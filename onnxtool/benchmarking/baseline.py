@@ -19,6 +19,7 @@ from onnxtool.benchmarking.samples import TimedShape
 from onnxtool.checkpoint.sentence_modules import is_number
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
+from onnxtool.reading import read_json
 from onnxtool.reports import Json, to_json
 
 _REMAKE = "make a new one: onnxtool infer --benchmark … --format json --output baseline.json"
@@ -48,10 +49,10 @@ class Baseline:
             GateError: there is no such file, or it is not a benchmark report with its raw latencies.
         """
         try:
-            document = json.loads(path.read_bytes())
+            document = read_json(path)
         except OSError as error:
             raise GateError(f"cannot read the baseline {path}: {error.strerror}", _REMAKE) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise GateError(f"the baseline {path} is not JSON: {error}", _REMAKE) from error
         try:
             shapes = dict(_shape(result) for result in _list(document, "results"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from functools import cached_property
@@ -11,6 +10,7 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from onnxtool.errors import OnnxtoolError
+from onnxtool.reading import read_bytes, read_json, read_text
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Array = TypeVar("_Array")
+_MOST_MODULE_BYTES = 1 << 32  # the weights of a module; the largest are tables of vectors of tokens
 
 # What makes a folder an adapter of PEFT, beside a model or alone.
 ADAPTER_NAME = "adapter_config.json"
@@ -70,10 +71,10 @@ class CheckpointFiles(ABC):
         if name not in self._parsed:
             path = self.locate(name)
             try:
-                self._parsed[name] = None if path is None else json.loads(path.read_bytes())
+                self._parsed[name] = None if path is None else read_json(path)
             except OSError as error:
                 raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 raise self.malformed(name, f"not JSON: {error}") from None
         return self._parsed[name]
 
@@ -85,7 +86,7 @@ class CheckpointFiles(ABC):
         """
         path = self.locate(name)
         try:
-            return None if path is None else path.read_text(encoding="utf-8")
+            return None if path is None else read_text(path)
         except OSError as error:
             raise self.refuse(f"cannot read {path}: {error.strerror}", "check its permissions") from error
         except ValueError as error:
@@ -154,7 +155,7 @@ class CheckpointFiles(ABC):
             )
         entries: list[tuple[str, Any]]
         try:
-            content = path.read_bytes() if path.suffix != ".bin" else self.unpickle(path)
+            content = read_bytes(path, _MOST_MODULE_BYTES) if path.suffix != ".bin" else self.unpickle(path)
             entries = deserialize(content)  # type: ignore[no-untyped-call]  # a Rust extension without types
             converted = ((name, convert(name, entry)) for name, entry in entries)
             return {name: array for name, array in converted if array is not None}

@@ -5,7 +5,6 @@ Letters of shapes: H height, W width.
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.text_files import LineError, decode_line
 from onnxtool.errors import InputError
+from onnxtool.reading import lines_of, open_lines, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,8 +125,8 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
 
 def _listed(place: Path) -> Iterator[PictureInput]:
     folder = place.parent.resolve()
-    with place.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+    with open_lines(place) as file:
+        for number, (raw, _) in enumerate(lines_of(file), start=1):
             try:
                 line = decode_line(raw)
                 if line.strip():
@@ -140,8 +140,8 @@ def _entry(line: str) -> tuple[str, str]:
     """Read id and path of a picture from a JSON object."""
     hint = 'each line is an object such as {"id": "1", "image": "pages/1.png"}'
     try:
-        entry: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry: Any = parse_json(line)
+    except ValueError as error:
         raise LineError(f"is not JSON: {error}", hint) from None
     name, picture = (entry.get("id"), entry.get("image")) if isinstance(entry, dict) else (None, None)
     if isinstance(name, bool) or not isinstance(name, str | int):

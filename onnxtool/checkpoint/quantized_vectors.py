@@ -23,6 +23,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.options import Option, StrPath, checked
+from onnxtool.reading import parse_json, read_json
 from onnxtool.reports import Json
 
 # float32 [2, W]: the least and the largest value of each number.
@@ -370,12 +371,12 @@ def read_ranges(path: Path) -> Ranges:
         return of_graph.ranges
     try:
         if path.suffix == ".json":
-            return _of_manifest(json.loads(path.read_bytes()), path)
+            return _of_manifest(read_json(path), path)
         # Mapped: a header that promises more than the file has is an error, and no allocation.
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
-    except (ValueError, EOFError, RecursionError, SyntaxError, OverflowError) as error:
+    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
         raise _bad_ranges(str(path), f"is no array of numbers: {_first_line(error)}") from None
     if not isinstance(found, np.ndarray):
         found.close()
@@ -394,8 +395,8 @@ def _of_manifest(content: Json, path: Path) -> Ranges:
 
 def _parse_ranges(text: str, label: str) -> Ranges:
     try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        content = parse_json(text)
+    except ValueError as error:
         raise _bad_ranges(label, f"is not JSON: {_first_line(error)}") from None
     return check_ranges(content, label)
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import sys
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from onnxtool.errors import InputError
 from onnxtool.options import StrPath, check, checked
+from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, STDIN, lines_of, open_lines, open_regular, parse_json
 from onnxtool.reports import Json
 
-STDIN = Path("-")
 # What BEIR, TREC and MS MARCO call the documents of a test collection, `.gz` behind it or not.
 CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
@@ -135,15 +130,15 @@ def count_lines(path: Path) -> int:
     """Return the line feeds of the file at `path`; 0 where that is known only after reading it (stdin, `.gz`)."""
     if path == STDIN or path.name.lower().endswith(".gz") or not path.is_file():
         return 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:
     """Yield the text of each line of the UTF-8 file at `path` that is not blank; only a line feed ends a line."""
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
+        with open_lines(path) as file:
+            for number, (raw, _) in enumerate(lines_of(file), start=1):
                 try:
                     line = decode_line(raw)
                     if line.strip():
@@ -152,16 +147,10 @@ def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]
                     raise InputError(f"{path}:{number} {error.reason}", error.hint) from None
     except FileNotFoundError:
         raise InputError(f"no such input file: {path}", "check the path") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except GZIP_ERRORS as error:
         raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
-
-
-def _open(path: Path) -> AbstractContextManager[IO[bytes] | gzip.GzipFile]:
-    if path == STDIN:
-        return nullcontext(sys.stdin.buffer)
-    return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
 class _Undecided:
@@ -176,12 +165,14 @@ class _Undecided:
         return self._parse(line)
 
 
-def decode_line(raw: bytes) -> str:
-    """Return a line as text, without its end.
+def decode_line(raw: bytes | None) -> str:
+    """Return a line as text, without its end; None is one that was too long to be read.
 
     Raises:
-        LineError: it is not UTF-8.
+        LineError: it is not UTF-8, or too long.
     """
+    if raw is None:
+        raise LineError(f"is longer than {MOST_LINE_BYTES} bytes", "split the text")
     try:
         # Editors on Windows begin a file with a byte order mark, which is no part of the first text.
         return raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
@@ -198,8 +189,8 @@ def parse_object(line: str) -> TextInput:
         LineError: it is none.
     """
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry = parse_json(line)
+    except ValueError as error:
         raise LineError(f"is not JSON: {error}", 'each line is an object such as {"id": "1", …}') from None
     if not isinstance(entry, dict):
         raise LineError(f"is not a JSON object: {line[:60]}", 'write {"id": "1", "contents": "a text"}')

@@ -27,6 +27,7 @@ from onnxtool.checkpoint.tokenizer_library import (
 from onnxtool.checkpoint.tokenizer_trial import is_plain, require_harmless
 from onnxtool.errors import InputError
 from onnxtool.guarded import in_time
+from onnxtool.reading import read_text
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class TextTokenizer:
         self._folder = folder
         self._path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
         try:
-            stored = self._path.read_text(encoding="utf-8")
+            stored = read_text(self._path)
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(first_line(error)) from error
         content = stored if effective is None or effective.content is None else effective.content

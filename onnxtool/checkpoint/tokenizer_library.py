@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.limits import Text
 from onnxtool.errors import OnnxtoolError
+from onnxtool.reading import read_text
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class EffectiveTokenizer:
         backend.no_padding()
         if stored is None:
             return cls(backend.to_str(pretty=True), stated)
-        before = Tokenizer.from_file(str(stored))
+        before = Tokenizer.from_str(read_text(stored))
         if (cut := before.truncation) is not None:
             backend.enable_truncation(**{**cut, "direction": tokenizer.truncation_side})
         if (padding := before.padding) is not None:
@@ -187,7 +188,7 @@ def read_file(
     """
     from tokenizers import AddedToken, Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_str(read_text(path))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     for token in (special_tokens or {}).values():
@@ -208,7 +209,7 @@ def read_vocabulary(path: Path, texts: Sequence[Text], limit: int | None) -> lis
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    lines = read_text(path).removesuffix("\n").split("\n")
     vocabulary = {token: token_id for token_id, token in enumerate(lines)}
     tokenizer = Tokenizer(
         models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=_LONGEST_WORD)  # noqa: S106

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onnxtool.errors import InputError
+from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 
 OWN_FILE = ".onnxtool.toml"
 PROJECT_FILE = "pyproject.toml"
 PREFIX = "ONNXTOOL_"
-_MAX_BYTES = 1 << 20  # more than any configuration, and nothing to parse
 
 
 class Setting(NamedTuple):
@@ -114,21 +114,15 @@ def _variables(command: str) -> Iterator[tuple[str, Setting]]:
 def _read(path: Path) -> ConfigFile | None:
     """Return the tables of a file; None for a pyproject.toml that does not speak of onnxtool."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        text = content.decode()
+        text = read_text(path, MOST_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}", "check the path and its permissions") from error
-    if len(content) > _MAX_BYTES:
-        raise InputError(f"{path} has more than {_MAX_BYTES} bytes", "a configuration has a few lines")
     is_project = path.name == PROJECT_FILE
     if is_project and "onnxtool" not in text:  # spares most projects the parser
         return None
-    import tomllib
-
     try:
-        tables: Any = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        tables: Any = parse_toml(text)
+    except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}", "correct the file") from error
     for part in ("tool", "onnxtool") if is_project else ():
         tables = tables.get(part) if isinstance(tables, dict) else None

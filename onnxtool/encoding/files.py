@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from onnxtool import reading
 from onnxtool.encoding import filesystems
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import OutputExistsError
@@ -83,9 +84,7 @@ def read_bytes(location: Location) -> bytes:
     """
     if isinstance(location, Uri):
         return filesystems.get(location)
-    if location.exists() and not location.is_file():
-        raise IsADirectoryError(0, "it is no regular file")
-    return location.read_bytes()
+    return reading.read_bytes(location)
 
 
 def write(location: Location, content: bytes, token: str = "") -> None:
@@ -127,7 +126,7 @@ def create(location: Location, content: bytes, token: str = "") -> bool:
         try:
             os.link(path, location)
         except FileExistsError:
-            return location.read_bytes() == content
+            return reading.read_bytes(location) == content
         except OSError:  # a filesystem without links
             path.replace(location)
         force_to_disk(location.parent)

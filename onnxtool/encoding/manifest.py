@@ -19,6 +19,7 @@ from onnxtool.encoding.locations import Location
 from onnxtool.encoding.sources import Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.reading import parse_json
 from onnxtool.reports import Json
 
 _FORMAT = 1
@@ -116,7 +117,7 @@ def read_manifest(path: Location) -> Manifest | None:
         InputError: the file is not such a record.
     """
     try:
-        content = json.loads(read_bytes(path))
+        content = parse_json(read_bytes(path))
         if content["format"] != _FORMAT:
             raise ValueError(f"its format is {content['format']}, and this onnxtool writes {_FORMAT}")
         shards = tuple(parse_shard(entry) for entry in content["shards"])
@@ -127,7 +128,7 @@ def read_manifest(path: Location) -> Manifest | None:
         return None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check what it is, and its permissions") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"{path} is not a manifest of an encoded corpus: {error}", "pass another --output, or remove that file"
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from onnxtool.encoding.splits import ShardName, format_ranges
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import checked
+from onnxtool.reading import parse_json
 
 _RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
 _MOST_NAMED = 20  # ids in an error
@@ -253,7 +253,7 @@ def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
     if not manifest.num_rejects:
         return Counter()
     lines = read_bytes(folder.rejects_path).splitlines()
-    return Counter(reject.kind for reject in parse_rejects([json.loads(line) for line in lines]))
+    return Counter(reject.kind for reject in parse_rejects([parse_json(line) for line in lines]))
 
 
 @checked

@@ -5,7 +5,6 @@ Letters of shapes: N texts of a shard, H numbers of a vector, T terms or tokens 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +23,7 @@ from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.options import checked
+from onnxtool.reading import parse_json
 from onnxtool.reports import short_repr
 
 _COLUMNS = ("vector", "vectors", "indices", "values")
@@ -81,7 +81,7 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
         raise ValueError(f"a shard is read from npy or parquet, and this one ends in {first.suffix}")
     *arrays, names = paths
     with names.open("rb") as file:
-        ids = [str(json.loads(line)["id"]) for line in file]
+        ids = [str(parse_json(line)["id"]) for line in file]
     loaded: list[NDArray[Any]] = [np.load(path, allow_pickle=False) for path in arrays]
     if len(loaded) == 1:
         return Shard(ids, loaded[0])

@@ -38,12 +38,13 @@ from onnxtool.encoding.output import OutputFolder, is_name_of
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import MOST_SPLITS, ShardName
 from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.reading import parse_json
 
 _FORMAT = 2
 _DIGITS = 12
 _RUN = "run.json"
 _OWN = re.compile(r"\.?(run|(part|split)-[0-9]{5,}(_[0-9]{5,})?(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
-_FAULTS = (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError, OverflowError, zlib.error)
+_FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, zlib.error)
 _PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
 
 
@@ -211,7 +212,7 @@ class Records:
             return f"has a record that cannot be read: {error}"
 
     def _read(self, stem: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(read_bytes(self._file(stem)))
+        content: dict[str, Any] = parse_json(read_bytes(self._file(stem)))
         if content["format"] != _FORMAT or content["run"] != self.run.sha256:
             raise ValueError("it is of another run")
         return content
@@ -272,7 +273,7 @@ def read_run(folder: OutputFolder) -> Run | None:
     path = folder.records_path / _RUN
     try:
         content = read_bytes(path)
-        data = json.loads(content)
+        data = parse_json(content)
         run = Run(hashlib.sha256(content).hexdigest(), dict(data["identity"]))
         if data["format"] != _FORMAT or type(run.num_splits) is not int or not 0 < run.num_splits <= MOST_SPLITS:
             raise ValueError("its format or its number of splits is none of this onnxtool")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.records import ShardTexts
+from onnxtool.reading import parse_json
 
 REPEATED_ID = "has an id that an earlier line has"
 
@@ -46,7 +46,7 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
     first, last = paths[0], paths[-1]
     is_table = first.suffix == ".parquet"
     lines = [] if is_table else _read_lines(last)
-    rows = _table(first).select(["id"]).to_pylist() if is_table else [json.loads(line) for line in lines]
+    rows = _table(first).select(["id"]).to_pylist() if is_table else [parse_json(line) for line in lines]
     names = [str(row["id"]) for row in rows]
     has_passages = bool(is_table and "begin" in _table(first).column_names) or (not is_table and "begin" in rows[0])
     # A text has one row, or one for each of its passages, of which the first is called `ID#0`.

@@ -8,14 +8,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import (
@@ -32,9 +30,9 @@ from onnxtool.encoding.files import Entry, entries, entry, open_file
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.parquet import read_rows, rows_before
 from onnxtool.errors import InputError
+from onnxtool.reading import GZIP_ERRORS, Lines, lines_of
 
 # Longer lines are no texts; read whole, one could fill the memory.
-MAX_LINE_BYTES = 1 << 24
 _READ_BYTES = 1 << 20
 _TEXT_SUFFIXES = (".jsonl", ".txt", ".tsv")
 SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
@@ -280,8 +278,6 @@ def _document(source: Source, number: int, before: int, line: _Line) -> Document
 
 
 def _text(line: _Line, suffix: str) -> TextInput | None:
-    if line is None:
-        raise LineError(f"is longer than {MAX_LINE_BYTES} bytes", "split the text")
     if isinstance(line, LineError):
         raise line
     if isinstance(line, dict):
@@ -326,18 +322,18 @@ def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _
             if offset >= last:
                 return
             file.seek(offset)
-            for number, (line, size) in enumerate(_bounded_lines(file), start=1):
+            for number, (line, size) in enumerate(lines_of(file), start=1):
                 offset += size
                 yield number, line, raw.tell() if source.is_packed else offset
                 if offset >= last:
                     return
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except GZIP_ERRORS as error:
         raise InputError(f"{source.path} is damaged after line {number}: {error}", "fetch or pack it again") from error
     except OSError as error:
         raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
 
 
-def _next_line(file: IO[bytes] | gzip.GzipFile, offset: int, end: int) -> int:
+def _next_line(file: Lines, offset: int, end: int) -> int:
     """Return where the first line begins at `offset` or behind it; some place behind `end` where none begins before."""
     if offset:
         offset -= 1
@@ -379,15 +375,3 @@ class LineCounts:
             raise InputError(f"cannot read {source.path}: {error.strerror}", "check --input") from error
         self._counted[source.path] = place, count
         return count
-
-
-def _bounded_lines(file: IO[bytes] | gzip.GzipFile) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines of `file` with their sizes; None for one longer than MAX_LINE_BYTES, never read whole."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        size = len(line)
-        if size <= MAX_LINE_BYTES:
-            yield line, size
-            continue
-        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
-            size += len(line)
-        yield None, size

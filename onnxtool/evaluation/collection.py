@@ -8,9 +8,7 @@ Two layouts are read, with `.gz` behind any of the names.
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from onnxtool.encoding.repeats import REPEATED_ID
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
 from onnxtool.errors import InputError
 from onnxtool.evaluation.options import DEFAULT_SPLIT
+from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines
 
 _QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
@@ -158,17 +157,19 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         if not path.is_file():  # a pipe would wait for a writer
             raise InputError(f"{path} is no file", "pass a file of text")
-        with gzip.GzipFile(path) if path.name.endswith(".gz") else path.open("rb") as file:
-            while raw := file.readline(_MAX_BYTES - size + 1):
-                number, size = number + 1, size + len(raw)
-                if size > _MAX_BYTES:
-                    raise InputError(f"{path} has more than {_MAX_BYTES} bytes of text", "split it")
+        with open_lines(path) as file:
+            for raw, num_bytes in lines_of(file):
+                number, size = number + 1, size + num_bytes
+                if raw is None or size > _MAX_BYTES:
+                    what = f":{number} has a line" if raw is None else " has text"
+                    most = MOST_LINE_BYTES if raw is None else _MAX_BYTES
+                    raise InputError(f"{path}{what} of more than {most} bytes", "split it")
                 line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 if line.strip():
                     yield number, line
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number} is not UTF-8: {error.reason}", "convert the file to UTF-8") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+    except GZIP_ERRORS as error:
         raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error

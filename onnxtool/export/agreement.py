@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from onnxtool.export.verification import Verifier, lengths_of
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DTYPE_KEY, HEAD_KEY, MAX_LENGTH_KEY, ROUTE_KEY, TASK_KEY
 from onnxtool.model_file.weights import load_model
+from onnxtool.reading import parse_json
 from onnxtool.runtime.comparison import Case, run_reference
 from onnxtool.verification import Verification
 
@@ -61,8 +61,8 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
     longest = file.metadata_number(MAX_LENGTH_KEY)
     found |= {} if longest is None else {"max_length": longest}
     try:
-        chosen = json.loads(file.metadata.get(_OPTIONS_KEY, "{}"))
-    except (ValueError, RecursionError):
+        chosen = parse_json(file.metadata.get(_OPTIONS_KEY, "{}"))
+    except ValueError:
         chosen = None
     if not isinstance(chosen, Mapping):
         raise ModelFileError(

@@ -32,6 +32,7 @@ from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, Sp
 from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source, all_files, files_of, own_files
+from onnxtool.reading import read_json, read_text
 from onnxtool.reports import Json
 
 _VOCABULARY = "vocab.txt"  # of WordPiece
@@ -133,7 +134,10 @@ def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
     """Whether a vocab.txt has the tokens of a tokenizer under the same ids; those that were added may be missing."""
     if path is None:
         return False
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        lines = read_text(path, errors="replace").split("\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}", "fetch the checkpoint again") from error
     stored = {token: token_id for token_id, token in enumerate(lines)}
     vocabulary, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
     return all(stored.get(token, added.get(token)) == token_id for token, token_id in vocabulary.items())
@@ -146,7 +150,7 @@ def state_length(folder: Path, longest: int) -> None:
         if not path.is_file():  # the checkpoint has none, or is exported beside itself
             continue
         key = "model_max_length" if name == TOKENIZER_CONFIG else "max_seq_length"
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         stated = content.get(key)
         if (positive(stated) or longest + 1) > longest and (stated is not None or name == TOKENIZER_CONFIG):
             content = {**content, key: longest}

@@ -35,6 +35,7 @@ from onnxtool.errors import CheckpointError
 from onnxtool.export.pickles import load_pickle
 from onnxtool.model_file.metadata import License
 from onnxtool.progress import Stage, listener
+from onnxtool.reading import read_text
 from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
@@ -232,11 +233,11 @@ class Source(ModuleFiles):
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
         path = self.locate("README.md")
-        text = "" if path is None else path.read_text(encoding="utf-8-sig", errors="replace")
-        found = REGEX_YAML_BLOCK.search(text)
         try:
+            text = "" if path is None else read_text(path, errors="replace").removeprefix("\ufeff")
+            found = REGEX_YAML_BLOCK.search(text)
             card = None if found is None else yaml.safe_load(found[2])
-        except (yaml.YAMLError, ValueError, RecursionError):
+        except (yaml.YAMLError, OSError, ValueError, RecursionError):
             return {}  # a card is prose for people; one that does not parse tells nothing about the weights
         return card if isinstance(card, dict) else {}
 

@@ -30,6 +30,7 @@ from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.source import Source
 from onnxtool.model_file import follow_link
+from onnxtool.reading import read_json
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.runtime.tokens import read_by_transformers
 
@@ -387,11 +388,13 @@ def read_object(path: Path) -> dict[str, Json]:
     """Return the JSON object in a file; empty where it holds something else.
 
     Raises:
-        TargetError: it is not JSON.
+        TargetError: it is not JSON, or cannot be read.
     """
     try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        content = read_json(path)
+    except OSError as error:
+        raise TargetError(f"cannot read {path.name} of the checkpoint: {error.strerror}", "fetch it again") from None
+    except ValueError as error:
         raise TargetError(f"{path.name} of the checkpoint is not JSON: {error}", "fetch the checkpoint again") from None
     return content if isinstance(content, dict) else {}
 

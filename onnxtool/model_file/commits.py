@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxtool.errors import OutputExistsError, OutputWriteError
+from onnxtool.reading import MOST_CONFIG_BYTES, read_json
 
 State = Literal["running", "elsewhere", "half", "unfinished", "unproven"]
 
@@ -37,7 +38,6 @@ _RECORD = re.compile(r"\.(?P<folder>.+)\.(manifest\.json|rejects\.jsonl)\.partia
 _LOCK, _SEAL, _JOURNAL, _FILES = "lock", "seal", "journal.json", "files"
 _NOT_OURS_TO_SETTLE = ("running", "elsewhere", "unproven")
 _LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
-_MAX_JOURNAL_BYTES = 1 << 24
 _WAIT_S, _POLL_S = 30.0, 0.02
 _DEPTH = 3  # a graph file lies at most so many folders below the one that its set is made in
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
@@ -329,8 +329,8 @@ def _is_locked(path: Path) -> bool | None:
 
 def _read_owner(folder: Path) -> dict[str, object] | None:
     try:
-        owner = json.loads((folder / _LOCK).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # it was killed before it wrote that
+        owner = read_json(folder / _LOCK, MOST_CONFIG_BYTES)
+    except (OSError, ValueError):  # it was killed before it wrote that
         return None
     return owner if isinstance(owner, dict) else None
 
@@ -393,11 +393,9 @@ def _read_journal(folder: Path) -> tuple[list[Path], list[Path]] | None:
     """
     path = folder / _JOURNAL
     try:
-        if not path.is_file() or path.stat().st_size > _MAX_JOURNAL_BYTES:
-            return None
-        journal = json.loads(path.read_text(encoding="utf-8"))
+        journal = read_json(path)
         files, obsolete = ([Path(text) for text in journal[key]] for key in ("files", "obsolete"))
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError):
         return None
     if any(file.is_absolute() or file.drive or ".." in file.parts for file in (*files, *obsolete)):
         return None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxtool.model_file.wire import encode_metadata
+from onnxtool.reading import parse_json
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ def stamp_step(
 def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
     """Parse the value of the metadata `onnxtool.steps`; None where it is not a list of steps."""
     try:
-        steps = json.loads(text)
-    except (ValueError, RecursionError):
+        steps = parse_json(text)
+    except ValueError:
         return None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return None

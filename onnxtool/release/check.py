@@ -13,6 +13,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import WEIGHTS_KEY, License
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import counted
+from onnxtool.reading import MOST_BYTES, read_text
 from onnxtool.release.bom import BOM_NAME, bom_text, check_bom
 from onnxtool.release.card import CARD_NAME, card_text
 from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, first_difference, read_facts
@@ -105,7 +106,9 @@ def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
         path = folder / name
         if not path.is_file():
             yield f"{name} is missing"
-        elif found := first_difference(path.read_bytes().decode("utf-8", errors="replace"), text):
+        elif path.stat().st_size > MOST_BYTES:
+            yield f"{name} has more than {MOST_BYTES} bytes"
+        elif found := first_difference(read_text(path, errors="replace"), text):
             yield f"{name} is not the one that the record makes: {found}"
     try:
         check_bom(bom_text(facts))

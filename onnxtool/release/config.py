@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -19,9 +18,9 @@ from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.optimize import OptimizeOptions
 from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
 from onnxtool.options import Option, StrPath, check, check_fields, checked, field_hints
+from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 from onnxtool.reports import short_repr
 
-_MAX_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # What the release itself decides.
 _OWN = {
@@ -166,14 +165,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise InputError(f"no such file: {path}", "pass the release.toml to --config")
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-        if len(content) > _MAX_BYTES:
-            raise InputError(f"{path} has more than {_MAX_BYTES} bytes", "a configuration has a few lines")
-        return tomllib.loads(content.decode())
+        return parse_toml(read_text(path, MOST_CONFIG_BYTES))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not valid TOML: {error}", "correct the file") from error
 
 

@@ -17,6 +17,7 @@ from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.model_file.metadata import License
+from onnxtool.reading import parse_json, read_text
 from onnxtool.reports import short_repr, to_json
 
 FACTS_NAME = "release.json"
@@ -25,7 +26,6 @@ MODEL, WEIGHTS, TOKENIZER, SIDECAR = "model", "weights", "tokenizer", "sidecar"
 ROLES = (MODEL, WEIGHTS, TOKENIZER, SIDECAR)
 
 _FORMAT = 1
-_MAX_BYTES = 1 << 24
 _MAX_SHOWN = 200  # characters of a line that differs
 _MAX_WHOLE = 1 << 53  # from there on a float is not every integer
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -222,8 +222,8 @@ def parse_facts(text: str) -> ReleaseFacts:
         InputError: it is no such record, with the place in it.
     """
     try:
-        document = _object(json.loads(text))
-    except (ValueError, RecursionError) as error:
+        document = _object(parse_json(text))
+    except ValueError as error:
         raise _malformed(f"it is not JSON: {error}") from error
     found = document.pop("format", None)
     if type(found) is not int or found != _FORMAT:
@@ -244,9 +244,7 @@ def read_facts(folder: Path) -> ReleaseFacts:
     if not path.is_file():
         raise InputError(f"{folder} is no release: it has no {FACTS_NAME}", _WAY_OUT)
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise _malformed(f"it has more than {_MAX_BYTES} bytes")
-        return parse_facts(path.read_bytes().decode("utf-8"))
+        return parse_facts(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except UnicodeDecodeError as error:

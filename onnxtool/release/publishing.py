@@ -14,6 +14,7 @@ from typing import Any
 from onnxtool.checkpoint.folder import hub_id
 from onnxtool.errors import InputError, PublishingError
 from onnxtool.options import StrPath, checked
+from onnxtool.reading import read_text
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, parse_facts, read_facts
 from onnxtool.release.signing import SIGNATURE_NAME
 
@@ -81,9 +82,9 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
 
     with tempfile.TemporaryDirectory() as temporary:
         try:
-            text = Path(api.hf_hub_download(repo_id, FACTS_NAME, local_dir=temporary)).read_text(encoding="utf-8")
+            text = read_text(Path(api.hf_hub_download(repo_id, FACTS_NAME, local_dir=temporary)))
             earlier = parse_facts(text)
-        except (EntryNotFoundError, InputError, UnicodeDecodeError):
+        except (EntryNotFoundError, InputError, ValueError):
             return []  # no release, or one of another version of onnxtool
     gone = {file.path for file in earlier.files} - {file.path for file in facts.files}
     # A signature of the earlier release would be wrong for this one.

@@ -15,10 +15,10 @@ from typing import Any
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import write_text
+from onnxtool.reading import parse_json, read_text
 
 SIGNATURE_NAME = "model.sig"
 
-_MAX_BYTES = 1 << 24
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _MAKE_KEY = "make one: openssl ecparam -name prime256v1 -genkey -noout -out release.key"
@@ -114,10 +114,8 @@ def _require_canonical(path: Path, *, has_key: bool) -> None:
     Raises:
         ValueError: it has other spaces, keys or spellings of base64.
     """
-    if path.stat().st_size > _MAX_BYTES:
-        raise ValueError(f"it has more than {_MAX_BYTES} bytes")
-    text = path.read_bytes().decode("utf-8")
-    bundle = json.loads(text)
+    text = read_text(path)
+    bundle = parse_json(text)
     if json.dumps(bundle, separators=(",", ":"), ensure_ascii=False) != text:
         raise ValueError("it was edited")
     if not has_key:

@@ -14,6 +14,7 @@ from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import folder_lock
+from onnxtool.reading import read_json
 from onnxtool.reports import Json, to_json
 
 _RECORD = "record.json"
@@ -60,11 +61,11 @@ class Store:
     def reason(self, name: str, task: Task) -> str:
         """Say why the task of the step `name` has to run; empty where it is done."""
         try:
-            record = json.loads((self._of(name) / _RECORD).read_text(encoding="utf-8"))
+            record = read_json(self._of(name) / _RECORD)
             inputs, files = record["inputs"], record["files"]
         except FileNotFoundError:
             return "it never ran"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError):
             return "its record cannot be read"
         wanted = _plain(task.inputs)
         if changed := [name for name in {**wanted, **inputs} if inputs.get(name) != wanted.get(name)]:
@@ -96,7 +97,7 @@ class Store:
                 written = place / f".{_RECORD}"
                 written.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
                 written.replace(place / _RECORD)
-        record = json.loads((place / _RECORD).read_text(encoding="utf-8"))
+        record = read_json(place / _RECORD)
         return Made(place / _FILES, record["files"], record["result"], reason)
 
     def _of(self, name: str) -> Path:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from onnxtool.errors import InputError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import INPUTS_KEY
+from onnxtool.reading import parse_json
 from onnxtool.reports import Json, TensorInfo
 from onnxtool.runtime.comparison import Case
 
@@ -323,8 +324,8 @@ class _Reader:
         if len(text) > _MOST_CHARACTERS:
             self._refuse(f"has {len(text)} characters")
         try:
-            stamp = json.loads(text)
-        except (ValueError, RecursionError):
+            stamp = parse_json(text)
+        except ValueError:
             self._refuse("is no JSON")
         stamp = self._object(stamp, "the stamp")
         given = self._object(stamp.get("inputs"), "inputs")

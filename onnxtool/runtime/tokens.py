@@ -21,6 +21,7 @@ from onnxtool.checkpoint.tokenizer_library import (
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
+from onnxtool.reading import read_bytes, read_text
 from onnxtool.runtime.quiet import quiet
 
 # Return the ids of texts and pairs, cut to a number of tokens; None for no limit.
@@ -193,7 +194,7 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
     path = folder.locate(TOKENIZER_NAME)
     if path is None or folder.sentence_modules.kinds[:1] == (STATIC,):  # sentence-transformers reads it as it is
         return tokenizer
-    if hashlib.sha256(path.read_bytes()).hexdigest() == folder.tokenizer_sha256:
+    if hashlib.sha256(read_bytes(path)).hexdigest() == folder.tokenizer_sha256:
         return tokenizer
     own = _ask_transformers(folder, path)
     if own is None:
@@ -229,7 +230,10 @@ def load_by_transformers(folder: Path) -> Any:
         ) from error
     path = folder / TOKENIZER_NAME
     if path.is_file():
-        content = path.read_text("utf-8", "surrogateescape")
+        try:
+            content = read_text(path, errors="surrogateescape")
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}", _FETCH_AGAIN) from error
         require_harmless(content, lambda reason: InputError(f"cannot read {path}: {reason}", _FETCH_AGAIN))
     try:
         with quiet(), panics_as_exceptions():

@@ -18,6 +18,7 @@ import torch
 
 import onnxtool
 from onnxtool.errors import OutputWriteError
+from onnxtool.reading import parse_json
 from onnxtool.torch_backend.nodes import called
 
 _SYMBOL = re.compile(r"\b[suz]+\d+\b")
@@ -102,8 +103,8 @@ class Cache:
     def read_json(self, key: str) -> object:
         """Return a record; nothing where there is none, or the file is damaged."""
         try:
-            return json.loads(self._read(key, ".json") or b"null")
-        except (ValueError, RecursionError):
+            return parse_json(self._read(key, ".json") or b"null")
+        except ValueError:
             return None
 
     def write_json(self, key: str, record: object) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.checkpoint.text_files import STDIN, TextInput, read_texts
+from onnxtool.checkpoint.text_files import TextInput, read_texts
 from onnxtool.errors import InputError
+from onnxtool.reading import STDIN
 
 
 def test_a_plain_file_holds_a_text_a_line(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from onnxtool.checkpoint.text_files import read_texts
-from onnxtool.encoding import sources
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources, left_out_notes
 from onnxtool.errors import InputError
 from tests.encoding.corpora import make_texts, write_corpus
@@ -63,7 +62,7 @@ def test_a_line_without_a_text_is_rejected_by_its_number(tmp_path: Path, line: b
 
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the last one, which has no end."""
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("onnxtool.reading.MOST_LINE_BYTES", 20)
     path = tmp_path / "corpus.txt"
     path.write_text("twenty letters long.\nshort\n" + "x" * 2_000_000 + "\nafter\n" + "y" * 50)
     texts, rejects = _read(path)

@@ -63,7 +63,7 @@ def test_each_line_is_in_one_split(tmp_path: Path, kind: str, size: int) -> None
 @pytest.mark.parametrize("content", [b"one\r\ntwo\r\n", b"one\n\n\ntwo", b"\n\n", b"x" * 60 + b"\ny\n" + b"z" * 60])
 def test_lines_of_all_lengths_are_in_one_split(tmp_path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blank ones, the last one without an end, and those that are longer than a line may be, or than several splits."""
-    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 50)
+    monkeypatch.setattr("onnxtool.reading.MOST_LINE_BYTES", 50)
     monkeypatch.setattr(sources, "_READ_BYTES", 8)
     path = tmp_path / "corpus.txt"
     path.write_bytes(content)

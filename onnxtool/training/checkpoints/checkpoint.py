@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError
 from onnxtool.model_file import check_whole, staged
+from onnxtool.reading import open_regular, parse_json
 from onnxtool.training.checkpoints import Array as Array
 from onnxtool.training.checkpoints import Checkpoint as Checkpoint
 from onnxtool.training.checkpoints import Property as Property
@@ -58,7 +59,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """
     check_whole(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(8)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
@@ -114,8 +115,8 @@ def _document(path: Path, text: str) -> dict[str, Any]:
             "make one with onnxtool artifacts, or read it with onnxtool export",
         )
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = parse_json(text)
+    except ValueError as error:
         raise _broken(path, "its metadata is not JSON") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         version = document.get("version") if isinstance(document, dict) else None

@@ -18,6 +18,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from onnxtool.errors import ArtifactError, CheckpointError
+from onnxtool.reading import parse_json
 from onnxtool.reports import short_repr
 from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
@@ -84,8 +85,8 @@ class Lora:
         if text is None:
             return None
         try:
-            found = _parsed(json.loads(str(text)))
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            found = _parsed(parse_json(str(text)))
+        except (ValueError, TypeError, KeyError) as error:
             raise _damaged(f"{type(error).__name__} {error}"[:200]) from error
         parameters = {
             name: array.shape for group in (checkpoint.trainable, checkpoint.frozen) for name, array in group.items()

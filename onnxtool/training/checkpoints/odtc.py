@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError
+from onnxtool.reading import read_bytes
 from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
 # A method of the flatbuffers builder that writes a value into a slot, and the value.
@@ -43,7 +44,7 @@ def from_odtc(path: Path) -> Checkpoint:
         CheckpointError: it is truncated, damaged or of another version, or its data file is missing.
     """
     try:
-        data = path.read_bytes()
+        data = read_bytes(path, _MAX_BYTES)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror}", "check the path") from error
     try:

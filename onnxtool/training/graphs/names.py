@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
+from onnxtool.reading import parse_json
+
 LAZY_RESET = "lazy_reset_grad"
 LEARNING_RATE = "learning_rate"
 STEP = "step"
@@ -60,5 +62,5 @@ def describe_inputs(names: Iterable[str]) -> dict[str, str]:
 
 def inputs_with_gradient(metadata: Mapping[str, str]) -> list[str]:
     """Return the user's inputs whose gradients a training model has, by its metadata."""
-    names: list[str] = json.loads(metadata.get(_INPUTS_KEY, "[]"))
+    names: list[str] = parse_json(metadata.get(_INPUTS_KEY, "[]"))
     return names

@@ -1,0 +1,152 @@
+"""Bounded readers: everything that comes from outside is read here, so that no file fills memory or blocks.
+
+Failures are the standard library's: `OSError` for a file that is too large or is no regular file, `ValueError` for
+content that cannot be parsed. Callers turn them into an error that says which file it is and what to do.
+"""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import json
+import os
+import stat
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+Lines: TypeAlias = IO[bytes] | gzip.GzipFile
+
+MOST_BYTES = 1 << 28  # records and reports of the largest corpora
+MOST_CONFIG_BYTES = 1 << 20  # a configuration that people write has a few lines
+MOST_LINE_BYTES = 1 << 24
+MOST_DEPTH = 128
+MOST_DIGITS = 4300  # what Python converts to a number
+STDIN = Path("-")
+GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
+_READ_BYTES = 1 << 20
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a regular file for reading; a pipe would wait for a writer, and a device has no end.
+
+    Raises:
+        OSError: it is none, or cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """Read a regular file of at most `most` bytes.
+
+    Raises:
+        OSError: it has more, is no regular file, or cannot be read.
+    """
+    with open_regular(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        require_size(size_bytes, path, most)
+        return file.read(size_bytes)  # not more than it had: what is written meanwhile is left
+
+
+def require_size(size_bytes: int, path: object, most: int = MOST_BYTES) -> None:
+    """Raise OSError where a file has more than `most` bytes."""
+    if size_bytes > most:
+        raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
+
+
+def read_text(path: Path, most: int = MOST_BYTES, *, errors: str = "strict") -> str:
+    """Read a regular file as UTF-8; see `read_bytes`."""
+    return read_bytes(path, most).decode("utf-8", errors)
+
+
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON that is nested at most MOST_DEPTH deep, with numbers of at most MOST_DIGITS digits.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        value = json.loads(content, parse_int=_integer)
+    except RecursionError:
+        raise _too_deep() from None
+    if isinstance(content, bytes):
+        num_brackets = content.count(b"[") + content.count(b"{")
+    else:
+        num_brackets = content.count("[") + content.count("{")
+    if num_brackets > MOST_DEPTH:
+        _require_shallow(value)
+    return value
+
+
+def read_json(path: Path, most: int = MOST_BYTES) -> Any:
+    """Read a regular file as JSON; see `read_bytes` and `parse_json`."""
+    return parse_json(read_bytes(path, most))
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML.
+
+    Raises:
+        ValueError: it is none, nested too deep, or has a number of too many digits.
+    """
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError(f"a number has more than {MOST_DIGITS} digits") from None
+
+
+def open_lines(path: Path) -> AbstractContextManager[Lines]:
+    """Open a file of lines, packed by gzip where it ends in `.gz`; `-` is stdin.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if path == STDIN:
+        return nullcontext(sys.stdin.buffer)
+    return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
+
+
+def lines_of(file: Lines) -> Iterator[tuple[bytes | None, int]]:
+    """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held whole."""
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        size = len(line)
+        if size <= MOST_LINE_BYTES:
+            yield line, size
+            continue
+        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
+            size += len(line)
+        yield None, size
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number has more than {MOST_DIGITS} digits")
+    return int(digits)
+
+
+def _require_shallow(value: Any) -> None:
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inside = (one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list))
+        level = [one for several in inside for one in several if isinstance(one, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"it is nested more than {MOST_DEPTH} deep")
