@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -57,7 +57,7 @@ def test_toml_from_outside_is_one_error(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl"])
 @pytest.mark.parametrize("reader", [iterate_texts, read_lines])
 def test_a_line_without_an_end_is_one_error(
-    tmp_path: Path, name: str, reader: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, name: str, reader: Callable[[Path], Iterator[object]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is never held whole."""
     monkeypatch.setattr(reading, "MOST_LINE_BYTES", 1000)
@@ -69,7 +69,7 @@ def test_a_line_without_an_end_is_one_error(
 def test_a_long_line_is_left_out_and_the_next_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its size counts, so that places in the file stay right."""
     monkeypatch.setattr(reading, "MOST_LINE_BYTES", 4)
-    file = io.BufferedReader(io.BytesIO(b"ab\n123456\ncd"))  # type: ignore[arg-type]  # a raw stream is enough
+    file = io.BufferedReader(io.BytesIO(b"ab\n123456\ncd"))
     assert list(reading.lines_of(file)) == [(b"ab\n", 3), (None, 7), (b"cd", 2)]
 
 

@@ -214,6 +214,14 @@ def test_an_architecture_that_transformers_does_not_have_is_refused(path: Path, 
             benchmark(path, replace(SMALL, compare=str(folder)))
 
 
+def test_broken_weights_are_one_error(path: Path, tmp_path: Path) -> None:
+    """Safetensors raises an error of its own, which is no ValueError."""
+    folder = _checkpoint(tmp_path / "broken")
+    (folder / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(OnnxtoolError, match="cannot load .*broken in PyTorch"):
+        benchmark(path, replace(SMALL, compare=str(folder)))
+
+
 def test_torch_is_loaded_for_a_checkpoint_alone(path: Path, other: Path) -> None:
     """Two ONNX files are compared without it."""
     code = (
