@@ -89,3 +89,23 @@ def test_an_object_of_a_checkpoint_has_a_bound(tmp_path: Path) -> None:
     sparse(tmp_path / "config.json")
     with pytest.raises(OnnxtoolError, match="config.json .*more than"):
         read_object(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("[" * 129 + "]" * 129, "nested"), ("[" * 100_000, "nested"), ('{"a": -' + "9" * 5000 + "}", "digits")],
+)
+def test_json_beyond_a_limit_says_which_one(text: str, reason: str) -> None:
+    """As text and as bytes."""
+    for content in (text, text.encode()):
+        with pytest.raises(ValueError, match=reason):
+            reading.parse_json(content)
+
+
+def test_a_file_beyond_its_limit_is_not_read(tmp_path: Path) -> None:
+    """One of exactly that size is."""
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert reading.read_bytes(path, 5) == b"12345"
+    with pytest.raises(OSError, match="more than 4 bytes"):
+        reading.read_bytes(path, 4)

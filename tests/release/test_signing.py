@@ -64,7 +64,7 @@ def test_the_command_of_model_signing_accepts_it(signed: tuple[Path, Path]) -> N
         (lambda folder: (folder / "link").symlink_to("model.onnx"), "symlink|symbolic"),
         (lambda folder: (folder / SIGNATURE_NAME).unlink(), "there is no model.sig"),
         (lambda folder: (folder / SIGNATURE_NAME).write_bytes(b"\xff"), "utf-8"),
-        (lambda folder: (folder / SIGNATURE_NAME).write_text("[" * 99_999), "recursion"),
+        (lambda folder: (folder / SIGNATURE_NAME).write_text("[" * 99_999), "nested more than"),
         (lambda folder: (folder / SIGNATURE_NAME).write_text("{}"), "dsseEnvelope"),
     ],
 )
