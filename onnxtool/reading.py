@@ -74,9 +74,13 @@ def parse_json(content: str | bytes) -> Any:
         ValueError: it is none.
     """
     try:
-        value = json.loads(content, parse_int=_integer)
+        value = json.loads(content)
     except RecursionError:
         raise _too_deep() from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError:
+        raise _too_long() from None
     if isinstance(content, bytes):
         num_brackets = content.count(b"[") + content.count(b"{")
     else:
@@ -106,7 +110,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError:
         raise
     except ValueError:
-        raise ValueError(f"a number has more than {MOST_DIGITS} digits") from None
+        raise _too_long() from None
 
 
 def open_lines(path: Path) -> AbstractContextManager[Lines]:
@@ -132,12 +136,6 @@ def lines_of(file: Lines) -> Iterator[tuple[bytes | None, int]]:
         yield None, size
 
 
-def _integer(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise ValueError(f"a number has more than {MOST_DIGITS} digits")
-    return int(digits)
-
-
 def _require_shallow(value: Any) -> None:
     level = [value]
     for _ in range(MOST_DEPTH):
@@ -150,3 +148,7 @@ def _require_shallow(value: Any) -> None:
 
 def _too_deep() -> ValueError:
     return ValueError(f"it is nested more than {MOST_DEPTH} deep")
+
+
+def _too_long() -> ValueError:
+    return ValueError(f"a number has more than {MOST_DIGITS} digits")
