@@ -5,6 +5,7 @@ The public names are imported when they are first used, so that `import onnxtool
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from onnxtool.lazy import lazy_names
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
     from onnxtool.runtime.session import open_session as open_session
     from onnxtool.stats import compare_models as compare_models
     from onnxtool.stats import summarize_model as summarize_model
+
+# Nothing is sent, and no queue of what would be is written. Each is read when its library is imported, in children too.
+for _variable, _off in {
+    "ORT_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}.items():
+    os.environ.setdefault(_variable, _off)
 
 _MODULES = {
     "VerifyOptions": "onnxtool.agreement",
