@@ -317,7 +317,8 @@ def _is_locked(path: Path) -> bool | None:
     try:
         # Some network file systems lock only what may be written.
         writes = os.access(path, os.W_OK) and not path.is_dir()
-        descriptor = os.open(path, os.O_RDWR if writes else os.O_RDONLY)
+        waits_not = getattr(os, "O_NONBLOCK", 0)  # a stranger's lock may be a pipe
+        descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | waits_not)
     except OSError as error:
         return isinstance(error, PermissionError)
     try:

@@ -241,7 +241,9 @@ def test_a_copy_of_a_folder_is_not_ours(tmp_path: Path, monkeypatch: pytest.Monk
     assert not found.exists()
 
 
-@pytest.mark.parametrize("lock", ["none", "empty", "machine", "guessed", "linked seal", "linked files"])
+@pytest.mark.parametrize(
+    "lock", ["none", "empty", "machine", "guessed", "linked seal", "linked files", "pipe", "folder"]
+)
 def test_a_journal_of_somebody_else_does_nothing(tmp_path: Path, lock: str, caplog: pytest.LogCaptureFixture) -> None:
     """With any lock that can be written without this file system: no file is named, and none is removed."""
     (tmp_path / "mine.txt").write_text("mine")
@@ -260,7 +262,11 @@ def test_a_journal_of_somebody_else_does_nothing(tmp_path: Path, lock: str, capl
         (hidden / "seal").touch()
     if lock in ("linked seal", "linked files"):
         owner["seal"] = commits._seal_of(hidden)
-    if lock != "none":
+    if lock == "pipe":
+        os.mkfifo(hidden / "lock", 0o400)
+    elif lock == "folder":
+        (hidden / "lock").mkdir()
+    elif lock != "none":
         (hidden / "lock").write_text("" if lock == "empty" else json.dumps(owner))
     recover(tmp_path / "o.onnx")
     assert not settle(hidden)
