@@ -1,10 +1,12 @@
 """Give hostile models, tokenizers and configurations to the commands: each ends with 0, 1 or 2, and with one error.
 
 `python scripts/fuzz_models.py` damages sound models field by field, splices pieces into them that ask for too much, and
-runs `stats`, `optimize`, `infer --benchmark` and `artifacts` on each within 20 s and 1 GB, and `infer` and `export` on
-checkpoints with damaged files. Each case comes from --seed and its own number, so that one can be repeated:
-`--only 17`. What ends in another way is kept in --work_dir/faults with its command. Prints a table, when it is
-interrupted as well. Linux only.
+runs `stats`, `optimize`, `infer --benchmark` and `artifacts` on each within 1 GB and 20 s of processor time (wall time
+has three times that, as other programs may run). Checkpoints get damaged files (`document`, `checkpoint`), and what is
+around a model is hostile as well (`tests/hostile/surroundings.py`). A command that fails leaves the folder as it was,
+the home folder and the one for temporary files among it. Each case comes from --seed, its kind and its number, so that
+one can be repeated: `--kinds template --only 17`. What ends in another way is kept in --work_dir/faults with its
+command. Prints a table, when it is interrupted as well. Linux only.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import contextlib
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
@@ -31,8 +34,8 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(_ROOT))
-os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+_VARIABLES = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+_VARIABLES["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import onnx  # noqa: E402
 from google.protobuf.message import Message  # noqa: E402
@@ -40,8 +43,13 @@ from hostile_documents import ABSURD, damage_document  # noqa: E402
 
 from tests.hostile.gadgets import GADGETS, splice  # noqa: E402
 from tests.hostile.seeds import by_hand  # noqa: E402
+from tests.hostile.surroundings import KINDS, Case  # noqa: E402
 
-MAX_SECONDS, MAX_EXPORT_SECONDS = 20.0, 90.0  # an export runs PyTorch on all cases as well
+MAX_SECONDS, MAX_EXPORT_SECONDS = 20, 90  # of processor time; an export runs PyTorch on all cases as well
+_PATIENCE = 3  # times as much of wall time
+_COUNTS = {"model": 5_000, "document": 1_000, "checkpoint": 200, **dict.fromkeys(KINDS, 500)}
+# What may stand ahead of an error.
+_LOG = re.compile(r"\d{4}-\d\d-\d\d .*|note: .*|hint: .*|warning: .*|")
 MAX_BYTES = 1 << 30  # of memory that a process may have for itself
 MAX_STDERR = 100_000
 EXPORTED = (
@@ -53,13 +61,13 @@ EXPORTED = (
 _FILE = ("--model_path", "model.onnx")
 MODEL_COMMANDS: dict[str, tuple[str, ...]] = {
     "stats": ("stats", "model.onnx"),
-    "optimize": ("optimize", *_FILE, "--output", "optimized.onnx", "--force"),
-    "optimize int8": ("optimize", *_FILE, "--output", "int8.onnx", "--force", "--precision", "int8"),
+    "optimize": ("optimize", *_FILE, "--output", "out.onnx", "--force"),
+    "optimize int8": ("optimize", *_FILE, "--output", "out-int8.onnx", "--force", "--precision", "int8"),
     "infer --benchmark": (
         *("infer", *_FILE, "--benchmark", "--runs", "2", "--warmup", "1", "--threads", "1"),
         *("--batch_size", "1", "--sequence_length", "8"),
     ),
-    "artifacts": ("artifacts", *_FILE, "--loss", "MSELoss", "--output", "training", "--force"),
+    "artifacts": ("artifacts", *_FILE, "--loss", "MSELoss", "--output", "out-training", "--force"),
 }
 _TEXT = ("--text", "Hello world, " + "a" * 45 + "!", "--text", "")
 _NAMES = ("", "x", "y", "a" * 5_000, "\x1b[31mred", "../../up", "\u202eright", "a\nb", "💥", "input_ids", "%s%n{0}")
@@ -75,18 +83,25 @@ class Ended:
     seconds: float
     stderr: str
     is_late: bool = False
+    changed: str = ""  # a file that the command had no business with
+    is_mute: bool = False  # without stderr
 
     @property
     def fault(self) -> str:
         """Say what a user could not accept; empty where the command ended as it should."""
         if self.is_late:
-            return f"took more than {self.seconds:.0f} s"
+            return f"took more than its time: {self.seconds:.0f} s of the processor, or waited"
         if self.code not in (0, 1, 2):
             return f"ended with {self.code}"
         if "Traceback" in self.stderr:
             return "printed a traceback"
-        errors = sum(line.startswith("error:") for line in self.stderr.splitlines())
-        return f"ended with {self.code} and {errors} errors" if errors != (self.code != 0) else ""
+        lines = self.stderr.splitlines()
+        errors = [number for number, line in enumerate(lines) if line.startswith("error:")]
+        if len(errors) != (self.code != 0) and not self.is_mute:
+            return f"ended with {self.code} and {len(errors)} errors"
+        if ahead := [line for line in lines[: sum(errors)] if not _LOG.fullmatch(line)]:
+            return f"printed {ahead[0][:80]!r} ahead of its error"
+        return f"wrote or removed {self.changed}" if self.changed else ""
 
 
 @dataclass(frozen=True)
@@ -224,29 +239,73 @@ def _value(descriptor: Any, model: onnx.ModelProto, choices: random.Random, old:
     return choices.choice([*ABSURD, *range(24), 99])
 
 
-def run_command(arguments: Sequence[str], folder: Path) -> Ended:
-    """Run `onnxtool` with `arguments` in `folder`, within limits of time and memory."""
+def run_command(case: Case, folder: Path) -> Ended:
+    """Run the command of a case in `folder`, within limits of time and memory."""
+    most = MAX_EXPORT_SECONDS if case.command[0] == "export" else MAX_SECONDS
+    limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_DATA: MAX_BYTES, resource.RLIMIT_CPU: most, **case.limits}
 
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_BYTES, MAX_BYTES))
+        for number in case.closed:
+            os.close(number)
+        for kind, value in limits.items():
+            resource.setrlimit(kind, (value, value))
 
-    start = time.monotonic()
+    home, temporary = folder / ".home", folder / ".tmp"
+    home.mkdir(exist_ok=True)
+    temporary.mkdir(exist_ok=True)
+    given = {
+        **os.environ,
+        **_VARIABLES,
+        "PYTHONPATH": str(_ROOT),
+        "HOME": str(home),
+        "TMPDIR": str(temporary),
+        **case.variables,
+    }
+    before, start = _contents(folder), time.monotonic()
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "onnxtool", *arguments], cwd=folder, stdin=subprocess.DEVNULL,
+            [sys.executable, "-m", "onnxtool", *case.command], cwd=folder, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True, preexec_fn=limit,
-            env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            env={name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
-        is_late = False
-        try:
-            code = process.wait(MAX_EXPORT_SECONDS if arguments[0] == "export" else MAX_SECONDS)
-        except subprocess.TimeoutExpired:
-            is_late = True
+        while True:
+            ended, status, used = os.wait4(process.pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() - start > _PATIENCE * most:
+                os.killpg(process.pid, signal.SIGKILL)
+            time.sleep(0.01)
+        process.returncode = code = os.waitstatus_to_exitcode(status)
+        with contextlib.suppress(ProcessLookupError):  # what it left running
             os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
         errors.seek(0)
-        return Ended(code, time.monotonic() - start, errors.read(MAX_STDERR).decode(errors="replace"), is_late)
+        text = errors.read(MAX_STDERR).decode(errors="replace")
+    wall, busy = time.monotonic() - start, used.ru_utime + used.ru_stime
+    is_late = wall > _PATIENCE * most or busy > most
+    return Ended(code, busy, text, is_late, _unasked(case, code, before, _contents(folder)), 2 in case.closed)
+
+
+def _contents(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of every file in a folder."""
+    found = {}
+    for place, folders, files in os.walk(folder):
+        for name in (*files, *folders):
+            status = (path := Path(place, name)).lstat()
+            is_folder = name in folders
+            found[str(path.relative_to(folder))] = (0, 0) if is_folder else (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _unasked(case: Case, code: int, before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Return a file that a command changed, and should not have; its output is its own where it succeeds."""
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) == after.get(name) or name.startswith((".home/.cache/onnxtool", "out-cache", "out.parts")):
+            continue
+        is_its_own = name.startswith("out") and (code == 0 or case.command[:2] == ("encode", "run"))
+        is_left_by_a_run = ".partial" in name and name in before and name not in after
+        if not (is_its_own or is_left_by_a_run):
+            return name
+    return ""
 
 
 def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespace) -> list[Tried]:
@@ -257,10 +316,20 @@ def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespac
         results = list(_try(kind, choices, folder, seeds))
         kept = given.work_dir / "faults" / f"{kind}-{number}"
         if any(ended.fault for _, _, ended in results):
-            shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("training"))
+            shutil.copytree(folder, kept, symlinks=True, ignore=_unkept)
             texts = [f"$ {command}: {ended.code} {ended.fault}\n{ended.stderr}" for command, _, ended in results]
             (kept / "stderr.txt").write_text("\n".join(texts), "utf-8")
         return [Tried(command, damage, ended, str(kept)) for command, damage, ended in results]
+
+
+def _unkept(place: str, names: list[str]) -> list[str]:
+    """Leave what is no plain file or folder, or is huge, out of a copy."""
+    paths = [Path(place, name) for name in names]
+    return [
+        path.name
+        for path in paths
+        if path.name == "out-training" or path.is_fifo() or (path.is_file() and path.stat().st_size > MAX_BYTES)
+    ]
 
 
 def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> Iterator[tuple[str, str, Ended]]:
@@ -271,19 +340,26 @@ def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> 
             # Calibration takes its time: one in four models is quantized.
             if name == "optimize int8" and choices.random() < 0.75:
                 continue
-            ended = run_command(command, folder)
+            ended = run_command(Case(damage, command), folder)
             yield name, damage, ended
             if "s to load and run" in ended.stderr:  # which takes its time, and is what each command begins with
                 return
         return
-    seed = choices.choice([path for path in seeds if (path.parent / "checkpoints" / path.stem).is_dir()])
+    make, names = KINDS.get(kind, (None, ()))
+    whole = [path for path in seeds if (path.parent / "checkpoints" / path.stem).is_dir()]
+    seed = choices.choice([path for path in whole if not names or path.stem in names])
     shutil.copytree(seed.parent / "checkpoints" / seed.stem, folder / "checkpoint")
-    damage = damage_document(folder / "checkpoint", choices)
-    if kind == "document":
+    if make is not None or kind == "document":
         shutil.copy(seed, folder / "checkpoint" / "model.onnx")
-        yield "infer", damage, run_command(("infer", "--model_path", "checkpoint/model.onnx", *_TEXT), folder)
-        return
-    yield "export", damage, run_command(("export", "--model_name", "checkpoint", "--output", "out.onnx"), folder)
+    if make is not None:
+        case = make(folder, choices)
+        if case.command[0] == "export":
+            (folder / "checkpoint" / "model.onnx").unlink(missing_ok=True)
+    else:
+        infer = ("infer", "--model_path", "checkpoint/model.onnx", *_TEXT)
+        export = ("export", "--model_name", "checkpoint", "--output", "out.onnx")
+        case = Case(damage_document(folder / "checkpoint", choices), infer if kind == "document" else export)
+    yield f"{kind}: {case.command[0]}", case.damage, run_command(case, folder)
 
 
 def print_table(tried: Sequence[Tried]) -> None:
@@ -304,21 +380,21 @@ def print_table(tried: Sequence[Tried]) -> None:
 def main() -> int:
     """Run the cases, print the table, and return 1 where a command ended as none may."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--models", type=int, default=5_000, help="damaged models, each given to five commands")
-    parser.add_argument("--documents", type=int, default=1_000, help="damaged tokenizers and configurations, for infer")
-    parser.add_argument("--exports", type=int, default=200, help="damaged checkpoints, for export")
+    parser.add_argument("--kinds", nargs="+", choices=list(_COUNTS), default=list(_COUNTS), help="what is damaged")
+    parser.add_argument("--count", type=int, help="cases of each kind; else 5,000 models, 1,000 documents, and so on")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case of each kind")
-    parser.add_argument("--only", type=int, metavar="N", help="the damaged model of this number alone")
+    parser.add_argument("--only", type=int, metavar="N", help="the case of this number alone")
     parser.add_argument("--by_hand", action="store_true", help="damage graphs made by hand alone, without any export")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work_dir", type=Path, default=_ROOT / "models" / "fuzz")
     given = parser.parse_args()
+    os.environ |= _VARIABLES
     seeds = make_seeds(given.work_dir / "seeds", by_hand_only=given.by_hand)
     shutil.rmtree(given.work_dir / "faults", ignore_errors=True)
-    counts = {"model": given.models, "document": given.documents, "checkpoint": given.exports}
+    counts = {kind: _COUNTS[kind] if given.count is None else given.count for kind in given.kinds}
     if given.only is not None:
-        given.first, counts = given.only, {"model": 1}
+        given.first, counts = given.only, dict.fromkeys(given.kinds, 1)
     cases = [(kind, number) for kind, count in counts.items() for number in range(given.first, given.first + count)]
     tried: list[Tried] = []
     with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt):

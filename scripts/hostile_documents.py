@@ -11,10 +11,8 @@ from typing import Any
 _DEPTH = 10_000
 ABSURD = (0, -1, -5, 1, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**62, 2**63 - 1, -(2**63))
 # What no configuration should have at most places.
-_VALUES: tuple[Any, ...] = (
-    *(None, True, [], {}, "", "x", "a" * 10_000, "\x00", [[]], {"a": {}}, float("nan"), 1e308),
-    *ABSURD,
-)
+_VALUES: tuple[Any, ...] = (*(None, True, [], {}, "", "x", "a" * 10_000, "\x00", [[]], {"a": {}}, float("nan"),
+    1e308), *ABSURD, )  # fmt: skip
 
 
 def _tokenizer_pieces() -> dict[str, dict[str, Any]]:
@@ -24,86 +22,35 @@ def _tokenizer_pieces() -> dict[str, dict[str, Any]]:
     long = "y" * 1_000
     template = [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     special = {"[NONE]": {"id": "[NONE]", "ids": [2**40], "tokens": []}}
-    return {
-        "catastrophic split": {
-            "pre_tokenizer": {"type": "Split", "pattern": catastrophic, "behavior": "Isolated", "invert": False}
-        },
-        "catastrophic replacement": {"normalizer": {"type": "Replace", "pattern": catastrophic, "content": "b"}},
-        "replacements that grow": {
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [{"type": "Replace", "pattern": empty, "content": long}] * 4,
-            }
-        },
-        "prefixes that grow": {
-            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": long}] * 2_000}
-        },
-        "broken regular expression": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(((("}, "content": ""}},
-        "no charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
-        "charsmap of noise": {
-            "normalizer": {
-                "type": "Precompiled",
-                "precompiled_charsmap": base64.b64encode(bytes(range(256)) * 4).decode(),
-            }
-        },
-        "charsmap that lies": {
-            "normalizer": {
-                "type": "Precompiled",
-                "precompiled_charsmap": base64.b64encode(b"\xff\xff\xff\x7f" + bytes(64)).decode(),
-            }
-        },
-        "template without its token": {
-            "post_processor": {"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": {}}
-        },
-        "template of a huge id": {
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": template,
-                "pair": template,
-                "special_tokens": special,
-            }
-        },
-        "template without text": {
-            "post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
-        },
-        "no unknown token": {"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]"}},
-        "unigram without unknown": {"model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 99}},
-        "unigram of NaN": {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", 1e308]], "unk_id": 0}},
-        "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}},
-        "huge ids": {
-            "model": {"type": "WordLevel", "vocab": {"hello": 2**32 - 1, "[UNK]": 2**31}, "unk_token": "[UNK]"}
-        },
-        "huge truncation": {
-            "truncation": {"max_length": 2**62, "strategy": "LongestFirst", "stride": 2**61, "direction": "Right"}
-        },
-        "stride as long as the text": {
-            "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 2, "direction": "Left"}
-        },
-        "huge padding": {
-            "padding": {
-                "strategy": {"Fixed": 2**40},
-                "direction": "Right",
-                "pad_to_multiple_of": 0,
-                "pad_id": 0,
-                "pad_type_id": 0,
-                "pad_token": "[PAD]",
-            }
-        },
-        "added token of nothing": {
-            "added_tokens": [
-                {
-                    "id": 5,
-                    "content": "",
-                    "single_word": False,
-                    "lstrip": True,
-                    "rstrip": True,
-                    "normalized": False,
-                    "special": True,
-                }
-            ]
-        },
-        "added token of a huge id": {"added_tokens": [{"id": 2**32 - 1, "content": "hello", "special": True}]},
-    }
+    return {"catastrophic split": {"pre_tokenizer": {"type": "Split", "pattern": catastrophic, "behavior": "Isolated",
+        "invert": False}}, "catastrophic replacement": {"normalizer": {"type": "Replace", "pattern": catastrophic,
+        "content": "b"}}, "replacements that grow": {"normalizer": {"type": "Sequence",
+        "normalizers": [{"type": "Replace", "pattern": empty, "content": long}] * 4, }},
+        "prefixes that grow": {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend",
+        "prepend": long}] * 2_000}}, "broken regular expression": {"normalizer": {"type": "Replace",
+        "pattern": {"Regex": "(((("}, "content": ""}}, "no charsmap": {"normalizer": {"type": "Precompiled",
+        "precompiled_charsmap": ""}}, "charsmap of noise": {"normalizer": {"type": "Precompiled",
+        "precompiled_charsmap": base64.b64encode(bytes(range(256)) * 4).decode(), }},
+        "charsmap that lies": {"normalizer": {"type": "Precompiled",
+        "precompiled_charsmap": base64.b64encode(b"\xff\xff\xff\x7f" + bytes(64)).decode(), }},
+        "template without its token": {"post_processor": {"type": "TemplateProcessing", "single": template,
+        "pair": template, "special_tokens": {}}},
+        "template of a huge id": {"post_processor": {"type": "TemplateProcessing", "single": template,
+        "pair": template, "special_tokens": special, }},
+        "template without text": {"post_processor": {"type": "TemplateProcessing", "single": [], "pair": [],
+        "special_tokens": {}}}, "no unknown token": {"model": {"type": "WordPiece", "vocab": {"a": 0},
+        "unk_token": "[UNK]"}}, "unigram without unknown": {"model": {"type": "Unigram", "vocab": [["a", -1.0]],
+        "unk_id": 99}}, "unigram of NaN": {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", 1e308]],
+        "unk_id": 0}}, "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}},
+        "huge ids": {"model": {"type": "WordLevel", "vocab": {"hello": 2**32 - 1, "[UNK]": 2**31},
+        "unk_token": "[UNK]"}}, "huge truncation": {"truncation": {"max_length": 2**62, "strategy": "LongestFirst",
+        "stride": 2**61, "direction": "Right"}}, "stride as long as the text": {"truncation": {"max_length": 2,
+        "strategy": "LongestFirst", "stride": 2, "direction": "Left"}},
+        "huge padding": {"padding": {"strategy": {"Fixed": 2**40}, "direction": "Right", "pad_to_multiple_of": 0,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]", }}, "added token of nothing": {"added_tokens": [{"id": 5,
+        "content": "", "single_word": False, "lstrip": True, "rstrip": True, "normalized": False, "special": True,
+        }]}, "added token of a huge id": {"added_tokens": [{"id": 2**32 - 1, "content": "hello",
+        "special": True}]}, }  # fmt: skip
 
 
 TOKENIZER_PIECES = _tokenizer_pieces()
@@ -122,17 +69,8 @@ def damage_document(folder: Path, choices: random.Random) -> str:
     where = path.relative_to(folder)
     kind = choices.randrange(8)
     if kind == 0:
-        text = choices.choice(
-            [
-                "",
-                "[" * _DEPTH,
-                "[" * _DEPTH + "]" * _DEPTH,
-                '{"a":' * _DEPTH + "1" + "}" * _DEPTH,
-                "nul",
-                "\ufeff{}",
-                "9" * 9_999,
-            ]
-        )
+        text = choices.choice(["", "[" * _DEPTH, "[" * _DEPTH + "]" * _DEPTH, '{"a":' * _DEPTH + "1" + "}" * _DEPTH,
+            "nul", "\ufeff{}", "9" * 9_999, ])  # fmt: skip
         path.write_text(text, "utf-8")
         return f"{where}: other text"
     if kind == 1:
