@@ -416,6 +416,8 @@ def damage_environment(folder: Path, choices: random.Random) -> Case:
         changed: dict[str, str | None] = {
             name: choices.choice(texts) for name in choices.sample(names, choices.choice((1, 3)))
         }
+        if changed.get("PYTHONIOENCODING", "") not in ("", "latin-1", "ascii:surrogateescape"):
+            del changed["PYTHONIOENCODING"]  # Python itself does not start
         return Case(f"{ {name: (value or '')[:20] for name, value in changed.items()} }", command, changed)
     if kind == "no variable":
         gone = choices.sample(names, 5)
