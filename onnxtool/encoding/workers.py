@@ -83,8 +83,11 @@ def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
     _here[:] = [_Here(task, tell)]
 
     def watch() -> None:
+        from onnxtool.encoding.output import remove_unfinished
+
         with suppress(EOFError, OSError):
             tell.recv()
+        remove_unfinished()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
