@@ -173,13 +173,13 @@ def attempt(child: GuardedChild, argument: Any, *, seconds: int, num_bytes: int)
 
     Args:
         child: what tries it.
-        argument: of JSON's types.
-        seconds: of processor time.
-        num_bytes: of memory, with what the child has loaded.
+        argument: as for its `call`.
+        seconds: as for its `call`.
+        num_bytes: as for its `call`.
 
     Raises:
-        ChildError: the function raises an error.
-        ChildEndedError: a limit or a signal ended the child.
+        ChildError: as its `call`.
+        ChildEndedError: as its `call`.
     """
     if not _trusting.get():
         child.call(argument, seconds=seconds, num_bytes=num_bytes)

@@ -39,8 +39,8 @@ _VARIABLES["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import onnx  # noqa: E402
 from google.protobuf.message import Message  # noqa: E402
-from hostile_documents import ABSURD, damage_document  # noqa: E402
 
+from tests.hostile.documents import ABSURD, damage_document  # noqa: E402
 from tests.hostile.gadgets import GADGETS, splice  # noqa: E402
 from tests.hostile.seeds import by_hand  # noqa: E402
 from tests.hostile.surroundings import KINDS, Case  # noqa: E402

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, ProviderError
+from onnxtool.errors import CheckpointError, InputError, ProviderError
 from onnxtool.runtime.quiet import quiet
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -98,6 +98,7 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
     try:
         import torch
         import transformers
+        from safetensors import SafetensorError
     except ImportError as error:
         raise CheckpointError(f"{error.name} is not installed", "pip install torch transformers") from error
     device = "cuda" if provider == "cuda" else "cpu"
@@ -119,9 +120,7 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
                 name, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=local
             )
             model = model.to(device).eval()
-    except OnnxtoolError:
-        raise
-    except Exception as error:  # damaged files fail in the own way of each library
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:  # what damaged files raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"cannot load {name} in PyTorch: {reason}", "--compare takes an ONNX file, a checkpoint, or cpu and cuda"

@@ -24,7 +24,7 @@ from onnxtool.checkpoint.tokenizer_library import (
     stated_token,
     tokenizer_errors,
 )
-from onnxtool.checkpoint.tokenizer_trial import is_plain, require_harmless
+from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import InputError
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_text
@@ -66,8 +66,7 @@ class TextTokenizer:
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(first_line(error)) from error
         content = stored if effective is None or effective.content is None else effective.content
-        require_harmless(content, self._unreadable)
-        self._is_plain = is_plain(content)
+        self._is_plain = require_harmless(content, self._unreadable)
         with tokenizer_errors(self._unreadable):
             self._tokenizer = Tokenizer.from_str(content)
         self._config = {**folder.read("tokenizer_config.json"), **(effective.settings if effective else {})}

@@ -51,17 +51,22 @@ def is_plain(content: str) -> bool:
     )
 
 
-def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> None:
+def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> bool:
     """Refuse a tokenizer.json that does not load, or takes too long or too much memory for a text.
 
     What was tried in this process is not tried again.
 
+    Returns:
+        Whether it is plain, so that its texts need no deadline.
+
     Raises:
         OnnxtoolError: what `make` makes of the reason.
     """
+    if is_plain(content):
+        return True
     digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
-    if digest in _harmless or is_plain(content):
-        return
+    if digest in _harmless:
+        return False
     seconds, num_bytes = MAX_SECONDS * (1 + len(content) // _BYTES_A_TURN), MAX_BYTES + _BYTES_A_BYTE * len(content)
     try:
         with GuardedChild(f"{__name__}:try_tokenizer", ("tokenizers",), {"TOKENIZERS_PARALLELISM": "false"}) as child:
@@ -71,6 +76,7 @@ def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> None
     except ChildEndedError as error:
         raise make(f"it {error.reason(seconds, num_bytes)}") from None
     _harmless.add(digest)
+    return False
 
 
 def try_tokenizer(content: str) -> None:

@@ -29,7 +29,7 @@ from onnxtool.encoding import (
     splits,
 )
 from onnxtool.encoding.files import write
-from onnxtool.encoding.output import OutputFolder, StagedShard
+from onnxtool.encoding.output import OutputFolder, StagedShard, remove_unfinished
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
@@ -411,3 +411,20 @@ def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
     first, second = (writer.commit("digest") for writer in writers)
     assert first == second
     assert sorted(path.name for path in tmp_path.iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]
+
+
+def test_a_process_that_ends_at_once_removes_the_shards_that_it_writes(tmp_path: Path) -> None:
+    """Those alone that are not committed, and not what other processes write."""
+    folder, npy = OutputFolder(tmp_path), ShardFormat("npy", gzip=False, contents=False, weights="float")
+    (tmp_path / ".part-00009.npy.0123abcd.partial").write_bytes(b"of another process")
+    for number in range(2):
+        writer = StagedShard(folder, tmp_path, npy, ShardName(number, 0))
+        window = Window((Document("d0", "a cat", "c.jsonl", 1),), ShardName(number, 0), "digest")
+        writer.append(EncodedWindow(window, window.documents, np.ones((1, 4), np.float32), 4, 0, 0, ()))
+        if number == 0:
+            writer.commit("digest")
+    assert len([*tmp_path.iterdir()]) == 5
+    remove_unfinished()
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [".part-00009.npy.0123abcd.partial", "part-00000.ids.jsonl", "part-00000.npy"]
+    writer.abandon()

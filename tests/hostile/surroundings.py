@@ -41,41 +41,102 @@ class Case:
 Maker = Callable[[Path, random.Random], Case]
 
 # In each of them @ is one of SIZES.
-TEMPLATES = ("{% set n=namespace(t='x'*999) %}{% for i in range(99) %}{% set n.t=n.t~n.t %}{% endfor %}{{ n.t }}",
+TEMPLATES = (
+    "{% set n=namespace(t='x'*999) %}{% for i in range(99) %}{% set n.t=n.t~n.t %}{% endfor %}{{ n.t }}",
     "{% set n=namespace(t=[1]) %}{% for i in range(60) %}{% set n.t=n.t+n.t %}{% endfor %}{{ n.t|length }}",
-    *("{{ messages|tojson(indent=@) }}", "{{ ('a b '*99999)|wordwrap(1) }}",
-    "{{ ('a'*999999)|wordwrap(1,false,'y'*999) }}"), *("{% for i in range(@) %}{% endfor %}",
-    "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}"), *("{{ 'x'*@ }}",
-    "{{ [0]*@ }}", "{{ messages[0].content*@ }}", "{{ range(99999)|join('y'*9999) }}", "{{ '%@d'%1 }}"),
+    *(
+        "{{ messages|tojson(indent=@) }}",
+        "{{ ('a b '*99999)|wordwrap(1) }}",
+        "{{ ('a'*999999)|wordwrap(1,false,'y'*999) }}",
+    ),
+    *(
+        "{% for i in range(@) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{{ j }}{% endfor %}{% endfor %}",
+    ),
+    *(
+        "{{ 'x'*@ }}",
+        "{{ [0]*@ }}",
+        "{{ messages[0].content*@ }}",
+        "{{ range(99999)|join('y'*9999) }}",
+        "{{ '%@d'%1 }}",
+    ),
     *("{{ '{:>@}'.format(1) }}", "{{ '{:{w}}'.format(1,w=@) }}", "{{ '%*d'%(@,1) }}", "{{ '%.@f'%1 }}"),
     *("{{ '{0.__class__}'.format(1) }}", "{{ 'x'.center(@) }}", "{{ '1'.zfill(@) }}", "{{ '\\t'.expandtabs(@) }}"),
     "{% macro f(n) %}{{ f(n+1) }}{% endmacro %}{{ f(0) }}",
     "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    *("{% include 'chat_template.jinja' %}", "{% import 'os' as o %}{{ o.system('touch gone') }}",
-    "{% extends 'x' %}"), *("{{ 'a'" + "|upper" * 5_000 + " }}", "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}",
-    "{% if 1 %}" * 3_000), *("{% for x in [1] %}" * 300 + "{% endfor %}" * 300, "{{ " + "[" * 90 + "]" * 90 + " }}",
-    "{{ " + "-" * 9_999 + "1 }}"), *("{% set j=joiner('x'*@) %}{{ j() }}{{ j() }}", "{{ 10**@ }}", "{{ 7**7**7**7 }}",
-    "{{ 10**5000 }}"), *("{{ 'x\\ny'|indent(@) }}", "{{ ('a\\n'*99999)|indent(99999) }}",
-    "{{ cycler(*range(@)).next() }}"), *("{{ range(@)|list|length }}", "{{ range(99999)|slice(@)|list }}",
-    "{{ [1]|batch(@,0)|list }}"), *("{{ ('a'*99999)|replace('a','b'*99999) }}", "{{ ('x'*999)|replace('','b'*@) }}",
-    "{{ lipsum(n=@) }}"), *("{{ ('('*99999)|urlize }}", "{{ ('a@b.'*99999)|urlize }}", "{{ ('<'*999999)|striptags }}",
-    "{{ messages|pprint }}"), *("{{ raise_exception('x'*@) }}", "{{ raise_exception('\x1b[31mred\\nerror: no') }}",
-    "{{ strftime_now('%Y'*9999999) }}"), *("{{ strftime_now('%999999999d') }}", "{{ ''.__class__.__mro__ }}",
-    "{{ self }}", "{{ caller() }}", "{% break %}"), *("{% generation %}{% endgeneration %}",
-    "{{ messages.append(messages) }}", "{% raw %}", "{{ '\\ud800' }}", "\x00"), *("{#" * 99_999, "x" * 5_000_000,
-    "{{ ('9'*5000)|int }}", "{{ 1e400|int }}", "{{ 1.5|round(@) }}", "{{ 1//0 }}"), *("{{ none.x.y }}",
-    "{{ 'x'.encode().hex('-',@) }}", "{{ 'x'.translate({120:'y'*@}) }}", "{{ 1 is divisibleby 0 }}"),
-    *("{% set n=namespace() %}{% set n.n=n %}{{ n }}", "{{ range(9**9)|random }}",
-    "{{ ('x'*9999999)|list|sort|length }}"), *("{{ range(9999)|map('string')|map('center',9999)|join }}",
-    "{{ ('ab'*999999)|groupby('x')|list }}"), *("{{ ('x '*9999999)|title|wordcount }}",
-    "{{ (1<2)|tojson(indent='x'*@) }}", "{{ 'x'|truncate(@,1,'y'*@) }}"), *("{{ [range(@)]|sum(start=[]) }}",
-    "{{ (@|string)*99999 }}", "{{ 'x'|filesizeformat }}", "{{ @|filesizeformat }}"),
-    *("{% block a %}{{ self.a() }}{% endblock %}", "{% set x %}{{ 'x'*@ }}{% endset %}{{ x~x }}",
-    "{{ dict(a=range(@)|list)|xmlattr }}"), )  # fmt: skip
-_SLOW_RULES = (*(r"\s+$", r"(\w+\s?)*!$", r".*.*.*=!", r"(?=.*z).", r"(a|a)*$", r"\p{L}+(?=\d)", r"(?:a?){30}a{30}",
-    r"([^x]*x)?$"), *(r"(.+)\1$", r"a{1,60000}", "(?:" * 200 + "a" + ")*" * 200, r"(?<!a{0,999}b)c", r"(?i)\X*$",
-    r"^(?=(a+))\1b", r"\s*\n"), *(r"(?>a*)*b", r"(a*?)*?$", "(" * 5_000 + ")" * 5_000,
-    "|".join("a" * n for n in range(1, 500)), r"[[:alpha:]]+\d$"), )  # fmt: skip
+    *("{% include 'chat_template.jinja' %}", "{% import 'os' as o %}{{ o.system('touch gone') }}", "{% extends 'x' %}"),
+    *("{{ 'a'" + "|upper" * 5_000 + " }}", "{{ " + "(" * 5_000 + "1" + ")" * 5_000 + " }}", "{% if 1 %}" * 3_000),
+    *(
+        "{% for x in [1] %}" * 300 + "{% endfor %}" * 300,
+        "{{ " + "[" * 90 + "]" * 90 + " }}",
+        "{{ " + "-" * 9_999 + "1 }}",
+    ),
+    *("{% set j=joiner('x'*@) %}{{ j() }}{{ j() }}", "{{ 10**@ }}", "{{ 7**7**7**7 }}", "{{ 10**5000 }}"),
+    *("{{ 'x\\ny'|indent(@) }}", "{{ ('a\\n'*99999)|indent(99999) }}", "{{ cycler(*range(@)).next() }}"),
+    *("{{ range(@)|list|length }}", "{{ range(99999)|slice(@)|list }}", "{{ [1]|batch(@,0)|list }}"),
+    *("{{ ('a'*99999)|replace('a','b'*99999) }}", "{{ ('x'*999)|replace('','b'*@) }}", "{{ lipsum(n=@) }}"),
+    *(
+        "{{ ('('*99999)|urlize }}",
+        "{{ ('a@b.'*99999)|urlize }}",
+        "{{ ('<'*999999)|striptags }}",
+        "{{ messages|pprint }}",
+    ),
+    *(
+        "{{ raise_exception('x'*@) }}",
+        "{{ raise_exception('\x1b[31mred\\nerror: no') }}",
+        "{{ strftime_now('%Y'*9999999) }}",
+    ),
+    *("{{ strftime_now('%999999999d') }}", "{{ ''.__class__.__mro__ }}", "{{ self }}", "{{ caller() }}", "{% break %}"),
+    *("{% generation %}{% endgeneration %}", "{{ messages.append(messages) }}", "{% raw %}", "{{ '\\ud800' }}", "\x00"),
+    *("{#" * 99_999, "x" * 5_000_000, "{{ ('9'*5000)|int }}", "{{ 1e400|int }}", "{{ 1.5|round(@) }}", "{{ 1//0 }}"),
+    *(
+        "{{ none.x.y }}",
+        "{{ 'x'.encode().hex('-',@) }}",
+        "{{ 'x'.translate({120:'y'*@}) }}",
+        "{{ 1 is divisibleby 0 }}",
+    ),
+    *(
+        "{% set n=namespace() %}{% set n.n=n %}{{ n }}",
+        "{{ range(9**9)|random }}",
+        "{{ ('x'*9999999)|list|sort|length }}",
+    ),
+    *("{{ range(9999)|map('string')|map('center',9999)|join }}", "{{ ('ab'*999999)|groupby('x')|list }}"),
+    *("{{ ('x '*9999999)|title|wordcount }}", "{{ (1<2)|tojson(indent='x'*@) }}", "{{ 'x'|truncate(@,1,'y'*@) }}"),
+    *("{{ [range(@)]|sum(start=[]) }}", "{{ (@|string)*99999 }}", "{{ 'x'|filesizeformat }}", "{{ @|filesizeformat }}"),
+    *(
+        "{% block a %}{{ self.a() }}{% endblock %}",
+        "{% set x %}{{ 'x'*@ }}{% endset %}{{ x~x }}",
+        "{{ dict(a=range(@)|list)|xmlattr }}",
+    ),
+)
+_SLOW_RULES = (
+    *(
+        r"\s+$",
+        r"(\w+\s?)*!$",
+        r".*.*.*=!",
+        r"(?=.*z).",
+        r"(a|a)*$",
+        r"\p{L}+(?=\d)",
+        r"(?:a?){30}a{30}",
+        r"([^x]*x)?$",
+    ),
+    *(
+        r"(.+)\1$",
+        r"a{1,60000}",
+        "(?:" * 200 + "a" + ")*" * 200,
+        r"(?<!a{0,999}b)c",
+        r"(?i)\X*$",
+        r"^(?=(a+))\1b",
+        r"\s*\n",
+    ),
+    *(
+        r"(?>a*)*b",
+        r"(a*?)*?$",
+        "(" * 5_000 + ")" * 5_000,
+        "|".join("a" * n for n in range(1, 500)),
+        r"[[:alpha:]]+\d$",
+    ),
+)
 _INNER = {
     "normalizer": "normalizers",
     "pre_tokenizer": "pretokenizers",
@@ -109,50 +170,139 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
         "pattern": choices.choice(({"Regex": "x*"}, {"String": "a"}, {"String": ""})),
         "content": long,
     }
-    small: dict[str, Any] = {"normalizer": choices.choice((grow, {"type": "Prepend", "prepend": long},
-        {"type": "NFKD"}, {"type": "Strip"})), "pre_tokenizer": choices.choice(({"type": "Digits",
-        "individual_digits": True}, {"type": "ByteLevel"}, {"type": "UnicodeScripts"}, {"type": "FixedLength",
-        "length": size})), "decoder": choices.choice((grow, {"type": "Strip", "content": " ", "start": size,
-        "stop": size}, {"type": "Fuse"}, {"type": "ByteFallback"})), "post_processor": whole, }  # fmt: skip
+    small: dict[str, Any] = {
+        "normalizer": choices.choice((grow, {"type": "Prepend", "prepend": long}, {"type": "NFKD"}, {"type": "Strip"})),
+        "pre_tokenizer": choices.choice(
+            (
+                {"type": "Digits", "individual_digits": True},
+                {"type": "ByteLevel"},
+                {"type": "UnicodeScripts"},
+                {"type": "FixedLength", "length": size},
+            )
+        ),
+        "decoder": choices.choice(
+            (
+                grow,
+                {"type": "Strip", "content": " ", "start": size, "stop": size},
+                {"type": "Fuse"},
+                {"type": "ByteFallback"},
+            )
+        ),
+        "post_processor": whole,
+    }
     part = choices.choice(list(_INNER))
     deep: dict[str, Any] = small[part]
     for _ in range(choices.choice((20, 120, 900))):
         deep = {"type": "Sequence", _INNER[part]: [deep]}
     added = {"single_word": True, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
-    return {"slow normalizer": {"normalizer": {"type": "Replace", "pattern": rule, "content": "b"}},
-        "slow split": {"pre_tokenizer": {"type": "Split", "pattern": rule, "behavior": choices.choice(("Removed",
-        "Isolated", "MergedWithNext", "Contiguous")), "invert": choices.random() < 0.5}},
+    return {
+        "slow normalizer": {"normalizer": {"type": "Replace", "pattern": rule, "content": "b"}},
+        "slow split": {
+            "pre_tokenizer": {
+                "type": "Split",
+                "pattern": rule,
+                "behavior": choices.choice(("Removed", "Isolated", "MergedWithNext", "Contiguous")),
+                "invert": choices.random() < 0.5,
+            }
+        },
         "slow decoder": {"decoder": {"type": "Replace", "pattern": rule, "content": "b"}},
         f"many of {part}": {part: {"type": "Sequence", _INNER[part]: [small[part]] * choices.choice((2, 9, 3_000))}},
-        f"deep {part}": {part: deep}, f"alone in {part}": {part: small[part]},
+        f"deep {part}": {part: deep},
+        f"alone in {part}": {part: small[part]},
         "decoder of a prefix": {"decoder": {"type": "WordPiece", "prefix": long, "cleanup": True}},
         "decoder CTC": {"decoder": {"type": "CTC", "pad_token": "", "word_delimiter_token": long, "cleanup": True}},
         "decoder of BPE": {"decoder": {"type": "BPEDecoder", "suffix": ""}},
-        "decoder Metaspace": {"decoder": {"type": "Metaspace", "replacement": choices.choice(("", "ab", "\0")),
-        "prepend_scheme": "always", "split": True}}, "long words": {"model": {"type": "WordPiece",
-        "vocab": {"[UNK]": 0, "a": 1, "##a": 2}, "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": size}}, "long prefix": {"model": {"type": "WordPiece", "vocab": {"[UNK]": 0,
-        "a": 1}, "unk_token": "[UNK]", "continuing_subword_prefix": long * 99, "max_input_chars_per_word": 1_000}},
-        "absurd unigram": {"model": {"type": "Unigram", "vocab": [["a" * n,
-        -n * 1e300] for n in range(choices.choice((1, 3_000)))], "unk_id": size, "byte_fallback": True}},
+        "decoder Metaspace": {
+            "decoder": {
+                "type": "Metaspace",
+                "replacement": choices.choice(("", "ab", "\0")),
+                "prepend_scheme": "always",
+                "split": True,
+            }
+        },
+        "long words": {
+            "model": {
+                "type": "WordPiece",
+                "vocab": {"[UNK]": 0, "a": 1, "##a": 2},
+                "unk_token": "[UNK]",
+                "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": size,
+            }
+        },
+        "long prefix": {
+            "model": {
+                "type": "WordPiece",
+                "vocab": {"[UNK]": 0, "a": 1},
+                "unk_token": "[UNK]",
+                "continuing_subword_prefix": long * 99,
+                "max_input_chars_per_word": 1_000,
+            }
+        },
+        "absurd unigram": {
+            "model": {
+                "type": "Unigram",
+                "vocab": [["a" * n, -n * 1e300] for n in range(choices.choice((1, 3_000)))],
+                "unk_id": size,
+                "byte_fallback": True,
+            }
+        },
         "equal unigram": {"model": {"type": "Unigram", "vocab": [["a", 0.0]] * 99_999, "unk_id": 0}},
-        "dropout": {"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": [], "dropout": choices.choice((1.0,
-        -1.0, 1e308))}}, "merges in a circle": {"model": {"type": "BPE", "vocab": {"a": 0, "aa": 1, "aaaa": 2},
-        "merges": ["a a", "aa aa", "a a"], "fuse_unk": True, "end_of_word_suffix": long}},
+        "dropout": {
+            "model": {
+                "type": "BPE",
+                "vocab": {"a": 0, "b": 1},
+                "merges": [],
+                "dropout": choices.choice((1.0, -1.0, 1e308)),
+            }
+        },
+        "merges in a circle": {
+            "model": {
+                "type": "BPE",
+                "vocab": {"a": 0, "aa": 1, "aaaa": 2},
+                "merges": ["a a", "aa aa", "a a"],
+                "fuse_unk": True,
+                "end_of_word_suffix": long,
+            }
+        },
         "two models": {"model": {"type": "WordLevel", "vocab": {}, "merges": [], "unk_token": long}},
         "no model": {"model": choices.choice((None, [], {"type": "Quantum"}, {"type": None}))},
-        "prefixes as added tokens": {"added_tokens": [{"id": n, "content": "a" * (n + 1),
-        **added} for n in range(3_000)]}, "thousands of added tokens": {"added_tokens": [{"id": n,
-        "content": f"t{n} ", **added} for n in range(choices.choice((19_000, 60_000)))]},
+        "prefixes as added tokens": {
+            "added_tokens": [{"id": n, "content": "a" * (n + 1), **added} for n in range(3_000)]
+        },
+        "thousands of added tokens": {
+            "added_tokens": [{"id": n, "content": f"t{n} ", **added} for n in range(choices.choice((19_000, 60_000)))]
+        },
         "one id many times": {"added_tokens": [{"id": 0, "content": f"t{n}", **added} for n in range(999)]},
-        "processor of Roberta": {"post_processor": {"type": "RobertaProcessing", "sep": ["x", size], "cls": ["y", 0],
-        "trim_offsets": True, "add_prefix_space": True}},
-        "processor of Bert": {"post_processor": {"type": "BertProcessing", "sep": [long, 0], "cls": [long,
-        2**32 - 1]}}, "truncation": {"truncation": {"max_length": size, "strategy": choices.choice(("OnlyFirst",
-        "OnlySecond", "LongestFirst")), "stride": choices.choice(SIZES), "direction": "Left"}},
-        "padding": {"padding": {"strategy": choices.choice(("BatchLongest", {"Fixed": size})), "direction": "Left",
-        "pad_to_multiple_of": choice_or_none(choices), "pad_id": 0, "pad_type_id": 0, "pad_token": long}},
-        "version": {"version": choices.choice(("9.9", "", None, size))}, }  # fmt: skip
+        "processor of Roberta": {
+            "post_processor": {
+                "type": "RobertaProcessing",
+                "sep": ["x", size],
+                "cls": ["y", 0],
+                "trim_offsets": True,
+                "add_prefix_space": True,
+            }
+        },
+        "processor of Bert": {"post_processor": {"type": "BertProcessing", "sep": [long, 0], "cls": [long, 2**32 - 1]}},
+        "truncation": {
+            "truncation": {
+                "max_length": size,
+                "strategy": choices.choice(("OnlyFirst", "OnlySecond", "LongestFirst")),
+                "stride": choices.choice(SIZES),
+                "direction": "Left",
+            }
+        },
+        "padding": {
+            "padding": {
+                "strategy": choices.choice(("BatchLongest", {"Fixed": size})),
+                "direction": "Left",
+                "pad_to_multiple_of": choice_or_none(choices),
+                "pad_id": 0,
+                "pad_type_id": 0,
+                "pad_token": long,
+            }
+        },
+        "version": {"version": choices.choice(("9.9", "", None, size))},
+    }
 
 
 def choice_or_none(choices: random.Random) -> int | None:
@@ -160,19 +310,70 @@ def choice_or_none(choices: random.Random) -> int | None:
     return choices.choice((None, *SIZES))
 
 
-_CONFIG_KEYS = (*("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size",
-    "intermediate_size", "vocab_size"), *("max_position_embeddings", "num_labels", "type_vocab_size", "head_dim",
-    "pad_token_id", "chunk_size_feed_forward"), *("id2label", "architectures", "model_type", "layer_types",
-    "rope_scaling", "rope_parameters", "quantization_config"), *("auto_map", "dtype", "torch_dtype",
-    "transformers_version", "attn_implementation", "hidden_act", "pruned_heads"), *("layer_norm_eps", "is_decoder",
-    "tie_word_embeddings", "text_config", "sub_configs", "problem_type", "label2id"), )  # fmt: skip
-_WRITING_KEYS = (*("num_beams", "max_length", "max_new_tokens", "suppress_tokens", "bad_words_ids",
-    "forced_decoder_ids", "temperature"), *("num_return_sequences", "cache_implementation", "no_repeat_ngram_size",
-    "eos_token_id", "top_k", "top_p", "do_sample"), *("stop_strings", "begin_suppress_tokens", "repetition_penalty",
-    "min_length", "pad_token_id", "length_penalty"), )  # fmt: skip
-_PICTURE_KEYS = (*("size", "crop_size", "image_mean", "image_std", "rescale_factor", "resample", "do_pad",
-    "size_divisor", "do_resize"), *("image_processor_type", "crop_pct", "max_pixels", "pad_size", "patch_size",
-    "do_convert_rgb", "shortest_edge"), )  # fmt: skip
+_CONFIG_KEYS = (
+    *(
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "hidden_size",
+        "intermediate_size",
+        "vocab_size",
+    ),
+    *(
+        "max_position_embeddings",
+        "num_labels",
+        "type_vocab_size",
+        "head_dim",
+        "pad_token_id",
+        "chunk_size_feed_forward",
+    ),
+    *(
+        "id2label",
+        "architectures",
+        "model_type",
+        "layer_types",
+        "rope_scaling",
+        "rope_parameters",
+        "quantization_config",
+    ),
+    *("auto_map", "dtype", "torch_dtype", "transformers_version", "attn_implementation", "hidden_act", "pruned_heads"),
+    *("layer_norm_eps", "is_decoder", "tie_word_embeddings", "text_config", "sub_configs", "problem_type", "label2id"),
+)
+_WRITING_KEYS = (
+    *(
+        "num_beams",
+        "max_length",
+        "max_new_tokens",
+        "suppress_tokens",
+        "bad_words_ids",
+        "forced_decoder_ids",
+        "temperature",
+    ),
+    *(
+        "num_return_sequences",
+        "cache_implementation",
+        "no_repeat_ngram_size",
+        "eos_token_id",
+        "top_k",
+        "top_p",
+        "do_sample",
+    ),
+    *("stop_strings", "begin_suppress_tokens", "repetition_penalty", "min_length", "pad_token_id", "length_penalty"),
+)
+_PICTURE_KEYS = (
+    *(
+        "size",
+        "crop_size",
+        "image_mean",
+        "image_std",
+        "rescale_factor",
+        "resample",
+        "do_pad",
+        "size_divisor",
+        "do_resize",
+    ),
+    *("image_processor_type", "crop_pct", "max_pixels", "pad_size", "patch_size", "do_convert_rgb", "shortest_edge"),
+)
 
 
 def _setting(choices: random.Random) -> Any:
@@ -180,12 +381,46 @@ def _setting(choices: random.Random) -> Any:
     deep: Any = size
     for _ in range(choices.choice((3, 300))):
         deep = choices.choice(({"a": deep}, [deep]))
-    return choices.choice((*(size, size, str(size), [size] * 3, {"height": size, "width": size},
-        {"shortest_edge": size}, deep, [deep] * 9), *({str(n): f"label {n}" for n in range(99_999)},
-        list(range(99_999)), [[0] * 99] * 999, "x" * 99_999, 10**4_000), *(float("nan"), float("-inf"), 1e-320, None,
-        True, "\ud800", "../../../etc/passwd", ["gpt2"], {"type": "yarn", "factor": size}),
-        *({"AutoConfig": "evil.Evil"}, {"quant_method": "gptq", "bits": size}, {size: size}, "t5", "whisper",
-        "timm_wrapper"), ))  # fmt: skip
+    return choices.choice(
+        (
+            *(
+                size,
+                size,
+                str(size),
+                [size] * 3,
+                {"height": size, "width": size},
+                {"shortest_edge": size},
+                deep,
+                [deep] * 9,
+            ),
+            *(
+                {str(n): f"label {n}" for n in range(99_999)},
+                list(range(99_999)),
+                [[0] * 99] * 999,
+                "x" * 99_999,
+                10**4_000,
+            ),
+            *(
+                float("nan"),
+                float("-inf"),
+                1e-320,
+                None,
+                True,
+                "\ud800",
+                "../../../etc/passwd",
+                ["gpt2"],
+                {"type": "yarn", "factor": size},
+            ),
+            *(
+                {"AutoConfig": "evil.Evil"},
+                {"quant_method": "gptq", "bits": size},
+                {size: size},
+                "t5",
+                "whisper",
+                "timm_wrapper",
+            ),
+        )
+    )
 
 
 def _change_json(path: Path, changes: Mapping[str, Any]) -> None:
@@ -264,24 +499,56 @@ def _files(folder: Path) -> dict[str, tuple[str, ...]]:
     names = ("tokenizer.json", "config.json", "tokenizer_config.json", "modules.json", "special_tokens_map.json")
     settings = ("1_Pooling/config.json", "sentence_bert_config.json", "config_sentence_transformers.json")
     weights = ("model.safetensors", "model.safetensors.index.json", "adapter_config.json", "README.md")
-    return {**{f"checkpoint/{name}": _asked(folder) for name in (*names, *settings, "model.onnx")},
+    return {
+        **{f"checkpoint/{name}": _asked(folder) for name in (*names, *settings, "model.onnx")},
         **{f"checkpoint/{name}": _EXPORT for name in (*weights, "quantize_config.json", "2_Dense/model.safetensors")},
-        **{f"texts.{end}": (*_INFER, "--input", f"texts.{end}", "--output", "out.jsonl") for end in ("txt", "jsonl",
-        "txt.gz", "jsonl.gz")}, **{f"many.{end}": (*encode, f"many.{end}") for end in ("txt", "jsonl", "parquet",
-        "jsonl.gz")}, **{f"data/{name}": evaluate for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv",
-        "topics.tsv")}, "run.trec": (*evaluate, "--candidates", "run.trec"), "old.json": (*timed, "--baseline",
-        "old.json"), "inputs.npz": (*timed, "--sample_inputs", "inputs.npz"), "rows.txt": (*_INFER, "--input",
-        "rows.txt", "--output", "out/", "--output_format", "npy", "--vectors_as", "int8", "--calibration",
-        "rows.txt"), "ranges.json": (*_INFER, "--input", "checkpoint/config.json", "--output", "out/", "--vectors_as",
-        "int8", "--ranges", "ranges.json"), "plan.toml": ("release", "--config", "plan.toml", "--output", "out"),
-        "folder/manifest.json": ("release", "--check", "folder"), "folder/SHA256SUMS": ("release", "--check",
-        "folder"), "out.parts/run.json": ("encode", "status", "--output", "out/"),
-        "out.parts/part-00000.json": ("encode", "merge", "--output", "out/"), "base.onnx": ("stats",
-        "checkpoint/model.onnx", "base.onnx"), "calibration.npz": (*_OPTIMIZE, "--precision", "int8",
-        "--sample_inputs", "calibration.npz"), "reference.onnx": ("verify", "checkpoint/model.onnx", "reference.onnx",
-        "--quiet"), "other.onnx": (*timed, "--compare", "other.onnx"), "weights/model.safetensors": (*timed,
-        "--compare", "weights"), ".onnxtool.toml": ("stats", "checkpoint/model.onnx"), "pyproject.toml": ("stats",
-        "checkpoint/model.onnx"), "picture.png": (*_INFER, "--image", "picture.png"), }  # fmt: skip
+        **{
+            f"texts.{end}": (*_INFER, "--input", f"texts.{end}", "--output", "out.jsonl")
+            for end in ("txt", "jsonl", "txt.gz", "jsonl.gz")
+        },
+        **{f"many.{end}": (*encode, f"many.{end}") for end in ("txt", "jsonl", "parquet", "jsonl.gz")},
+        **{f"data/{name}": evaluate for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "topics.tsv")},
+        "run.trec": (*evaluate, "--candidates", "run.trec"),
+        "old.json": (*timed, "--baseline", "old.json"),
+        "inputs.npz": (*timed, "--sample_inputs", "inputs.npz"),
+        "rows.txt": (
+            *_INFER,
+            "--input",
+            "rows.txt",
+            "--output",
+            "out/",
+            "--output_format",
+            "npy",
+            "--vectors_as",
+            "int8",
+            "--calibration",
+            "rows.txt",
+        ),
+        "ranges.json": (
+            *_INFER,
+            "--input",
+            "checkpoint/config.json",
+            "--output",
+            "out/",
+            "--vectors_as",
+            "int8",
+            "--ranges",
+            "ranges.json",
+        ),
+        "plan.toml": ("release", "--config", "plan.toml", "--output", "out"),
+        "folder/manifest.json": ("release", "--check", "folder"),
+        "folder/SHA256SUMS": ("release", "--check", "folder"),
+        "out.parts/run.json": ("encode", "status", "--output", "out/"),
+        "out.parts/part-00000.json": ("encode", "merge", "--output", "out/"),
+        "base.onnx": ("stats", "checkpoint/model.onnx", "base.onnx"),
+        "calibration.npz": (*_OPTIMIZE, "--precision", "int8", "--sample_inputs", "calibration.npz"),
+        "reference.onnx": ("verify", "checkpoint/model.onnx", "reference.onnx", "--quiet"),
+        "other.onnx": (*timed, "--compare", "other.onnx"),
+        "weights/model.safetensors": (*timed, "--compare", "weights"),
+        ".onnxtool.toml": ("stats", "checkpoint/model.onnx"),
+        "pyproject.toml": ("stats", "checkpoint/model.onnx"),
+        "picture.png": (*_INFER, "--image", "picture.png"),
+    }
 
 
 def damage_file(folder: Path, choices: random.Random) -> Case:
@@ -307,8 +574,14 @@ def damage_file(folder: Path, choices: random.Random) -> Case:
     kind = choices.choice((*kinds, "bomb", "bomb") if name.endswith(".gz") else kinds)
     before = path.read_bytes() if path.is_file() else b""
     path.unlink(missing_ok=True)
-    contents = {"huge": b"", "huge behind its beginning": before or b"[", "long": b"a" * 40_000_000,
-        "deep": b"[" * 999_999, "lines": b"\n" * 9_999_999, "digits": b'{"a": ' + b"9" * 999_999 + b"}", }  # fmt: skip
+    contents = {
+        "huge": b"",
+        "huge behind its beginning": before or b"[",
+        "long": b"a" * 40_000_000,
+        "deep": b"[" * 999_999,
+        "lines": b"\n" * 9_999_999,
+        "digits": b'{"a": ' + b"9" * 999_999 + b"}",
+    }
     if kind in contents:
         path.write_bytes(contents[kind])
     if kind.startswith("huge"):
@@ -335,16 +608,54 @@ def damage_options(folder: Path, choices: random.Random) -> Case:
     )
     owner = command[0] if choices.random() < 0.9 else choices.choice(list(RUNNABLE))
     names = [one.removeprefix("--") for option in find_command(owner).params for one in option.opts]
-    odd = (*("1e999", "nan", "9" * 5_000, "[" * 500 + "]" * 500, '{a = "b"}', '""', "true", "[]",
-        "1979-05-27T07:32:00Z", "-0.0"), *('"mine.txt"', '"/etc/passwd"', '"../up"', '"\\u0000"',
-        '"' + "x" * 99_999 + '"', "0x7fffffffffffffffff", '["a", 1]'), *('"https://127.0.0.1:9/x"', '"checkpoint"',
-        '"out.onnx"', "'''\nerror: no'''", '"\\u001b[31m"', "inf", '"%s{0}"'), )  # fmt: skip
+    odd = (
+        *(
+            "1e999",
+            "nan",
+            "9" * 5_000,
+            "[" * 500 + "]" * 500,
+            '{a = "b"}',
+            '""',
+            "true",
+            "[]",
+            "1979-05-27T07:32:00Z",
+            "-0.0",
+        ),
+        *(
+            '"mine.txt"',
+            '"/etc/passwd"',
+            '"../up"',
+            '"\\u0000"',
+            '"' + "x" * 99_999 + '"',
+            "0x7fffffffffffffffff",
+            '["a", 1]',
+        ),
+        *(
+            '"https://127.0.0.1:9/x"',
+            '"checkpoint"',
+            '"out.onnx"',
+            "'''\nerror: no'''",
+            '"\\u001b[31m"',
+            "inf",
+            '"%s{0}"',
+        ),
+    )
     lines = [f"{choices.choice(names)} = {choices.choice(odd)}" for _ in range(choices.choice((1, 1, 3)))]
     file = choices.choice((".onnxtool.toml", "pyproject.toml"))
     table = f"tool.onnxtool.{owner}" if file == "pyproject.toml" else owner
-    text = choices.choice((*("[{}]\n{}\n", ) * 9, "[{}]\n[{}]\n", "[[{}]]\n{}\n", "[{0}" + ".a" * 9_000 + "]\n{1}\n",
-        "\ufeff[{}]\n{}\n", "[{}]\r{}\0", "[{}]\n{}\n" + "a.b.c.d = 1\n" * 2, "[{0}." + '"' + "x" * 9_999 + '"]\n{1}',
-        "#" * 900_000 + "\n[{}]\n{}", ))  # fmt: skip
+    text = choices.choice(
+        (
+            *("[{}]\n{}\n",) * 9,
+            "[{}]\n[{}]\n",
+            "[[{}]]\n{}\n",
+            "[{0}" + ".a" * 9_000 + "]\n{1}\n",
+            "\ufeff[{}]\n{}\n",
+            "[{}]\r{}\0",
+            "[{}]\n{}\n" + "a.b.c.d = 1\n" * 2,
+            "[{0}." + '"' + "x" * 9_999 + '"]\n{1}',
+            "#" * 900_000 + "\n[{}]\n{}",
+        )
+    )
     (folder / file).write_text(text.format(table, "\n".join(lines)), "utf-8", newline="")
     (folder / "mine.txt").write_text("mine", "utf-8")
     return Case(f"{file}: {text[:12]!r} {owner} {'; '.join(lines)[:80]}", command)
@@ -360,9 +671,30 @@ def damage_leftovers(folder: Path, choices: random.Random) -> Case:
     files = left / "files"
     files.mkdir(parents=True)
     (files / "mine.txt").write_text("theirs", "utf-8")
-    names: Any = choices.choice((*(["mine.txt"], ["below/mine.txt"], ["../mine.txt"], [str(folder / "mine.txt")],
-        ["./mine.txt"], ["checkpoint"]), *(["checkpoint/model.onnx"], [""], ["."], ["mine.txt"] * 99_999, ["a\0"],
-        [5], 5, None, {"mine.txt": 1}, ["x" * 9_999]), ))  # fmt: skip
+    names: Any = choices.choice(
+        (
+            *(
+                ["mine.txt"],
+                ["below/mine.txt"],
+                ["../mine.txt"],
+                [str(folder / "mine.txt")],
+                ["./mine.txt"],
+                ["checkpoint"],
+            ),
+            *(
+                ["checkpoint/model.onnx"],
+                [""],
+                ["."],
+                ["mine.txt"] * 99_999,
+                ["a\0"],
+                [5],
+                5,
+                None,
+                {"mine.txt": 1},
+                ["x" * 9_999],
+            ),
+        )
+    )
     journal: Any = {"files": choices.choice(([], names, ["mine.txt"])), "obsolete": choices.choice(([], names))}
     owner: Any = choices.choice(
         (None, {}, [], {"process": 1}, {"process": 2**60, "host": os.uname().nodename}, {"process": "x", "host": 5})
@@ -402,10 +734,38 @@ def damage_environment(folder: Path, choices: random.Random) -> Case:
         str(2**63),
         "x" * 99_999,
     )
-    names = (*("HOME", "TMPDIR", "LANG", "LC_ALL", "PYTHONIOENCODING", "TERM", "COLUMNS", "LINES", "TZ", "PATH",
-        "XDG_CACHE_HOME"), *("HF_HOME", "HF_HUB_CACHE", "OMP_NUM_THREADS", "TOKENIZERS_PARALLELISM", "USER",
-        "CUDA_VISIBLE_DEVICES", "NO_COLOR"), *("MKL_NUM_THREADS", "ONNXTOOL_INFER_TOP_K", "ONNXTOOL_STATS_FORMAT",
-        "TQDM_DISABLE", "HF_HUB_OFFLINE", "PYTHONHASHSEED_"), )  # fmt: skip
+    names = (
+        *(
+            "HOME",
+            "TMPDIR",
+            "LANG",
+            "LC_ALL",
+            "PYTHONIOENCODING",
+            "TERM",
+            "COLUMNS",
+            "LINES",
+            "TZ",
+            "PATH",
+            "XDG_CACHE_HOME",
+        ),
+        *(
+            "HF_HOME",
+            "HF_HUB_CACHE",
+            "OMP_NUM_THREADS",
+            "TOKENIZERS_PARALLELISM",
+            "USER",
+            "CUDA_VISIBLE_DEVICES",
+            "NO_COLOR",
+        ),
+        *(
+            "MKL_NUM_THREADS",
+            "ONNXTOOL_INFER_TOP_K",
+            "ONNXTOOL_STATS_FORMAT",
+            "TQDM_DISABLE",
+            "HF_HUB_OFFLINE",
+            "PYTHONHASHSEED_",
+        ),
+    )
     command = choices.choice(
         (_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("env",), ("clean",), ("--help",))
     )
