@@ -49,7 +49,7 @@ MAX_SECONDS, MAX_EXPORT_SECONDS = 20, 90  # of processor time; an export runs Py
 _PATIENCE = 3  # times as much of wall time
 _COUNTS = {"model": 5_000, "document": 1_000, "checkpoint": 200, **dict.fromkeys(KINDS, 500)}
 # What may stand ahead of an error.
-_LOG = re.compile(r"\d{4}-\d\d-\d\d .*|note: .*|hint: .*|warning: .*|")
+_LOG = re.compile(r"\d{4}-\d\d-\d\d .*|note: .*|hint: .*|warning: .*|.* …( [\d:]+ left)?|")
 MAX_BYTES = 1 << 30  # of memory that a process may have for itself
 MAX_STDERR = 100_000
 EXPORTED = (

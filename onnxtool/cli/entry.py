@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -101,6 +102,9 @@ def run_group(arguments: Sequence[str]) -> int:
         return report_error(
             f"the argument {wrong[0]!r} is not valid UTF-8", "rename the file, or write the text again", 2
         )
+    # PyTorch makes a folder for its compiler when it is imported, unless this one is there; no command compiles.
+    if os.path.isdir(temporary := os.environ.get("TMPDIR") or "/tmp"):  # noqa: PTH112, S108  half the time of tempfile
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", temporary)
     try:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
