@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolE
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -172,6 +173,7 @@ class Worker:
         self._unwritten = 0  # texts that were run, and are of no shard that is written yet
         self._is_heard = threading.Event()
         self._is_stopped = False
+        self._lock = threading.Lock()  # a process that is started meanwhile is told to end as it begins
 
     def open(self) -> Opened:
         """Load the model, and say what the folder is for.
@@ -261,24 +263,26 @@ class Worker:
             raise Died from None
 
     def _started(self) -> ProcessPoolExecutor:
-        if self._is_stopped:
-            raise OnnxtoolError("the worker was stopped")
-        if self._pool is None:
+        with self._lock:
+            if self._is_stopped:
+                raise OnnxtoolError("the worker was stopped")
+            if self._pool is not None:
+                return self._pool
             context = get_context("spawn")  # threads and clients of stores are of one process
             self._connection, theirs = context.Pipe()
-            self._pool = ProcessPoolExecutor(
-                1, mp_context=context, initializer=_begin, initargs=(self._task, theirs, self._memory_bytes)
-            )
-            self._listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
-            self._listener.start()
-            try:
+        self._pool = ProcessPoolExecutor(
+            1, mp_context=context, initializer=_begin, initargs=(self._task, theirs, self._memory_bytes)
+        )
+        self._listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
+        self._listener.start()
+        try:
+            with deaf():
+                resource_tracker.ensure_running()  # which hears them again
                 with deaf():
-                    resource_tracker.ensure_running()  # which hears them again
-                    with deaf():
-                        started = self._pool.submit(os.getpid)
-                started.result()
-            finally:
-                theirs.close()  # the process has its end of the pipe now
+                    started = self._pool.submit(os.getpid)
+            started.result()
+        finally:
+            theirs.close()  # the process has its end of the pipe now
         return self._pool
 
     def _listen(self, connection: Connection) -> None:
@@ -300,9 +304,9 @@ class Worker:
 
     def stop(self) -> None:
         """End the process; a thread that waits for its answer gets an error."""
-        self._is_stopped = True
-        if self._connection is not None:
-            with suppress(OSError):
+        with self._lock, suppress(OSError):
+            self._is_stopped = True
+            if self._connection is not None:
                 self._connection.send(None)
 
     def close(self) -> None:
@@ -333,37 +337,43 @@ class LocalWorkers:
 
     def open(self) -> Opened:
         """Load the model in the first process, and say what the folder is for."""
-        return self._workers[0].open()
+        (opened,) = self._together([Worker.open])
+        return opened
 
     def encode(self, numbers: Sequence[int]) -> None:
         """Encode splits, each by the next process that is free; the first error stops all, as an interruption does."""
         self.num_processes = min(self.num_processes, len(numbers))
         other = replace(self._task, force=False)
         self._workers += [Worker(other, self._memory_bytes, self._on_event) for _ in range(self.num_processes - 1)]
+        self._together([partial(Worker.encode, number=number) for number in numbers])
+
+    def _together(self, calls: Sequence[Callable[[Worker], Answer]]) -> set[Answer]:
+        """Make calls in threads; a signal raises in the main one alone, and leaves no process half started there."""
         idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             idle.put(worker)
 
-        def take(number: int) -> None:
+        def take(call: Callable[[Worker], Answer]) -> Answer:
             worker = idle.get()
             try:
-                worker.encode(number)
+                return call(worker)
             finally:
                 idle.put(worker)
 
+        answers: set[Answer] = set()
         with ThreadPoolExecutor(len(self._workers), thread_name_prefix="worker") as threads:
-            waiting = {threads.submit(take, number) for number in numbers}
             try:
+                waiting = {threads.submit(take, call) for call in calls}
                 while waiting:
                     check_interrupted()
                     done, waiting = wait(waiting, timeout=_POLL_S, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        future.result()
+                    answers |= {future.result() for future in done}
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in self._workers:
                     worker.stop()
                 raise
+        return answers
 
     def close(self) -> None:
         """End the processes."""

@@ -158,6 +158,50 @@ def test_a_driver_that_is_killed_leaves_its_workers_no_work(tmp_path: Path) -> N
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
+# How slow each of these is where a signal arrives: what the driver does, and a model that is loaded by a worker.
+SLOW = {
+    "the launch of a process": ("concurrent.futures.process", "ProcessPoolExecutor._spawn_process", 1, "onnxtool"),
+    "the start of a thread": ("threading", "Thread.start", 1, "onnxtool"),
+    "a model that is loaded": ("pathlib", "Path.is_file", 60, "spawn_main"),
+}
+
+
+@pytest.mark.parametrize("place", SLOW)
+def test_a_signal_ends_a_run_while_its_workers_start(tmp_path: Path, place: str) -> None:
+    """Within some seconds, and with one line: nothing that is half started is waited for."""
+    module, name, seconds, process = SLOW[place]
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
+    code = f"""
+import os, sys, time, {module}
+if "{process}" in " ".join(sys.orig_argv):
+    usual = {module}.{name}
+    def slow(*arguments, **named):
+        result = usual(*arguments, **named)
+        if any("encoding/workers" in frame.f_code.co_filename for frame in frames()) and not os.path.exists("slow"):
+            open("slow", "x").close()
+            time.sleep({seconds})
+        return result
+    def frames():
+        frame = sys._getframe()
+        while frame:
+            yield frame
+            frame = frame.f_back
+    {module}.{name} = slow
+"""
+    variables = {**os.environ, **poisoned(tmp_path, code)}
+    places = ["--model_path", str(model), "--input", str(corpus), "--output", str(tmp_path / "vectors")]
+    command = [sys.executable, "-m", "onnxtool", "encode", "run", "--quiet", "--provider", "cpu", *places]
+    driver = subprocess.Popen(command, cwd=tmp_path, env=variables, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "slow").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    driver.terminate()
+    assert driver.communicate(timeout=60)[1] == "error: interrupted by SIGTERM\n"
+    assert driver.returncode == 143
+    assert not _workers(str(tmp_path))
+
+
 @pytest.mark.usefixtures("workers_here")
 def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
     """Where it is no matter of a text: a file that is damaged, or a model that cannot be loaded."""
