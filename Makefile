@@ -9,19 +9,36 @@ READY := $(VENV)/.ready
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test_fast web test_lowest fuzz lint docs dist bench review coverage retrieval consumers audit clean
+.PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist advisories bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(READY) ## Make .venv and install onnxtool into it, with pinned versions.
 
-$(READY): pyproject.toml constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
+# Nothing is built from source but onnxtool itself, whose build backend is one of the packages.
+PIP_HASHED := $(PIP) --require-hashes --only-binary :all: --requirement
+
+$(READY): pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[demo,dev,docs]'
+	# The build of torch for processors alone, if pip's find-links have it: pip prefers what an index states a hash of.
+	awk '/^[a-z]/ { torch = /^torch==/ } torch' requirements.txt > $(VENV)/torch.txt
+	$(PIP_HASHED) $(VENV)/torch.txt --no-index 2> $(VENV)/torch.log || true
+	# Only PyPI's torch for Linux needs the libraries of CUDA, which are gigabytes.
+	awk '/^[a-z]/ { cuda = /^(cuda|nvidia|triton)/ } !cuda' requirements.txt > $(VENV)/requirements.txt
+	$(PIP_HASHED) $(VENV)/requirements.txt
+	$(PIP) --no-build-isolation --no-index --editable .
+	$(BIN)/python -m pip check > $(VENV)/missing.txt || $(PIP_HASHED) requirements.txt
+	$(BIN)/python -m pip check
 	# pip compiles on one core, and takes as long for it as for the rest.
 	$(BIN)/python -m compileall -qq --workers 0 -x '/tests?/' $(VENV) || true
 	touch $@
+
+# torch has one more hash than its index states, of the build for processors alone: uv keeps it until the version changes.
+lock: ## Write requirements.txt by uv, for every platform and Python; ARGS=--upgrade takes new versions.
+	uv pip compile --quiet --universal --python-version 3.11.5 --extra demo --extra dev --extra docs --generate-hashes \
+		--no-annotate --custom-compile-command 'make lock' $(ARGS) --output-file requirements.txt pyproject.toml
 
 demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
 	$(BIN)/python scripts/demo.py
@@ -58,9 +75,12 @@ lint: $(READY) ## Check style, types, workflows and CITATION.cff.
 docs: $(READY) ## Build the documentation into build/docs; a warning is an error.
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
-dist: $(READY) ## Build the packages for a release into dist/.
+dist: $(READY) ## Build the packages for a release into dist/: for a commit, always the same bytes.
 	rm -rf dist
-	$(BIN)/python -m build --outdir dist
+	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m build --no-isolation --outdir dist
+
+advisories: $(READY) ## Compare the pinned versions with FILE, advisories as osv.dev publishes them; nothing is fetched.
+	$(BIN)/python scripts/check_advisories.py $(FILE)
 
 bench: $(READY) ## Measure export, optimize and stats beside their peers on this machine.
 	$(BIN)/python scripts/bench_commands.py

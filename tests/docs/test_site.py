@@ -66,9 +66,9 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - listed == {"index"}
 
 
-def test_hooks_have_the_versions_of_the_constraints() -> None:
+def test_hooks_have_the_pinned_versions() -> None:
     """A hook of another version would change what `make lint` refuses."""
-    pins = set((ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    pins = set((ROOT / "requirements.txt").read_text(encoding="utf-8").split())
     (repository,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     for hook in repository["hooks"]:
         assert set(hook["additional_dependencies"]) <= pins
