@@ -1,0 +1,140 @@
+"""The supply chain: pins with hashes, advisories about them, and packages that anyone can build again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tests.workshop  # noqa: F401  puts scripts/ on the path
+
+from check_advisories import main, read_pins  # isort: skip
+
+ROOT = Path(__file__).resolve().parent.parent
+PINS = "Some_Package==1.5 ; sys_platform == 'linux' \\\n    --hash=sha256:00\nother==2.0\n"
+
+
+def advisory(*events: dict[str, str], name: str = "some-package", **fields: object) -> dict[str, Any]:
+    """Return one with a range of these events; `fields` replace those of the advisory."""
+    package = {"ecosystem": "PyPI", "name": name}
+    ranges = [{"type": "ECOSYSTEM", "events": list(events)}]
+    return {"id": "A-1", "summary": "It\x1b[2J leaks", "affected": [{"package": package, "ranges": ranges}], **fields}
+
+
+def entry(**fields: object) -> dict[str, Any]:
+    return {"affected": [{"package": {"ecosystem": "PyPI", "name": "some.package"}, **fields}]}
+
+
+def check(folder: Path, *advisories: object, name: str = "advisories.json") -> int:
+    """Judge PINS by these advisories, in a file of this name."""
+    (folder / "pins.txt").write_text(PINS, encoding="utf-8")
+    path = folder / name
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for number, one in enumerate(advisories):
+                archive.writestr(f"{number}.json", json.dumps(one))
+    else:
+        text = "\n".join(map(json.dumps, advisories)) if path.suffix == ".jsonl" else json.dumps(advisories)
+        path.write_text(text, encoding="utf-8")
+    return main([str(path), "--pins", str(folder / "pins.txt")])
+
+
+@pytest.mark.parametrize("name", ["advisories.json", "advisories.jsonl", "all.zip"])
+def test_an_affected_pin_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The name of the package is normalized, the fix is a later version, and the summary cannot steer a terminal."""
+    found = advisory({"introduced": "0"}, {"fixed": "1.2"}, {"introduced": "1.4"}, {"fixed": "1.10"})
+    assert check(tmp_path, advisory({"introduced": "0"}, name="absent"), found, name=name) == 1
+    assert capsys.readouterr().out == "A-1  some-package 1.5  fixed in 1.10  It [2J leaks\n"
+
+
+@pytest.mark.parametrize(
+    ("found", "is_affected"),
+    [
+        (advisory({"introduced": "0"}, {"fixed": "1.5"}), False),
+        (advisory({"fixed": "1.5.1"}, {"introduced": "1.5"}), True),
+        (advisory({"introduced": "1.6"}), False),
+        (advisory({"introduced": "0"}, {"last_affected": "1.5.0"}), True),
+        (advisory({"introduced": "0"}, {"last_affected": "1.4"}), False),
+        (advisory({"introduced": "1.5"}, {"last_affected": "1.5"}), True),
+        (advisory({"introduced": "0"}, {"fixed": "1.5"}, {"introduced": "1.5"}), True),
+        (advisory({"introduced": "0"}, {"limit": "1.5"}), False),
+        (advisory({"introduced": "0"}, {"limit": "*"}), True),
+        (advisory({"introduced": "0"}, withdrawn="2026-01-01T00:00:00Z"), False),
+        (advisory(**entry(versions=["1.5.0", "0.1-of-old"])), True),
+        (advisory(**entry(versions=["1.4"], ranges=[{"type": "GIT"}])), False),
+    ],
+)
+def test_versions_are_compared_as_osv_describes(tmp_path: Path, found: dict[str, Any], is_affected: bool) -> None:
+    """Ends of ranges, in any order, and listed versions."""
+    assert check(tmp_path, found) == is_affected
+
+
+@pytest.mark.parametrize(
+    ("broken", "reason"),
+    [
+        (advisory({"fixed": "2"}), "begins nowhere"),
+        (advisory({"introduced": "of old"}), "Invalid version"),
+        (advisory({"introduced": "0"}, {"ended": "2"}), "an event is called ended"),
+        (advisory(**entry(ranges=[{"type": "SEMVER"}])), "a range has the type SEMVER"),
+        (advisory(**entry(ranges=[{"type": "GIT"}])), "neither versions nor a range"),
+        (advisory(affected=[{"ranges": []}]), "it names no package"),
+        (advisory(affected=None), "list expected, not NoneType"),
+    ],
+)
+def test_what_cannot_be_judged_is_an_error_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broken: dict[str, Any], reason: str
+) -> None:
+    """The others are judged all the same."""
+    assert check(tmp_path, broken | {"id": "A-2"}, advisory({"introduced": "0"})) == 1
+    printed = capsys.readouterr()
+    assert printed.out.startswith("A-1  some-package 1.5  not fixed")
+    assert "error: A-2 cannot be judged: " in printed.err
+    assert reason in printed.err
+
+
+def test_a_file_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check that reads no advisory must not pass."""
+    assert [check(tmp_path), check(tmp_path, name="all.zip"), main([str(tmp_path / "absent.zip")])] == [1, 1, 1]
+    assert capsys.readouterr().err.count("it has no advisory") == 2
+
+
+def test_every_pin_has_hashes() -> None:
+    """Without, pip refuses the file; the build backend is among the pins."""
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
+    assert len(entries) == len(read_pins(ROOT / "requirements.txt")) > 100
+    assert all(re.search(r" \\\n    --hash=sha256:[0-9a-f]{64}", pin) for pin in entries)
+    assert {"hatchling", "editables"} <= read_pins(ROOT / "requirements.txt").keys()
+
+
+@pytest.mark.slow
+def test_packages_are_the_same_wherever_and_whenever_they_are_built(tmp_path: Path) -> None:
+    """The sdist, and the wheel that is built from it: other folders, times of files, umasks and orders of files."""
+    built = []
+    for name, umask in (("one", 0o022), ("two", 0o077)):
+        folder = tmp_path / name
+        names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+        previous = os.umask(umask)
+        for path in sorted((path for path in names if not path.startswith("tests/")), reverse=name == "two"):
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / path, folder / path)
+            os.utime(folder / path, (1_700_000_000 + umask, 1_700_000_000 + umask))
+        subprocess.run(
+            [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist")],
+            cwd=folder,
+            env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"},
+            capture_output=True,
+            check=True,
+        )
+        os.umask(previous)
+        built.append({path.name: path.read_bytes() for path in (folder / "dist").iterdir()})
+    assert len(built[0]) == 2
+    assert built[0] == built[1]
