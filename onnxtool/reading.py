@@ -17,7 +17,10 @@ import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Lines: TypeAlias = IO[bytes] | gzip.GzipFile
 
@@ -29,6 +32,7 @@ MOST_DIGITS = 4300  # what Python converts to a number
 STDIN = Path("-")
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 _READ_BYTES = 1 << 20
+_SETTINGS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken", ".yaml", ".py")
 
 
 def open_regular(path: Path) -> io.BufferedReader:
@@ -54,6 +58,41 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         size_bytes = os.fstat(file.fileno()).st_size
         require_size(size_bytes, path, most)
         return file.read(size_bytes)  # not more than it had: what is written meanwhile is left
+
+
+def require_small_settings(folder: Path) -> None:
+    """Look at the settings and vocabularies in a folder of a checkpoint before a library reads them without a bound.
+
+    Raises:
+        OSError: one has more than MOST_BYTES, or is no regular file, for which a library would wait.
+    """
+    for path in folder.iterdir():
+        if path.suffix in _SETTINGS and path.exists() and not path.is_dir():
+            if not path.is_file():
+                raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            require_size(path.stat().st_size, path)
+
+
+def load_array(path: Path) -> NDArray[Any]:
+    """Read an array that numpy.save wrote; one whose header promises more than the file has gets no memory.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is no such file, or one of objects.
+    """
+    import numpy as np
+
+    with open_regular(path):
+        try:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError):
+            raise
+        except Exception as error:  # numpy parses what it finds as Python, and asks for as much memory as that says
+            raise ValueError(f"{type(error).__name__} {error}") from error
+    if not isinstance(mapped, np.ndarray):
+        mapped.close()
+        raise ValueError("it is an archive of arrays")
+    return np.array(mapped)
 
 
 def require_size(size_bytes: int, path: object, most: int = MOST_BYTES) -> None:

@@ -282,7 +282,8 @@ def run_command(case: Case, folder: Path) -> Ended:
         text = errors.read(MAX_STDERR).decode(errors="replace")
     wall, busy = time.monotonic() - start, used.ru_utime + used.ru_stime
     is_late = wall > _PATIENCE * most or busy > most
-    return Ended(code, busy, text, is_late, _unasked(case, code, before, _contents(folder)), 2 in case.closed)
+    is_mute = 2 in case.closed or resource.RLIMIT_FSIZE in case.limits  # stderr is a file here
+    return Ended(code, busy, text, is_late, _unasked(case, code, before, _contents(folder)), is_mute)
 
 
 def _contents(folder: Path) -> dict[str, tuple[int, int]]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError, InputError, ProviderError
+from onnxtool.reading import require_small_settings
 from onnxtool.runtime.quiet import quiet
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -107,6 +108,8 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
     start = time.perf_counter()
     local = Path(name).is_dir()
     try:
+        if local:
+            require_small_settings(Path(name))
         with quiet():
             config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False, local_files_only=local)
             architecture = (getattr(config, "architectures", None) or [""])[0]

@@ -23,7 +23,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.options import Option, StrPath, checked
-from onnxtool.reading import parse_json, read_json
+from onnxtool.reading import load_array, parse_json, read_json
 from onnxtool.reports import Json
 
 # float32 [2, W]: the least and the largest value of each number.
@@ -372,16 +372,12 @@ def read_ranges(path: Path) -> Ranges:
     try:
         if path.suffix == ".json":
             return _of_manifest(read_json(path), path)
-        # Mapped: a header that promises more than the file has is an error, and no allocation.
-        found = np.load(path, mmap_mode="r", allow_pickle=False)
+        found = load_array(path)
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
-    except (ValueError, EOFError, SyntaxError, OverflowError) as error:
+    except ValueError as error:
         raise _bad_ranges(str(path), f"is no array of numbers: {_first_line(error)}") from None
-    if not isinstance(found, np.ndarray):
-        found.close()
-        raise _bad_ranges(str(path), "is an archive of arrays")
-    return check_ranges(np.array(found), str(path))
+    return check_ranges(found, str(path))
 
 
 def _of_manifest(content: Json, path: Path) -> Ranges:

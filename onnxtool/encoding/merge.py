@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 from onnxtool.encoding.files import Entry, on_this_machine, read_bytes, remove, staged, write
 from onnxtool.encoding.locations import AnyLocation, Uri
@@ -47,6 +48,8 @@ def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = 
         OnnxtoolError: the folder cannot be read or written.
     """
     folder = OutputFolder(output)
+    if isinstance(folder.path, Path) and not folder.path.is_dir():  # which the lock would make
+        raise _nothing(folder)
     with folder.locked():
         return publish(folder, read_run(folder), read_back=read_back, strict=strict)
 
@@ -58,7 +61,7 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
         remove_records(folder)
         return _report(folder, merged, folder.remove_others(merged, files))
     if run is None:
-        raise InputError(f"nothing is encoded in {folder.path}", "encode it: onnxtool encode part, or encode run")
+        raise _nothing(folder)
     records = Records(folder, run)
     verify = read_back or not isinstance(folder.path, Uri)
     splits, shards, problems = _read(records, files, verify=verify)
@@ -96,6 +99,10 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
     num_removed = folder.publish(manifest, None if repeated else files)
     remove_records(folder)
     return _report(folder, manifest, num_removed, () if verify else (_NOT_READ_BACK,))
+
+
+def _nothing(folder: OutputFolder) -> InputError:
+    return InputError(f"nothing is encoded in {folder.path}", "encode it: onnxtool encode part, or encode run")
 
 
 def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
@@ -272,7 +279,7 @@ def corpus_status(output: AnyLocation) -> StatusReport:
             str(folder.path), merged=True, num_splits=count, num_done=count, num_texts=manifest.num_texts, share=1.0
         )
     if run is None:
-        raise InputError(f"nothing is encoded in {folder.path}", "encode it: onnxtool encode part, or encode run")
+        raise _nothing(folder)
     records = Records(folder, run)
     times = {number: found.modified for number, found in records.done().items()}
     with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:

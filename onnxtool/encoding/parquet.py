@@ -10,8 +10,11 @@ from onnxtool.checkpoint.text_files import LineError
 from onnxtool.encoding.files import open_file
 from onnxtool.encoding.locations import Location
 from onnxtool.errors import InputError
+from onnxtool.reading import MOST_LINE_BYTES
 
-_ROWS_AT_A_TIME = 1024
+_LEAST_ROWS, _MOST_ROWS = 16, 1024  # at a time; one by one takes 30 us each
+_MOST_BATCH_BYTES = 1 << 28
+_MOST_PAGE_BYTES = 1 << 30  # pages are read whole, and have about a thousand rows
 _COLUMNS = ("id", "_id", "contents", "title", "text")
 
 
@@ -38,27 +41,35 @@ def read_rows(
     """Yield the rows of the row groups that begin in a range of bytes, and the share of these rows that is read.
 
     The first range has what begins before it as well, and the one without an end what begins behind the file, so that
-    no group of a file that lies about them is lost. A row whose text is not UTF-8, which Parquet does not check, is an
-    error instead of its columns.
+    no group of a file that lies about them is lost. A row whose text is not UTF-8, which Parquet does not check, or is
+    longer than a line may be, is an error instead of its columns. No more rows are read at a time than fit in memory
+    where each were as long as all of its group: one text of a dictionary may be that of every row.
 
     Raises:
-        InputError: pyarrow is not there, or the file is no Parquet, or damaged.
+        InputError: pyarrow is not there, the file is no Parquet, or damaged, or a group has too much for its rows.
     """
     pyarrow, parquet = require_pyarrow()
     number = 0
     try:
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
             columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
-            groups = [
-                place
+            groups = {
+                place: group
                 for place, group in enumerate(_groups(file))
                 if (not begin or group.begin >= begin) and (end is None or group.begin < end)
-            ]
-            num_rows = max(1, sum(_groups(file)[place].num_rows for place in groups))
-            for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, row_groups=groups, columns=columns):
-                for row in _rows(batch):
-                    number += 1
-                    yield row, number / num_rows
+            }
+            num_rows = max(1, sum(group.num_rows for group in groups.values()))
+            for place, group in groups.items():
+                if group.size_bytes * min(1.0, _MOST_ROWS / max(1, group.num_rows)) > _MOST_PAGE_BYTES:
+                    raise InputError(
+                        f"{path} has {group.size_bytes} bytes in {group.num_rows} rows that are read at once",
+                        "write it in smaller row groups, or texts that are this long as jsonl",
+                    )
+                size = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_BATCH_BYTES // max(1, group.size_bytes)))
+                for batch in file.iter_batches(batch_size=size, row_groups=[place], columns=columns):
+                    for row in range(len(batch)):
+                        number += 1
+                        yield _row(batch, row), number / num_rows
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
             raise
@@ -80,28 +91,22 @@ def rows_before(path: Location, place: int) -> int:
 
 
 class _Group(NamedTuple):
-    """A row group: the byte at which it begins, and its rows."""
+    """A row group: the byte at which it begins, its rows, and the bytes of the columns that are read, unpacked."""
 
     begin: int
     num_rows: int
+    size_bytes: int
 
 
 def _groups(file: Any) -> list[_Group]:
-    groups = [file.metadata.row_group(place) for place in range(file.num_row_groups)]
-    firsts = [group.column(0) if group.num_columns else None for group in groups]
-    return [
-        _Group(first.dictionary_page_offset or first.data_page_offset if first else 0, group.num_rows)
-        for group, first in zip(groups, firsts, strict=True)
-    ]
+    return [_group(file.metadata.row_group(place)) for place in range(file.num_row_groups)]
 
 
-def _rows(batch: Any) -> list[dict[str, object] | LineError]:
-    """Return the rows of a batch; one by one where that fails for all of them at once."""
-    try:
-        rows: list[dict[str, object] | LineError] = batch.to_pylist()
-    except (ValueError, OverflowError):
-        return [_row(batch, place) for place in range(len(batch))]
-    return rows
+def _group(group: Any) -> _Group:
+    columns = [group.column(place) for place in range(group.num_columns)]
+    begin = columns[0].dictionary_page_offset or columns[0].data_page_offset if columns else 0
+    sizes = [column.total_uncompressed_size for column in columns if column.path_in_schema in _COLUMNS]
+    return _Group(begin, group.num_rows, sum(sizes))
 
 
 def _row(batch: Any, place: int) -> dict[str, object] | LineError:
@@ -113,4 +118,6 @@ def _row(batch: Any, place: int) -> dict[str, object] | LineError:
             return LineError(f"is not UTF-8: {error.reason} at byte {error.start} of {name}", "convert it to UTF-8")
         except (ValueError, OverflowError):  # a time that Python has none for, which is neither an id nor a text
             row[name] = None
+        if column.nbytes > MOST_LINE_BYTES and len(str(row[name])) > MOST_LINE_BYTES:
+            return LineError(f"has more than {MOST_LINE_BYTES} characters", "split the text")
     return row

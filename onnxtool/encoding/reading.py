@@ -23,7 +23,7 @@ from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.options import checked
-from onnxtool.reading import parse_json
+from onnxtool.reading import lines_of, load_array, open_lines, parse_json
 from onnxtool.reports import short_repr
 
 _COLUMNS = ("vector", "vectors", "indices", "values")
@@ -80,9 +80,9 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     if first.suffix != ".npy":
         raise ValueError(f"a shard is read from npy or parquet, and this one ends in {first.suffix}")
     *arrays, names = paths
-    with names.open("rb") as file:
-        ids = [str(parse_json(line)["id"]) for line in file]
-    loaded: list[NDArray[Any]] = [np.load(path, allow_pickle=False) for path in arrays]
+    with open_lines(names) as file:
+        ids = [str(parse_json(line or b"")["id"]) for line, _ in lines_of(file)]
+    loaded = [load_array(path) for path in arrays]
     if len(loaded) == 1:
         return Shard(ids, loaded[0])
     rows, indptr = loaded

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.records import ShardTexts
-from onnxtool.reading import parse_json
+from onnxtool.reading import lines_of, load_array, open_lines, parse_json
 
 REPEATED_ID = "has an id that an earlier line has"
 
@@ -65,8 +65,8 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
 
 
 def _read_lines(path: Path) -> list[bytes]:
-    with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
-        return list(file)
+    with open_lines(path) as file:
+        return [line or b"" for line, _ in lines_of(file)]
 
 
 def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
@@ -80,7 +80,7 @@ def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
 
 def _write_arrays(paths: Sequence[Path], targets: Sequence[Path], kept: NDArray[np.bool_]) -> None:
     """Write the array of N rows, or that of all tokens with the one that says where the tokens of each text begin."""
-    arrays: list[NDArray[Any]] = [np.load(path, allow_pickle=False) for path in paths]
+    arrays = [load_array(path) for path in paths]
     if len(arrays) == 2:
         rows, indptr = arrays
         lengths = np.diff(indptr)

@@ -21,6 +21,7 @@ from onnxtool.evaluation.options import COSINE, DENSE, DOT, LATE_INTERACTION, MA
 from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
+from onnxtool.reading import require_small_settings
 from onnxtool.runtime.quiet import quiet
 
 _CLASSES = {
@@ -59,6 +60,9 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
     device = "cuda" if options.provider == "cuda" else "cpu"
     pickles: list[str] = []
     try:
+        if (folder := Path(name)).is_dir():
+            for place in (folder, *filter(Path.is_dir, folder.iterdir())):  # modules have settings of their own
+                require_small_settings(place)
         with quiet(), _without_pickles(pickles):
             model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device, trust_remote_code=False)
     except Exception as error:

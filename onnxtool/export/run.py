@@ -67,6 +67,7 @@ from onnxtool.model_file.metadata import (
 from onnxtool.model_file.weights import write_inline
 from onnxtool.options import checked
 from onnxtool.progress import tell
+from onnxtool.reading import read_bytes
 from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
@@ -355,7 +356,7 @@ def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
     """Write into a file which tokenizer.json reads texts as transformers does, so that nothing needs to ask it."""
     path = folder / TOKENIZER_NAME
     if job.tokenizer is not None and path.is_file():
-        stamp(file, {TOKENIZER_KEY: hashlib.sha256(path.read_bytes()).hexdigest()})
+        stamp(file, {TOKENIZER_KEY: hashlib.sha256(read_bytes(path)).hexdigest()})
 
 
 def _encoder_of(decoder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ from onnxtool.errors import CheckpointError
 from onnxtool.export.pickles import load_pickle
 from onnxtool.model_file.metadata import License
 from onnxtool.progress import Stage, listener
-from onnxtool.reading import read_text
+from onnxtool.reading import read_text, require_small_settings
 from onnxtool.reports import Json
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
@@ -153,7 +153,13 @@ class Source(ModuleFiles):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every from_pretrained of transformers is to be told."""
+        """What every from_pretrained of transformers is to be told.
+
+        Raises:
+            OSError: a file of the folder that it would read is too large, or none.
+        """
+        if self.is_local:
+            require_small_settings(Path(self.model_name, self.transformer_folder))
         arguments = {
             "revision": self.revision or "main",
             "trust_remote_code": self.trust_remote_code,

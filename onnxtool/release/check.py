@@ -85,13 +85,15 @@ def check_release(
 def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
     """Yield what is wrong with the files."""
     known = {file.path: file for file in facts.files}
-    made = {FACTS_NAME, CARD_NAME, BOM_NAME, SIGNATURE_NAME}
+    made = {FACTS_NAME, CARD_NAME, BOM_NAME, *([SIGNATURE_NAME] if facts.signed else [])}
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
         if path.is_symlink():
             yield f"{name} is a symbolic link"
         elif not path.is_dir() and name not in known and name not in made:
             yield f"{name} is not in the record"
+    if facts.signed and not (folder / SIGNATURE_NAME).is_file():
+        yield f"{SIGNATURE_NAME} is missing: the record says that the release is signed"
     for file in counted(facts.files, "reading file"):
         path = folder / file.path
         if not path.is_file():

@@ -170,6 +170,7 @@ class ReleaseFacts:
         versions: package to version, of those that decide what the files contain.
         files: by path.
         models: the model files among them, in the order in which the card shows them.
+        signed: whether the release has a signature, which covers this record.
     """
 
     name: str
@@ -179,6 +180,7 @@ class ReleaseFacts:
     versions: Mapping[str, str]
     files: tuple[ReleasedFile, ...]
     models: tuple[ReleasedModel, ...]
+    signed: bool
 
     def __post_init__(self) -> None:
         """Refuse what cannot be a record.

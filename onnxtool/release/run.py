@@ -179,6 +179,7 @@ class _Contents:
             versions=versions(),
             files=tuple(sorted(files, key=lambda file: file.path)),
             models=tuple(models),
+            signed=config.is_signed,
         )
 
     def _model(self, name: str, path: Path, precision: str) -> ReleasedModel:

@@ -26,6 +26,7 @@ from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_library import first_line
 from onnxtool.errors import InputError
+from onnxtool.reading import require_small_settings
 from onnxtool.reports import short_repr
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.tokens import load_by_transformers
@@ -183,6 +184,7 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
     def load() -> Any:
         from transformers import AutoImageProcessor
 
+        require_small_settings(path.parent)
         return AutoImageProcessor.from_pretrained(
             path.parent, backend="pil", local_files_only=True, trust_remote_code=False
         )

@@ -85,7 +85,9 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             return {name: arrays[name] for name in arrays.files}
     except FileNotFoundError:
         raise InputError(f"no such file: {path}", hint) from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # zip and numpy fail in many ways
         raise InputError(f"{path} cannot be read as .npz: {error}", hint) from error
 
 

@@ -21,7 +21,7 @@ from onnxtool.checkpoint.tokenizer_library import (
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
-from onnxtool.reading import read_bytes, read_text
+from onnxtool.reading import read_bytes, read_text, require_small_settings
 from onnxtool.runtime.quiet import quiet
 
 # Return the ids of texts and pairs, cut to a number of tokens; None for no limit.
@@ -236,6 +236,7 @@ def load_by_transformers(folder: Path) -> Any:
             raise InputError(f"cannot read {path}: {error.strerror}", _FETCH_AGAIN) from error
         require_harmless(content, lambda reason: InputError(f"cannot read {path}: {reason}", _FETCH_AGAIN))
     try:
+        require_small_settings(folder)
         with quiet(), panics_as_exceptions():
             return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # damaged files fail in each tokenizer's own way

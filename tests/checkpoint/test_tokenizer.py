@@ -248,7 +248,7 @@ def test_a_hostile_tokenizer_ends_in_an_error(
     start = time.perf_counter()
     with pytest.raises(InputError) as raised:
         read(tmp_path, **changed)
-    assert time.perf_counter() - start < 10
+    assert time.perf_counter() - start < 60  # its limit is of processor time, and the machine may be busy
     assert reason in raised.value.message
     assert str(tmp_path / "tokenizer.json") in raised.value.message
     assert raised.value.hint

@@ -49,6 +49,7 @@ FACTS = ReleaseFacts(
     command="onnxtool release --config release.toml",
     versions={"onnxtool": "1.0", "onnxruntime-gpu": "1.31.1", "torch": "2.13.0"},
     files=FILES,
+    signed=True,
     models=(
         ReleasedModel("model.onnx", 22_713_216, (EXPORTED,), (SEARCHED,), (TIMED,)),
         ReleasedModel("model_int8.onnx", 22_713_216, (EXPORTED, QUANTIZED), (COMPARED,)),

@@ -208,9 +208,10 @@ def test_files_that_are_missing_or_too_many_are_found(folder: Path) -> None:
     (out / "mini" / "config.json").unlink()
     (out / "mini" / "config.json").symlink_to(folder / "checkpoint" / "config.json")
     (out / "README.md").unlink()
+    (out / "model.sig").write_text("{}")  # this release is not signed
     problems = check_release(out).problems
-    for wanted in ("mini/evil.py is not in the record", "mini/config.json is a symbolic link", "README.md is missing"):
-        assert wanted in problems
+    stray = ("mini/evil.py is not in the record", "model.sig is not in the record")
+    assert {*stray, "mini/config.json is a symbolic link", "README.md is missing"} <= {*problems}
 
 
 def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> None:
@@ -228,6 +229,8 @@ def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> Non
     for name, text in ((FACTS_NAME, facts_text(facts)), (CARD_NAME, card_text(facts)), (BOM_NAME, bom_text(facts))):
         (out / name).write_text(text, encoding="utf-8")
     assert check_release(out).problems == ("mini.onnx was verified otherwise than the record says",)
+    (out / FACTS_NAME).write_text(facts_text(replace(facts, signed=True)), encoding="utf-8")
+    assert "model.sig is missing: the record says that the release is signed" in check_release(out).problems
 
 
 @pytest.mark.parametrize(
