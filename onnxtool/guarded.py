@@ -212,25 +212,26 @@ def in_time(function: Callable[[], Result], seconds: float) -> Result:
 
 
 @contextmanager
-def memory_limit(num_bytes: int) -> Iterator[None]:
+def memory_limit(num_bytes: int) -> Iterator[bool]:
     """Let this process take only so many bytes more in the block: what asks for more gets an error, and no memory.
 
     For what has to be done here and takes its size from untrusted settings. Not where all is trusted, and not on
-    Windows.
+    Windows. Gives whether that is the lowest limit there is: otherwise an error tells nothing of the settings.
     """
     status = Path("/proc/self/status")
     if _trusting.get() or not status.is_file():
-        yield
+        yield False
         return
     import resource
 
     taken = next(int(line.split()[1]) << 10 for line in status.read_text().splitlines() if line.startswith("VmData:"))
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     unlimited = resource.RLIM_INFINITY
-    wanted = min([taken + num_bytes, *(limit for limit in (soft, hard) if limit != unlimited)])
+    others = (soft, hard, resource.getrlimit(resource.RLIMIT_AS)[0])
+    wanted = min([taken + num_bytes, *(limit for limit in others if limit != unlimited)])
     resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
     try:
-        yield
+        yield wanted == taken + num_bytes
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

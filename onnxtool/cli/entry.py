@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -17,6 +18,10 @@ from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError
 from onnxtool.version import __version__
+
+# Below that some of the libraries end the process as they are loaded, or wait for ever.
+_LEAST_MEMORY_MB = 256
+_NO_MEMORY = re.compile("failed to map segment|[Cc]annot allocate|start new thread|bad_alloc|NULL|return without exc")
 
 
 class _LazyGroup(click.Group):
@@ -105,6 +110,13 @@ def run_group(arguments: Sequence[str]) -> int:
     # PyTorch makes a folder for its compiler when it is imported, unless this one is there; no command compiles.
     if os.path.isdir(temporary := os.environ.get("TMPDIR") or "/tmp"):  # noqa: PTH112, S108  half the time of tempfile
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", temporary)
+    allowed_mb = _allowed_mb()
+    if allowed_mb is not None and allowed_mb < _LEAST_MEMORY_MB:
+        return report_error(
+            f"a process may have {allowed_mb} MB of memory here, and the libraries need {_LEAST_MEMORY_MB} MB alone",
+            "raise the limit: ulimit -v, or ulimit -d",
+            1,
+        )
     try:
         arguments = arguments or ["--help"]
         code = main.main(list(arguments), standalone_mode=False, prog_name="onnxtool")
@@ -130,9 +142,37 @@ def run_group(arguments: Sequence[str]) -> int:
         if error.errno is None:  # no failure of the system: other libraries derive theirs from OSError as well
             raise
         drop_output()
-        place = f"cannot read or write {error.filename}" if error.filename else "cannot write to stdout"
-        return report_error(f"{place}: {error.strerror}", "", 1)
+        return report_error(f"{_place_of(error)}: {error.strerror}", "", 1)
+    except (MemoryError, ImportError, SystemError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+            raise
+        limit = "" if allowed_mb is None else f"; a process may have {allowed_mb} MB here (ulimit -v, ulimit -d)"
+        return report_error(
+            "there is not enough memory", f"use smaller batches, shorter texts, or more memory{limit}", 1
+        )
     return code if isinstance(code, int) else 0
+
+
+def _allowed_mb() -> int | None:
+    """Return the megabytes that a limit allows this process; None where there is no limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limits = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return min((limit // 1_000_000 for limit in limits if limit != resource.RLIM_INFINITY), default=None)
+
+
+def _place_of(error: OSError) -> str:
+    """Say what failed: a file, stdout where we or click write to it, or what a library asked of the system."""
+    if error.filename:
+        return f"cannot read or write {error.filename}"
+    import traceback
+
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    if frame.f_globals["__name__"].startswith(("click.", __package__)):
+        return "cannot write to stdout"
+    return "the system refuses what the command needs"
 
 
 def _ways_out(error: click.UsageError) -> str:

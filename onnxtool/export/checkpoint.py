@@ -362,8 +362,9 @@ class Checkpoint:
 
         source = self.source.weights
         model_class = find_class(self.architecture, self.config, source)
+        is_lowest = False
         try:
-            with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._most_bytes):
+            with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._most_bytes) as is_lowest:
                 torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
                 model, info = model_class.from_pretrained(
                     source.model_name,
@@ -380,6 +381,8 @@ class Checkpoint:
                 )
         except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
             if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
+                if not is_lowest:
+                    raise MemoryError from error
                 raise source.malformed(
                     "config.json", f"its model takes more than {self._most_bytes / 1e9:.0f} GB, and its weights less"
                 ) from error
