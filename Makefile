@@ -75,9 +75,11 @@ lint: $(READY) ## Check style, types, workflows and CITATION.cff.
 docs: $(READY) ## Build the documentation into build/docs; a warning is an error.
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 
-dist: $(READY) ## Build the packages for a release into dist/: for a commit, always the same bytes.
+dist: export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct)
+dist: $(READY) ## Build the packages for a release, and their bill of materials, into dist/: a commit gives the same bytes.
 	rm -rf dist
-	SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} $(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir dist
+	$(BIN)/python scripts/write_sbom.py dist
 
 advisories: $(READY) ## Compare the pinned versions with FILE, advisories as osv.dev publishes them; nothing is fetched.
 	$(BIN)/python scripts/check_advisories.py $(FILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 import tests.workshop  # noqa: F401  puts scripts/ on the path
+from onnxtool.release.bom import check_bom
 
 from check_advisories import main, read_pins  # isort: skip
+import write_sbom  # isort: skip
+from write_sbom import sbom_text  # isort: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 PINS = "Some_Package==1.5 ; sys_platform == 'linux' \\\n    --hash=sha256:00\nother==2.0\n"
@@ -113,6 +118,36 @@ def test_every_pin_has_hashes() -> None:
     assert len(entries) == len(read_pins(ROOT / "requirements.txt")) > 100
     assert all(re.search(r" \\\n    --hash=sha256:[0-9a-f]{64}", pin) for pin in entries)
     assert {"hatchling", "editables"} <= read_pins(ROOT / "requirements.txt").keys()
+
+
+def test_the_bill_of_materials_has_the_packages_and_what_they_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directly or through others, in the pinned versions; what tests alone need is left out."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    (tmp_path / "onnxtool-1.tar.gz").write_bytes(b"sdist")
+    text = sbom_text(tmp_path)
+    check_bom(text)
+    assert text == sbom_text(tmp_path)
+    bom = json.loads(text)
+    (package,) = bom["metadata"]["component"]["components"]
+    assert package["hashes"][0]["content"] == hashlib.sha256(b"sdist").hexdigest()
+    found = {component["name"]: component for component in bom["components"]}
+    assert found.keys() >= {"torch", "numpy", "markupsafe"}
+    assert not found.keys() & {"pytest", "onnxtool", "pyarrow"}
+    assert found["numpy"]["licenses"]
+    (needs,) = [one["dependsOn"] for one in bom["dependencies"] if one["ref"] == found["jinja2"]["bom-ref"]]
+    assert needs == [found["markupsafe"]["bom-ref"]]
+
+
+def test_a_version_that_is_not_pinned_is_in_no_bill_of_materials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An environment that was changed by hand describes no release."""
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
+    monkeypatch.setattr(write_sbom, "read_pins", lambda path: read_pins(path) | {"numpy": [Version("1.0")]})
+    with pytest.raises(ValueError, match=r"numpy .* is not the version of requirements.txt"):
+        sbom_text(tmp_path)
 
 
 @pytest.mark.slow
