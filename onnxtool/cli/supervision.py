@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,7 @@ def supervised(run: Callable[[], int]) -> int:
         os.close(alive)
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before | ending)
+        _quiet_libraries()
         return run()
     asked, again, deadline = 0, math.inf, math.inf
     staged: set[Path] = set()
@@ -91,10 +93,26 @@ def _alone(run: Callable[[], int]) -> int:
     return 128 + asked[0] if asked else code
 
 
+def _quiet_libraries() -> None:
+    """Drop warnings, and what libraries in C++ and Rust print on stderr, unless a level of the log is given.
+
+    What they have to say is an exception, or a death that the parent reports; a panic prints a page ahead of it.
+    """
+    if any(word.startswith(("-v", "--verbose", "--log")) for word in sys.argv[1:]):
+        return
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    if sys.stderr is not None:
+        sys.stderr = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors, buffering=1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
 def _stop(_number: int, frame: FrameType | None) -> None:
     """Unwind, so that staged files go, and print nothing more: what libraries say of it is of no use."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in {2, sys.stderr.fileno()}:
+            os.dup2(null, descriptor)
     stop(KeyboardInterrupt(), frame)
 
 
@@ -155,7 +173,8 @@ def _report_death(number: int) -> int:
         )
     return report_error(
         f"a library died on the input ({name}), and the command with it",
-        "no output was replaced; do not trust the file, look at it with onnxtool stats, or make it again; where a text "
+        "no output was replaced; -v shows what the library printed; do not trust the file, look at it with onnxtool "
+        "stats, or make it again; where a text "
         "of a corpus did it, onnxtool encode rejects that and goes on",
         1,
     )

@@ -40,6 +40,16 @@ def test_the_exit_code_is_the_childs() -> None:
     assert process.returncode == 2
 
 
+def test_what_libraries_print_is_not_ahead_of_an_error() -> None:
+    """Panics of Rust and aborts of C++ print to the descriptor, which `-v` shows; Python's own stderr stays."""
+    prints = "os.write(2, b'panicked'); warnings.warn('odd'); print('error: one', file=sys.stderr)"
+    assert run(prints, before="import warnings\n").communicate() == ("", "error: one\n")
+    shown = run(prints, before="import warnings\nsys.argv = ['', '-v']\n").communicate()[1]
+    assert shown.startswith("panicked")
+    assert "odd" in shown
+    assert shown.endswith("error: one\n")
+
+
 @pytest.mark.parametrize(
     ("number", "said"),
     [
