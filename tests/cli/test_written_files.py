@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from onnxtool.cli.commands import COMMANDS
 from tests.evaluation.collections import random_texts, write_beir
 from tests.workshop import Workshop
 
@@ -31,28 +33,53 @@ def environment_of(root: Path, **variables: str) -> dict[str, str]:
     return kept | places | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"} | variables
 
 
+# Python loads it at the start of every process.
+WATCHER = """
+import os, sys
+log = os.open({log!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+def watch(event, given):
+    if event in ("os.mkdir", "os.rename", "os.link", "os.symlink") or (event == "open" and (given[2] or 0) & WRITES):
+        for path in given[:2]:
+            if isinstance(path, (str, bytes, os.PathLike)) and (event != "open" or path is given[0]):
+                os.write(log, os.fsencode(os.path.abspath(os.fsdecode(path))) + b"\\n")
+sys.addaudithook(watch)
+"""
+
+
 @pytest.mark.slow
 def test_commands_write_what_the_table_says(tmp_path: Path, workshop: Workshop) -> None:
-    """The rows run in their order in one folder; each writes its files there, and nothing in home or TMPDIR."""
-    environment = environment_of(tmp_path)
-    work = tmp_path / "work"
+    """The rows run in their order in one folder: each writes its files there, and none in home, TMPDIR or beyond."""
+    log, watcher, root = tmp_path / "log", tmp_path / "watcher", tmp_path / "root"
+    watcher.mkdir()
+    (watcher / "sitecustomize.py").write_text(WATCHER.format(log=str(log)))
+    root.mkdir()
+    environment = environment_of(root, PYTHONPATH=str(watcher))
+    work = root / "work"
     (work / "checkpoint").symlink_to(workshop.checkpoint("tiny-encoder"))
+    shutil.copytree(workshop.checkpoint("tiny-decoder"), work / "writer")
+    (work / "writer" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     write_beir(work / "data", random_texts(4, 2))
     (work / "texts.txt").write_text("a cat\na dog\n")
-    assert len(ROWS) >= 12
+    (work / "release.toml").write_text('name = "mini"\ncheckpoint = "checkpoint"\noutput = "released"\n')
+    assert {words.split()[0] for words, _ in ROWS} == set(COMMANDS)
     for words, documented in ROWS:
-        before = {path: (tmp_path / path).lstat().st_mtime_ns for path in files_in(tmp_path)}
+        before = {path: (root / path).lstat().st_mtime_ns for path in files_in(root)}
         command = [sys.executable, "-m", "onnxtool", *words.split()]
         done = subprocess.run(command, cwd=work, env=environment, capture_output=True, encoding="utf-8", check=False)
         assert done.returncode == 0, done.stderr
-        changed = {path for path in files_in(tmp_path) if before.get(path) != (tmp_path / path).lstat().st_mtime_ns}
+        changed = {path for path in files_in(root) if before.get(path) != (root / path).lstat().st_mtime_ns}
         if "list of fonts" in documented:
             changed = {path for path in changed if "matplotlib/fontlist-" not in path}
-        names = [name for name in re.findall(r"`(.+?)`", documented) if not name.startswith("--")]
-        for cache in (name.replace("~", "home") for name in names if name.startswith("~")):
-            changed = {path for path in changed if not path.startswith(cache)}
-        assert changed == {f"work/{name}" for name in names if not name.startswith("~")}, words
-        assert not [*(tmp_path / "tmp").iterdir()], words
+        names = [name.replace("~", "home") for name in re.findall(r"`(.+?)`", documented) if not name.startswith("--")]
+        files = {name if name.startswith("home/") else f"work/{name}" for name in names if name != "work"}
+        folders = tuple(name for name in files if name.endswith("/"))
+        assert {path for path in changed if not path.startswith(folders)} == files - {*folders}, words
+        assert not [*(root / "tmp").iterdir()], words
+    written = log.read_text().splitlines()
+    assert f"{work}/released" in written
+    elsewhere = [path for path in written if not path.startswith((str(root), "/dev/", "/proc/"))]
+    assert not elsewhere
 
 
 @pytest.mark.parametrize(("given", "kept"), [({}, "1 1 0"), ({"ORT_DISABLE_TELEMETRY": "0"}, "0 1 0")])
