@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -21,9 +22,11 @@ from onnxtool import reading
 from onnxtool.encoding import filesystems
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import OutputExistsError
-from onnxtool.model_file.commits import folder_lock, force_to_disk
+from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_file
 
 _READ_BYTES = 1 << 20
+# Held while hidden files appear in a folder, as by what ends a process that must leave none.
+appearing = threading.Lock()
 _YOUNG_S = 60.0  # a temporary folder that has just been made may not have its lock yet
 
 
@@ -92,13 +95,22 @@ def write(location: Location, content: bytes, token: str = "") -> None:
     if isinstance(location, Uri):
         filesystems.put(location, content)
         return
-    try:
-        location.parent.mkdir(exist_ok=True)
-        staged(location, token).write_bytes(content)
+    location.parent.mkdir(exist_ok=True)
+    with written(staged(location, token), content):
         publish(location, token)
-    except BaseException:
-        staged(location, token).unlink(missing_ok=True)
-        raise
+
+
+@contextmanager
+def written(path: Path, content: bytes) -> Iterator[None]:
+    """Write a file under its hidden name, which it loses in the block or afterwards; no link there is followed."""
+    with appearing:
+        remove_own_file(path)
+        try:
+            with path.open("xb") as file:
+                file.write(content)
+            yield
+        finally:
+            remove_own_file(path)
 
 
 def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
@@ -119,9 +131,8 @@ def create(location: Location, content: bytes, token: str = "") -> bool:
     if isinstance(location, Uri):
         return filesystems.put(location, content, only_once=True) or read_bytes(location) == content
     path = staged(location, token)
-    try:
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content)
+    path.parent.mkdir(exist_ok=True)
+    with written(path, content):
         force_to_disk(path)
         try:
             os.link(path, location)
@@ -131,16 +142,16 @@ def create(location: Location, content: bytes, token: str = "") -> bool:
             path.replace(location)
         force_to_disk(location.parent)
         return True
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def remove(locations: Iterable[Location]) -> None:
-    """Remove files; those that are gone are no failure."""
+    """Remove files; those that are gone are no failure, and hidden ones that another user may have put there stay."""
     uris = []
     for location in locations:
         if isinstance(location, Uri):
             uris.append(location)
+        elif location.name.startswith("."):
+            remove_own_file(location)
         else:
             location.unlink(missing_ok=True)
     if uris:

@@ -186,6 +186,8 @@ def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Se
         plain = [folder.plain_name(file.name) for file in shard.files]
         token = secrets.token_hex(4)
         targets = {file: staged(staging / file, token) for file in plain}
+        for target in targets.values():
+            stack.callback(target.unlink, missing_ok=True)
         ids, num_rows = drop_texts(paths, [*targets.values()], dropped)
         files = folder.commit_shard(targets) if num_rows else ()
     places = written.texts.places[list(dropped)]

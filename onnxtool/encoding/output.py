@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import Entry, create, entries, remove, scratch_folder, staged, upload
+from onnxtool.encoding.files import Entry, appearing, create, entries, remove, scratch_folder, staged, upload
 from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -251,7 +251,8 @@ class StagedShard:
         """Write the vectors of a window."""
         if encoded.vectors is not None:
             if self._writer is None:
-                self._writer = self._format.open([*self._files.values()], self._description)
+                with appearing:
+                    self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
         # Of each, what is kept of it in the record: not what it says.
         self.documents += [replace(document, contents="") for document in encoded.window.documents]

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
-from onnxtool.encoding.files import staged
+from onnxtool.encoding.files import staged, written
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.errors import OutputWriteError
 from onnxtool.options import UNSET, Option, OptionalPath, Options
@@ -145,8 +145,9 @@ class ProgressFiles:
                     file.write(json.dumps(line) + "\n")
             if self._metrics is not None:
                 # Whoever reads it finds all of it; nothing is lost with a power failure that matters then.
-                staged(self._metrics).write_text(_metrics(self._last, state), encoding="utf-8")
-                staged(self._metrics).replace(self._metrics)
+                hidden = staged(self._metrics)
+                with written(hidden, _metrics(self._last, state).encode()):
+                    hidden.replace(self._metrics)
         except OSError as error:
             raise OutputWriteError(
                 f"cannot write {error.filename or self._log}: {error.strerror}", "pass another file, or make room"

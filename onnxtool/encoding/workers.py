@@ -30,6 +30,7 @@ from onnxtool.runtime.session import available_cores
 # More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
 _THREADS_OF_A_PROCESS = 8
 _POLL_S = 0.2
+_LONGEST_WRITE_S = 5.0
 _LONGEST_REASON = 200
 
 Answer = TypeVar("Answer")
@@ -84,10 +85,12 @@ def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
     _here[:] = [_Here(task, tell)]
 
     def watch() -> None:
+        from onnxtool.encoding.files import appearing
         from onnxtool.encoding.output import remove_unfinished
 
         with suppress(EOFError, OSError):
             tell.recv()
+        appearing.acquire(timeout=_LONGEST_WRITE_S)
         remove_unfinished()
         os._exit(1)
 

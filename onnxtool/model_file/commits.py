@@ -17,10 +17,12 @@ import errno
 import json
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -39,6 +41,7 @@ _LOCK, _SEAL, _JOURNAL, _FILES = "lock", "seal", "journal.json", "files"
 _NOT_OURS_TO_SETTLE = ("running", "elsewhere", "unproven")
 _LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
 _WAIT_S, _POLL_S = 30.0, 0.02
+_MOST_FILES, _MOST_JOURNAL_BYTES = 1 << 14, 1 << 22  # of a set, and of what says so
 _DEPTH = 3  # a graph file lies at most so many folders below the one that its set is made in
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
 
@@ -102,8 +105,14 @@ class CommitFolder:
         for folder in {self.files / file.parent for file in files}:
             force_to_disk(folder)
         journal = {"files": [file.as_posix() for file in files], "obsolete": [file.as_posix() for file in kept]}
+        text = json.dumps(journal)
+        if max(len(files), len(kept)) > _MOST_FILES or len(text) > _MOST_JOURNAL_BYTES:
+            raise OutputWriteError(
+                f"{self.root} would get {len(files)} files and lose {len(kept)}, and a set has at most {_MOST_FILES}",
+                "pass another --output, or keep weights in fewer files",
+            )
         written = self.path / f"{_JOURNAL}.partial"
-        written.write_text(json.dumps(journal), encoding="utf-8")
+        written.write_text(text, encoding="utf-8")
         force_to_disk(written)
         force_to_disk(self.root)
         os.replace(written, self.path / _JOURNAL)  # noqa: PTH105  this decides
@@ -161,12 +170,12 @@ def settle(path: Path) -> bool:
     """
     import logging
 
-    with exclusive(path.parent):
+    # A run over a corpus has its folder locked; with that lock in our hands it would seem to be going.
+    with exclusive(path.parent) if _is_folder(path) else nullcontext():
         state = _state(path)
         if state in _NOT_OURS_TO_SETTLE:
             if state == "unproven":
-                text = "left %s alone: nothing proves that a run of yours on this file system made it"
-                logging.getLogger(__name__).warning(text, ascii(str(path))[1:-1])
+                _warn_of(path)
             return False
         if path.is_dir() and not path.is_symlink():
             _settle(path)
@@ -175,6 +184,31 @@ def settle(path: Path) -> bool:
     verb = "finished" if state == "unfinished" else "removed"
     logging.getLogger(__name__).warning("%s what a killed run left: %s", verb, ascii(str(path))[1:-1])
     return True
+
+
+def remove_own_file(path: Path) -> None:
+    """Remove a file if it is there; one that another user may have put there is named and left."""
+    if _is_foreign(path):
+        _warn_of(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@cache
+def _warn_of(path: Path) -> None:
+    import logging
+
+    text = "left %s alone: nothing proves that a run of yours on this file system made it"
+    logging.getLogger(__name__).warning(text, ascii(str(path))[1:-1])
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether something is there that no run of this user writes: of another user, a link, no regular file."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISREG(status.st_mode) or (sys.platform != "win32" and status.st_uid != os.geteuid())
 
 
 def find_leftovers(folder: Path) -> list[Leftover]:
@@ -297,6 +331,8 @@ def _machine() -> dict[str, str]:
 
 def _state(path: Path) -> State:
     if not _is_folder(path):
+        if _is_foreign(path):
+            return "unproven"
         shards = path.parent
         if (record := _RECORD.fullmatch(path.name)) is not None and not _SHARD.fullmatch(path.name):
             shards = path.with_name(record["folder"])
@@ -394,9 +430,11 @@ def _read_journal(folder: Path) -> tuple[list[Path], list[Path]] | None:
     """
     path = folder / _JOURNAL
     try:
-        journal = read_json(path)
+        journal = read_json(path, _MOST_JOURNAL_BYTES)
         files, obsolete = ([Path(text) for text in journal[key]] for key in ("files", "obsolete"))
     except (OSError, ValueError, TypeError, KeyError):
+        return None
+    if max(len(files), len(obsolete)) > _MOST_FILES:
         return None
     if any(file.is_absolute() or file.drive or ".." in file.parts for file in (*files, *obsolete)):
         return None

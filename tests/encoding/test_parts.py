@@ -31,6 +31,7 @@ from onnxtool.encoding import (
 from onnxtool.encoding.files import write
 from onnxtool.encoding.output import OutputFolder, StagedShard, remove_unfinished
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.repeats import drop_texts
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
@@ -334,6 +335,23 @@ def test_a_file_that_cannot_be_written_as_a_whole_is_removed(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space"):
         write(tmp_path / "record.json", b"{}", "12345678")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_merge_that_is_interrupted_leaves_nothing_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it writes a shard without a text whose id occurs twice; the next one goes on."""
+    model, corpus = dense_model(tmp_path), collection(tmp_path, "jsonl")
+
+    def interrupted(*arguments: Any) -> Any:
+        drop_texts(*arguments)
+        raise KeyboardInterrupt
+
+    encode(tmp_path, model, corpus)
+    with monkeypatch.context() as patch:
+        patch.setattr("onnxtool.encoding.merge.drop_texts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            merge_parts(tmp_path / "vectors")
+    assert corpus_status(tmp_path / "vectors").half_written == ()
+    assert merge_parts(tmp_path / "vectors").manifest
 
 
 def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:

@@ -158,11 +158,12 @@ def test_a_driver_that_is_killed_leaves_its_workers_no_work(tmp_path: Path) -> N
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
-# How slow each of these is where a signal arrives: what the driver does, and a model that is loaded by a worker.
+# How slow each of these is where a signal arrives, in the driver or in a worker.
 SLOW = {
     "the launch of a process": ("concurrent.futures.process", "ProcessPoolExecutor._spawn_process", 1, "onnxtool"),
     "the start of a thread": ("threading", "Thread.start", 1, "onnxtool"),
     "a model that is loaded": ("pathlib", "Path.is_file", 60, "spawn_main"),
+    "a record that is forced to the disk": ("os", "fsync", 1, "spawn_main"),
 }
 
 
@@ -200,6 +201,7 @@ if "{process}" in " ".join(sys.orig_argv):
     assert driver.communicate(timeout=60)[1] == "error: interrupted by SIGTERM\n"
     assert driver.returncode == 143
     assert not _workers(str(tmp_path))
+    assert not list(tmp_path.rglob("*.partial"))
 
 
 @pytest.mark.usefixtures("workers_here")

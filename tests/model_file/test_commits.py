@@ -6,14 +6,16 @@ import errno
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
+from onnxtool.encoding.files import remove, written
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.model_file import ModelFile, check_writable, commits, scratch_folder, staged, write_text
 from onnxtool.model_file.commits import find_leftovers, recover, settle, unfinished_set_of
@@ -272,6 +274,68 @@ def test_a_journal_of_somebody_else_does_nothing(tmp_path: Path, lock: str, capl
     assert not settle(hidden)
     assert f"left {hidden} alone" in caplog.text
     assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", hidden.name}
+
+
+def test_a_link_leads_no_journal_out_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a file of ours that it names nor one that it removes; it is an error that says which."""
+    folder, elsewhere = tmp_path / "ours", tmp_path / "elsewhere"
+    folder.mkdir()
+    found = kill_between_names(folder, monkeypatch)
+    (folder / "model").rename(elsewhere)
+    before = set_in(elsewhere)
+    (folder / "model").symlink_to(elsewhere)
+    with pytest.raises(OutputWriteError, match=r"wants to change model/\w+\.\w+, which a link leads out of"):
+        recover(folder / "model.onnx")
+    assert set_in(elsewhere) == before
+    assert found.is_dir()
+
+
+def test_a_set_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A journal with more files or bytes is none, and no run writes one: the old set stays."""
+    write_set(tmp_path, OLD)
+    names = [f"{number}" for number in range(commits._MOST_FILES + 1)]
+    for bound, value in (("_MOST_FILES", 2), ("_MOST_JOURNAL_BYTES", 40)):
+        with monkeypatch.context() as patch:
+            patch.setattr(commits, bound, value)
+            with pytest.raises(OutputWriteError, match="would get 3 files and lose 1"):
+                write_set(tmp_path, NEW)
+        assert set_in(tmp_path) == OLD
+        assert hidden_in(tmp_path) == []
+    journal = {"files": [], "obsolete": names}
+    for text in (json.dumps(journal), json.dumps({"files": [], "obsolete": []}) + " " * commits._MOST_JOURNAL_BYTES):
+        (tmp_path / "journal.json").write_text(text)
+        assert commits._read_journal(tmp_path) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no owner there")
+@pytest.mark.parametrize("kind", ["link", "pipe", "of another user", "own"])
+@pytest.mark.parametrize("name", ["vectors/.part-00003.npy.partial", ".vectors.manifest.json.partial"])
+def test_half_files_of_a_corpus_count_where_they_are_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, name: str
+) -> None:
+    """What another user may have put there is named and left by `clean`, by what removes it, and by what writes it."""
+    half, mine = tmp_path / name, tmp_path / "mine.txt"
+    half.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    if kind == "link":
+        half.symlink_to(mine)
+    elif kind == "pipe":
+        os.mkfifo(half)
+    else:
+        half.write_text("half")
+    if kind == "of another user":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    is_own = kind == "own"
+    assert [(one.path, one.state) for one in find_leftovers(tmp_path)] == [(half, "half" if is_own else "unproven")]
+    with nullcontext() if is_own else pytest.raises(FileExistsError), written(half, b"new"):
+        assert half.read_bytes() == b"new"
+    for act in (settle, lambda path: remove([path])):
+        if is_own:
+            half.write_text("half")
+        act(half)
+        assert os.path.lexists(half) is not is_own
+        assert (f"left {half} alone" in caplog.text) is not is_own
+    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("force", [False, True])
