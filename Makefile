@@ -24,7 +24,7 @@ $(READY): pyproject.toml requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	# The build of torch for processors alone, if pip's find-links have it: pip prefers what an index states a hash of.
 	awk '/^[a-z]/ { torch = /^torch==/ } torch' requirements.txt > $(VENV)/torch.txt
-	$(PIP_HASHED) $(VENV)/torch.txt --no-index 2> $(VENV)/torch.log || true
+	$(PIP_HASHED) $(VENV)/torch.txt --no-index 2> $(VENV)/torch.log || echo "torch is PyPI's build, with CUDA on Linux: $(VENV)/torch.log"
 	# Only PyPI's torch for Linux needs the libraries of CUDA, which are gigabytes.
 	awk '/^[a-z]/ { cuda = /^(cuda|nvidia|triton)/ } !cuda' requirements.txt > $(VENV)/requirements.txt
 	$(PIP_HASHED) $(VENV)/requirements.txt
