@@ -34,8 +34,9 @@ _AGAIN_SECONDS = 2.0  # the exception may arrive in a destructor, which drops it
 def supervised(run: Callable[[], int]) -> int:
     """Return what `run` returns in a child process; 128 and the number of a signal that asked to end it.
 
-    Where a signal that nothing handles ends the child, that is 1, with an error. Systems other than Linux run it in
-    this process.
+    Of several signals, the first one counts; of two that come before this process looks, the one with the lower number,
+    as the kernel keeps no order of them. Where a signal that nothing handles ends the child, that is 1, with an error.
+    Systems other than Linux run it in this process.
     """
     if sys.platform != "linux":
         return _alone(run)
