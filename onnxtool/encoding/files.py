@@ -27,6 +27,7 @@ from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_f
 _READ_BYTES = 1 << 20
 # Held while hidden files appear in a folder, as by what ends a process that must leave none.
 appearing = threading.Lock()
+unfinished: set[Path] = set()  # staged shards and temporary folders of this process
 _YOUNG_S = 60.0  # a temporary folder that has just been made may not have its lock yet
 
 
@@ -199,7 +200,17 @@ def scratch_folder(kind: str) -> Iterator[Path]:
         with suppress(OSError, OutputExistsError):
             _remove_abandoned(path)
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name, folder_lock(Path(name)):
+        unfinished.add(Path(name))
         yield Path(name)
+    unfinished.discard(Path(name))
+
+
+def remove_unfinished() -> None:
+    """Remove what this process still writes: it is about to end without unwinding."""
+    for path in list(unfinished):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 def _remove_abandoned(path: Path) -> None:

@@ -14,7 +14,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from onnxtool.encoding.files import Entry, appearing, create, entries, remove, scratch_folder, staged, upload
+from onnxtool.encoding.files import (
+    Entry,
+    appearing,
+    create,
+    entries,
+    remove,
+    scratch_folder,
+    staged,
+    unfinished,
+    upload,
+)
 from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -209,16 +219,6 @@ class OutputFolder:
         return num_removed
 
 
-_unfinished: set[Path] = set()  # staged files of this process
-
-
-def remove_unfinished() -> None:
-    """Remove the shards that this process still writes: it is about to end without unwinding."""
-    for path in list(_unfinished):
-        with suppress(OSError):
-            path.unlink()
-
-
 class StagedShard:
     """The files of a shard under hidden names, until it is whole. One without any vector has no files.
 
@@ -241,7 +241,7 @@ class StagedShard:
         # Two machines may make the same shard at once: each under names of its own.
         token = secrets.token_hex(4)
         self._files = {file: staged(staging / file, token) for file in shard_format.names(name.stem)}
-        _unfinished.update(self._files.values())
+        unfinished.update(self._files.values())
         self._writer: ShardWriter | None = None
         self._num_tokens = self._num_padding = self._num_truncated = self._num_passages = 0
         self._rejects: list[Reject] = []
@@ -265,7 +265,7 @@ class StagedShard:
     def commit(self, digest: str) -> ShardRecord:
         """Give the files their names, and return the record of a shard made from texts of this digest."""
         files = self._folder.commit_shard(self._files) if self._close() else ()
-        _unfinished.difference_update(self._files.values())
+        unfinished.difference_update(self._files.values())
         return ShardRecord(
             files=files,
             digest=digest,
@@ -283,7 +283,7 @@ class StagedShard:
             self._close()
         for path in self._files.values():
             path.unlink(missing_ok=True)
-        _unfinished.difference_update(self._files.values())
+        unfinished.difference_update(self._files.values())
 
     def _close(self) -> bool:
         """Close the files, once; return whether there were any."""

@@ -85,8 +85,7 @@ def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
     _here[:] = [_Here(task, tell)]
 
     def watch() -> None:
-        from onnxtool.encoding.files import appearing
-        from onnxtool.encoding.output import remove_unfinished
+        from onnxtool.encoding.files import appearing, remove_unfinished
 
         with suppress(EOFError, OSError):
             tell.recv()

@@ -28,8 +28,8 @@ from onnxtool.encoding import (
     merge_parts,
     splits,
 )
-from onnxtool.encoding.files import write
-from onnxtool.encoding.output import OutputFolder, StagedShard, remove_unfinished
+from onnxtool.encoding.files import remove_unfinished, scratch_folder, write
+from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.repeats import drop_texts
 from onnxtool.encoding.report import PartReport
@@ -432,7 +432,7 @@ def test_two_writers_of_a_shard_do_not_share_a_file(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_at_once_removes_the_shards_that_it_writes(tmp_path: Path) -> None:
-    """Those alone that are not committed, and not what other processes write."""
+    """Those alone that are not committed, and not what other processes write; and the model that it has copied."""
     folder, npy = OutputFolder(tmp_path), ShardFormat("npy", gzip=False, contents=False, weights="float")
     (tmp_path / ".part-00009.npy.0123abcd.partial").write_bytes(b"of another process")
     for number in range(2):
@@ -442,7 +442,10 @@ def test_a_process_that_ends_at_once_removes_the_shards_that_it_writes(tmp_path:
         if number == 0:
             writer.commit("digest")
     assert len([*tmp_path.iterdir()]) == 5
-    remove_unfinished()
+    with scratch_folder("model") as scratch:
+        (scratch / "model.onnx").write_bytes(b"a copy")
+        remove_unfinished()
+        assert not scratch.exists()
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [".part-00009.npy.0123abcd.partial", "part-00000.ids.jsonl", "part-00000.npy"]
     writer.abandon()
