@@ -513,7 +513,7 @@ class Store:
     def __init__(self, kind: StoreKind, address: str, behind: str, contents: Contents, faults: Faults) -> None:
         self.kind, self.address, self.behind, self.contents, self.faults = kind, address, behind, contents, faults
         self.uri = kind.uri(address)
-        self.write, self.objects = contents.write, contents.objects
+        self.write, self.names, self.objects = contents.write, contents.names, contents.objects
 
     def put(self, key: str, path: Path) -> str:
         """Copy a file or a folder into the bucket, and return its address."""
