@@ -227,6 +227,11 @@ def resolve_converter(converter: Converter | str) -> tuple[str, Converter]:
     wanted = os.environ.get(CONVERTER_VARIABLE, "0")
     if wanted not in ("", "0"):
         converter = tuple(CONVERTERS)[1] if wanted == "1" else wanted
+        if wanted not in ("1", *CONVERTERS):
+            raise CompilationError(
+                f"the environment variable {CONVERTER_VARIABLE} is {wanted!r}",
+                f"unset it, or set it to 0, 1, or one of {', '.join(CONVERTERS)}",
+            )
     if callable(converter):
         return f"{converter.__module__}.{getattr(converter, '__qualname__', repr(converter))}", converter
     if converter not in CONVERTERS:

@@ -163,12 +163,18 @@ class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no type
         return self.function(model, arguments, targets)
 
 
-class OutputsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """`function(model, inputs, return_outputs)`, as Trainers before transformers 4.46 had it."""
+_OPTIONAL = ("return_outputs", "num_items_in_batch")
 
-    def __init__(self, function: Callable[[torch.nn.Module, Any, bool], Loss]) -> None:
+
+class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """`function(model, inputs, ...)`, which gets the other arguments by name, as `transformers.Trainer` passes them."""
+
+    def __init__(self, function: Callable[..., Loss], parameters: Mapping[str, inspect.Parameter]) -> None:
         super().__init__()
         self.function = function
+        takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+        self._known = [name for name in _OPTIONAL if takes_any or name in parameters]
+        self._required = [name for name in _OPTIONAL if name in parameters and parameters[name].default is _REQUIRED]
 
     def forward(
         self,
@@ -180,25 +186,52 @@ class OutputsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no type
         """Return the function's loss.
 
         Raises:
-            InputError: the loss is to be divided by `num_items_in_batch`, which the function does not take.
+            InputError: outputs are asked for, or the loss is to be divided by `num_items_in_batch`, and the function
+                takes no argument of that name.
         """
-        if num_items_in_batch is not None:
-            raise InputError(
-                "compute_loss(model, inputs, return_outputs) takes no num_items_in_batch",
-                "give it the argument num_items_in_batch=None, which transformers passes since 4.46",
-            )
-        return self.function(model, inputs, return_outputs)
+        named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+        if return_outputs or "return_outputs" in self._required:  # as the Trainer, which leaves it out while it trains
+            named["return_outputs"] = return_outputs
+        for name in [name for name in named if name not in self._known]:
+            if named.pop(name) is not None:
+                raise InputError(
+                    f"compute_loss takes no {name}", f"give it the argument {name}, which transformers passes by name"
+                )
+        return self.function(model, inputs, **named)
+
+
+_REQUIRED = inspect.Parameter.empty
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
-    """Return a function that takes all arguments of `Trainer.compute_loss`, for one with three of its own."""
+    """Return a function that takes all arguments of `Trainer.compute_loss` in their order, for one with its own.
+
+    Raises:
+        InputError: it cannot be called with these arguments.
+    """
     try:
-        parameters = inspect.signature(compute_loss).parameters
+        signature = inspect.signature(
+            compute_loss.forward if isinstance(compute_loss, torch.nn.Module) else compute_loss
+        )
     except (TypeError, ValueError):
         return compute_loss
-    if len(parameters) != 3 or any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters.values()):
-        return compute_loss
-    return OutputsLoss(compute_loss) if "return_outputs" in parameters else TargetsLoss(compute_loss)
+    parameters = signature.parameters
+    ordered = [name for name, one in parameters.items() if one.kind in _BY_POSITION]
+    if len(ordered) == len(parameters) == 3 and ordered[2] not in _OPTIONAL:
+        return TargetsLoss(compute_loss)
+    in_order = tuple(ordered[2:4]) == _OPTIONAL
+    try:
+        if in_order:
+            signature.bind(None, None, None, None)
+        else:
+            signature.bind(None, None, **{name: None for name in _OPTIONAL if name in parameters})
+    except TypeError as error:
+        raise InputError(
+            f"compute_loss{signature} cannot be called: {error}",
+            "it takes (model, inputs, return_outputs=False, num_items_in_batch=None) or (model, inputs, targets)",
+        ) from error
+    return compute_loss if in_order else NamedLoss(compute_loss, parameters)
 
 
 def pair(batch: Batch) -> tuple[Any, Any]:

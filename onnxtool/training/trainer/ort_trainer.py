@@ -19,6 +19,7 @@ from transformers import Trainer, TrainingArguments
 from onnxtool.errors import TrainingError
 from onnxtool.options import checked
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
+from onnxtool.training.trainer.losses import with_all_arguments
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
 _logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     Attributes:
         ort_backend: compiles the training steps.
+        eager_loss: `compute_loss` as the class has it, which gets compiled.
         model_with_loss: the module of the training steps, with the report `label_sparsity`; None before `train()`.
     """
 
@@ -75,7 +77,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         # Hides the method, also that of a subclass, which is the one that gets compiled.
-        self._compute_loss_eagerly = self.compute_loss
+        self.eager_loss = with_all_arguments(self.compute_loss)
         self.compute_loss = self._compute_loss
 
     def create_model_with_loss(self) -> ModuleWithLoss:
@@ -99,7 +101,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     @checked
     def training_step(
-        self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | None = None
+        self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run forward and backward of one batch; after the first batch, log what ran where.
 
@@ -128,7 +130,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
                 self._whole_texts = WholeTexts(inside.module)
             with self._numbers.as_tensors(), self._whole_texts.in_one_turn():
                 return model(dict(inputs), return_outputs, num_items_in_batch)
-        return self._compute_loss_eagerly(model, inputs, return_outputs, num_items_in_batch)
+        return self.eager_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
         """Wrap the model in the module of the training steps, and that in DistributedDataParallel."""
@@ -165,7 +167,7 @@ def create_model_with_loss(
     """Return a module that computes the loss of a Trainer for its model in onnxruntime.
 
     Args:
-        trainer: any Trainer; the `compute_loss` of its class is compiled, label smoothing included.
+        trainer: any Trainer; its `compute_loss` is compiled, label smoothing included.
         options: of the backend, or a backend.
         label_sparsity: whether rows whose label is ignored may be pruned before the output head.
         dynamic: as in `torch.compile`.
@@ -173,7 +175,7 @@ def create_model_with_loss(
     """
     return ModuleWithLoss(
         trainer.model,
-        compute_loss=types.MethodType(type(trainer).compute_loss, trainer),
+        compute_loss=trainer.eager_loss if isinstance(trainer, OrtTrainer) else trainer.compute_loss,
         label_sparsity=label_sparsity and not _counts_calls(trainer),
         options=options,
         dynamic=dynamic,
