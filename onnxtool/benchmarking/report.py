@@ -242,14 +242,14 @@ class GateOutcome:
     note: str = ""
 
     def __str__(self) -> str:
-        place = f" at {self.shape}" if self.shape else ""
-        text = f"{self.expression} {'is met' if self.met else 'is not met'}{place}: {self.figure} is {self.value:.6g}"
+        text = f"{self.figure} is {self.value:.6g}{f' at {self.shape}' if self.shape else ''}"
         if self.base_value is None or self.change is None:
-            return text
-        text += f", in the base {self.base_value:.6g}: {self.change:+.1%}"
+            return f"{text}, fails if {self.expression}"
+        text += f", {self.base_value:.6g} in the base: {self.change:+.1%}"
         if self.change_interval is not None:
             low, high = self.change_interval
             text += f" (95 %: {low:+.1%} to {high:+.1%})"
+        text += f", fails if {self.expression}"
         if self.note:
             text += f"; {self.note}"
         if self.decided:

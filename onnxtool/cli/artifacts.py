@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.options import derived_options, dry_run_option, report_options
+from onnxtool.cli.options import derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import (
     Block,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     epilog="Example: onnxtool artifacts --model_name distilbert-base-uncased --loss CrossEntropyLoss "
     "--freeze 'distilbert.embeddings.*'",
 )
+@model_argument("model_path")
 @derived_options(options=PreparationOptions, forward=ForwardOptions, lora=LoraOptions)
 @dry_run_option
 @report_options

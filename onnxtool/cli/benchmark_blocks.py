@@ -160,7 +160,7 @@ def _gates(gates: Sequence[GateOutcome]) -> Iterator[Block]:
             "base": "-" if gate.base_value is None else f"{gate.base_value:.6g}",
             "change": "-" if gate.change is None else f"{gate.change:+.1%}",
             "95 %": "{:+.1%} to {:+.1%}".format(*gate.change_interval) if gate.change_interval else "-",
-            "verdict": f"{'met' if gate.met else 'not met'}{'' if gate.decided else ', undecided'}",
+            "verdict": f"{'failed' if gate.met else 'passed'}{'' if gate.decided else ', undecided'}",
         }
         for gate in gates
     ]
@@ -181,8 +181,9 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
         runs = max((result.peak_rss_bytes or 0 for result in report.results), default=0)
         rows.append(
             (
-                "Peak memory of loading and of runs",
-                f"{format_bytes(report.peak_rss_load_bytes)}, {format_bytes(runs) if runs else 'not known'}",
+                "Memory at its peak",
+                f"{format_bytes(report.peak_rss_load_bytes)} while loading, "
+                + (f"{format_bytes(runs)} while running" if runs else "not measured while running"),
             )
         )
     if environment.io_binding:

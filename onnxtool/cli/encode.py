@@ -9,7 +9,7 @@ import click
 
 from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
-from onnxtool.cli.options import LocationType, derived_options, report_options
+from onnxtool.cli.options import LocationType, derived_options, model_argument, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
@@ -60,6 +60,7 @@ def command() -> None:
 
 
 @command.command(short_help=_PURPOSES["run"], epilog=f"Example: onnxtool encode run {_WHAT} --processes 2")
+@model_argument("model_path")
 @_corpus_options
 @derived_options(options=VectorOptions, run=RunOptions, files=ProgressOptions)
 @report_options
@@ -89,6 +90,7 @@ def run(
 
 
 @command.command(short_help=_PURPOSES["part"], epilog=f"Example: onnxtool encode part {_WHAT} --part 2/7")
+@model_argument("model_path")
 @_corpus_options
 @derived_options(options=VectorOptions, part=PartOptions, files=ProgressOptions)
 @report_options

@@ -24,6 +24,20 @@ _LEAST_MEMORY_MB = 256
 _NO_MEMORY = re.compile("failed to map segment|[Cc]annot allocate|start new thread|bad_alloc|NULL|return without exc")
 
 
+# Names that other tools have for what a command here does.
+_MEANT = {
+    **dict.fromkeys(("bench", "benchmark", "perf", "profile"), "infer --benchmark"),
+    **dict.fromkeys(("compare", "diff"), "stats MODEL BASE"),
+    **dict.fromkeys(("convert", "to_onnx"), "export"),
+    **dict.fromkeys(("embed", "encode_query", "run", "search"), "infer --text"),
+    **dict.fromkeys(("fp16", "int4", "int8", "quantise", "quantize"), "optimize --precision int8"),
+    **dict.fromkeys(("fuse", "simplify", "slim"), "optimize"),
+    **dict.fromkeys(("gpu", "cuda", "providers", "version"), "env"),
+    **dict.fromkeys(("inspect", "summary", "show"), "stats"),
+    "train": "artifacts",
+}
+
+
 class _LazyGroup(click.Group):
     """A group that knows its commands' names and imports them one at a time."""
 
@@ -42,7 +56,8 @@ class _LazyGroup(click.Group):
         """Find the command that is asked for, and suggest those that look like it."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            more = f" Did you mean {close[0]!r}?" if close else f" There are {', '.join(COMMANDS)}."
+            meant = _MEANT.get(args[0].lower(), *close)
+            more = f" Did you mean {meant!r}?" if meant else f" There are {', '.join(COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{more}")
         return super().resolve_command(ctx, args)
 
@@ -176,20 +191,23 @@ def _place_of(error: OSError) -> str:
 
 
 def _ways_out(error: click.UsageError) -> str:
-    """For an option that a command lacks: what it takes without an option, and the commands that have the option."""
-    if not isinstance(error, click.NoSuchOption):
+    """Say how to give the model where it is missing, and which commands have an option that this one lacks."""
+    if not isinstance(error, click.NoSuchOption | click.MissingParameter):
         return ""
+    name = error.option_name if isinstance(error, click.NoSuchOption) else ""
     ways = []
-    if error.ctx is not None and any(isinstance(one, click.Argument) for one in error.ctx.command.params):
+    if error.ctx is not None:
+        needs_one = any(isinstance(one, click.Argument) and one.required for one in error.ctx.command.params)
         usage = error.ctx.command.collect_usage_pieces(error.ctx)
-        ways.append(f"write {' '.join([error.ctx.command_path, *usage])}; ")
+        if needs_one or (isinstance(error, click.MissingParameter) and len(usage) > 1):
+            ways.append(f"write {' '.join([error.ctx.command_path, *usage])}; ")
     owners = [
-        name
-        for name in RUNNABLE
-        if any(error.option_name in (*one.opts, *one.secondary_opts) for one in find_command(name).params)
+        owner
+        for owner in RUNNABLE
+        if name and any(name in (*one.opts, *one.secondary_opts) for one in find_command(owner).params)
     ]
     if owners:
-        ways.append(f"{error.option_name} is an option of onnxtool {', '.join(owners)}; ")
+        ways.append(f"{name} is an option of onnxtool {', '.join(owners)}; ")
     return "".join(ways)
 
 

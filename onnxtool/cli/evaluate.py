@@ -7,7 +7,15 @@ from pathlib import Path
 import click
 
 from onnxtool.cli.evaluate_blocks import evaluation_blocks, evaluation_page
-from onnxtool.cli.options import FORMATS, PathType, Result, derived_options, dry_run_option, result_options
+from onnxtool.cli.options import (
+    FORMATS,
+    PathType,
+    Result,
+    derived_options,
+    dry_run_option,
+    model_argument,
+    result_options,
+)
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import emit_plan
 from onnxtool.cli.streams import printable
@@ -17,6 +25,7 @@ from onnxtool.reports import WritePlan, planned_files
 
 
 @click.command(epilog="Example: onnxtool evaluate --model_path models/all-MiniLM-L6-v2.onnx --data models/collection")
+@model_argument("model_path")
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option(
     "--data",
@@ -63,5 +72,5 @@ def command(
         result.emit(report, evaluation_blocks(report))
     for gate in report.gates:
         if gate.met:
-            click.echo(f"gate {printable(gate.text)}", err=True)
+            click.echo(f"gate failed: {printable(gate.text)}", err=True)
     return 0 if report.passed else 1

@@ -42,7 +42,7 @@ def evaluation_blocks(report: EvaluationReport) -> list[Block]:
     if report.against is not None:
         blocks += _comparison(report, report.against)
     if report.gates:
-        rows = [(check.expression, check.text.removeprefix(f"{check.expression} ")) for check in report.gates]
+        rows = [("failed" if check.met else "passed", check.text) for check in report.gates]
         blocks += [Heading("Gates"), Facts(rows)]
     return blocks
 
@@ -87,7 +87,7 @@ def _system(system: SystemReport) -> str:
 
 
 def _query_time(system: SystemReport) -> str:
-    return "" if system.query_ms is None else f"; a query alone is read in {format_duration(system.query_ms)}"
+    return "" if system.query_ms is None else f"; encoding a single query takes {format_duration(system.query_ms)}"
 
 
 def _terms(system: SystemReport) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import derived_options, dry_run_option, report_options
+from onnxtool.cli.options import derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_duration, format_tensor
 from onnxtool.cli.verification import verdict, verification_blocks
@@ -24,6 +24,7 @@ from onnxtool.reports import TensorInfo, planned_files
 @click.command(
     epilog="Example: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
 )
+@model_argument("model_name", "CHECKPOINT")
 @derived_options(options=ExportOptions)
 @click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the file straight after.")
 @click.option("--stats", is_flag=True, help="Print the summary of the graph as well.")

@@ -22,7 +22,9 @@ from onnxtool.cli.options import (
     PathType,
     derived_options,
     dry_run_option,
+    format_of,
     format_options,
+    model_argument,
     option_names,
 )
 from onnxtool.cli.render import emit_plan
@@ -54,6 +56,7 @@ class _OutputType(LocationType):
 
 
 @click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
+@model_argument("model_path")
 @derived_options(
     options=InferOptions,
     generation=GenerateOptions,
@@ -72,8 +75,8 @@ class _OutputType(LocationType):
 @click.option(
     "--output",
     type=_OutputType(),
-    help="Write the result to this file instead of stdout, which is -. A folder that exists or is written with / at "
-    "its end gets a vector for each text of --input.",
+    help="Write the result to this file instead of stdout, which is -, in the format of its suffix. A folder that "
+    "exists or is written with / at its end gets a vector for each text of --input.",
 )
 @dry_run_option
 @format_options(
@@ -119,7 +122,8 @@ def command(
         )  # fmt: skip
         return 0
     _check(options, is_benchmark=benchmark)
-    printed = Output(destination, corpus.force, format_name, quiet)
+    formats = [*FORMATS, "csv"] if benchmark else FORMATS
+    printed = Output(destination, corpus.force, format_of(destination, format_name, formats), quiet)
     printed.check()
     if dry_run:
         _plan(options, [path for path in (destination, plot) if path is not None], printed)

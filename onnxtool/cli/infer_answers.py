@@ -65,7 +65,8 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
     in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.path))
     texts: tuple[TextInput, ...] | None = None
     rest: Iterator[TextInput] = iter(())
-    is_open = not in_lines and not is_given("format_name") and options.input_path is not None
+    is_chosen = is_given("format_name") or output.format_name != "text"
+    is_open = not in_lines and not is_chosen and options.input_path is not None
     if is_open and not takes_pictures(ModelFile.open(options.model_path)):
         rest = given_texts(options)
         texts = tuple(islice(rest, MAX_IN_ONE_REPORT + 1))

@@ -45,5 +45,5 @@ def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | 
         output.emit(report, benchmark_blocks(report))
     for gate in report.gates:
         if gate.met or not gate.decided:
-            click.echo(f"gate {gate}", err=True)
+            click.echo(f"gate failed: {gate}", err=True)
     return 1 if any(gate.met for gate in report.gates) else 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import PathType, derived_options, dry_run_option, report_options
+from onnxtool.cli.options import PathType, derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
@@ -19,6 +19,7 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Qua
 @click.command(
     epilog="Example: onnxtool optimize --model_path models/splade-cocondenser-ensembledistil.onnx --stats",
 )
+@model_argument("model_path")
 @derived_options(options=OptimizeOptions)
 @click.option(
     "--data",
@@ -95,11 +96,16 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *_speed(report.speed),
         ("Time", ", ".join(f"{stage} {format_duration(ms)}" for stage, ms in report.duration_ms.items())),
     ]
-    rows = [(result.name, str(result.num_changes), format_duration(result.duration_ms)) for result in report.passes]
+    rows = [
+        (result.name, str(result.num_changes), format_duration(result.duration_ms))
+        for result in report.passes
+        if result.num_changes
+    ]
+    unchanged = len(report.passes) - len(rows)
     blocks += [
         *([Heading("Optimization")] if stats else []),
         Facts(facts),
-        Heading("Passes"),
+        Heading(f"Passes that changed the graph ({unchanged} others found nothing to do)"),
         Table(("pass", "changes", "time"), rows, frozenset({"changes", "time"})),
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
@@ -10,6 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import click
+from click.core import ParameterSource
 
 from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.completion import complete_checkpoint
@@ -229,6 +230,16 @@ class Result(NamedTuple):
         write_out(text, output=self.output, force=self.force)
 
 
+_SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
+
+
+def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> str:
+    """Return the format that the suffix of `output` stands for, unless --format was given."""
+    is_given = click.get_current_context().get_parameter_source("format_name") is not ParameterSource.DEFAULT
+    by_suffix = "" if output is None or is_given else _SUFFIXES.get(output.suffix.lower(), "")
+    return by_suffix if by_suffix in formats else format_name
+
+
 def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable[[Command], Command]:
     """Add --output, --force, --format and --quiet, which the command gets as its `result`, and what comes with them."""
 
@@ -237,9 +248,10 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
         def with_result(
             *arguments: Any, output: Path | None, force: bool, format_name: str, quiet: bool, **others: Any
         ) -> Any:
-            return command(*arguments, result=Result(output, force, format_name, quiet), **others)
+            chosen = format_of(output, format_name, formats)
+            return command(*arguments, result=Result(output, force, chosen, quiet), **others)
 
-        add_output = output_options("Write the result to this file instead of stdout.")
+        add_output = output_options("Write the result to this file instead of stdout, in the format of its suffix.")
         return add_output(format_options(formats, more)(with_result))  # type: ignore[return-value]
 
     return decorate
@@ -288,6 +300,36 @@ class CountList(click.ParamType[tuple[int, ...]]):
         if not all(part.isdecimal() and len(part) < 20 for part in parts):
             self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
         return tuple(map(int, parts))
+
+
+def model_argument(name: str, metavar: str = "MODEL") -> Callable[[Command], Command]:
+    """Let the value of the option `name` be given without its name as well: `onnxtool optimize model.onnx`."""
+
+    def decorate(command: Command) -> Command:
+        params: list[click.Parameter] = vars(command)["__click_params__"]
+        option = next(one for one in params if one.name == name)
+        consume = option.consume_value
+
+        def keep(ctx: click.Context, _parameter: click.Parameter, value: str | None) -> None:
+            ctx.meta[f"{__name__}.{name}"] = value
+
+        def consume_either(ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, ParameterSource]:
+            given = ctx.meta[f"{__name__}.{name}"]
+            if given is None:
+                return consume(ctx, opts)
+            if opts.get(name) is not None:
+                raise click.UsageError(f"{metavar} is given twice: {given}, and {opts[name]} by --{name}", ctx)
+            return given, ParameterSource.COMMANDLINE
+
+        option.consume_value = consume_either  # type: ignore[method-assign]
+        params.append(
+            click.Argument(
+                [f"_{name}"], required=False, metavar=f"[{metavar}]", is_eager=True, expose_value=False, callback=keep
+            )
+        )
+        return command
+
+    return decorate
 
 
 def dry_run_option(command: Command) -> Command:

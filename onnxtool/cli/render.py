@@ -52,6 +52,8 @@ class Note(NamedTuple):
     text: str
 
 
+_LEAST_TEXT = 12  # characters of a column of text, on a narrow terminal
+
 Block = Heading | Facts | Table | Note
 
 
@@ -203,11 +205,18 @@ def _print_rich(blocks: Sequence[Block]) -> None:
                 for name, value in rows:
                     console.print(Text.assemble((f"{name}: ", "cyan"), value), soft_wrap=True)
             case Table(columns, rows, numbers):
-                table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-                for column in columns:
+                table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+                widths = [max((len(row[place]) for row in rows), default=0) for place in range(len(columns))]
+                natural = sum(max(width, len(title)) + 2 for title, width in zip(columns, widths, strict=True))
+                for title, width in zip(columns, widths, strict=True):
+                    is_number = title in numbers
+                    # No figure is ever cut: a terminal that is narrower than all of them gets longer lines.
                     table.add_column(
-                        Text(column), justify="right" if column in numbers else "left", no_wrap=column in numbers
+                        Text(title.replace("_", "_\n") if natural > console.width else title),
+                        justify="right" if is_number else "left",
+                        overflow="fold",
+                        min_width=width if is_number else min(width, _LEAST_TEXT),
                     )
                 for row in rows:
                     table.add_row(*(Text(cell) for cell in row))
-                console.print(table)
+                console.print(table, crop=False)

@@ -57,7 +57,7 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
         )
         result.emit(report, blocks)
     for gate in met:
-        click.echo(f"gate {printable(gate)}", err=True)
+        click.echo(f"gate failed: {printable(gate)}", err=True)
     return 1 if met else 0
 
 
@@ -118,7 +118,7 @@ def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> 
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
     for result in results:
-        _LOGGER.info("gate %s", result)
+        _LOGGER.info("gate %s: %s", "failed" if result.met else "passed", result)
     return [str(result) for result in results if result.met]
 
 
@@ -130,7 +130,7 @@ def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list
     found = License(stats.license, stats.license_name)
     if not allowed or found.is_among(allowed):
         return []
-    return [f"allowed_licenses is met: the license is {found}, and allowed are {', '.join(allowed)}"]
+    return [f"the license is {found}, and allowed_licenses are {', '.join(allowed)}"]
 
 
 def _comment(report: Stats | Difference, gates: Sequence[str]) -> str:

@@ -99,11 +99,11 @@ def _figure(name: str, after: int, before: int) -> tuple[str, str, str, str]:
 
 
 def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
-    """Return a line that says which gates are met, and how the file was made; none where there is nothing to say."""
+    """Return a line that says which gates fail, and how the file was made; none where there is nothing to say."""
     parts = []
     if gates:
         more = f" and {len(gates) - _MAX_GATES} more" if len(gates) > _MAX_GATES else ""
-        parts.append(f"❌ **Gates:** {'; '.join(code_span(gate) for gate in gates[:_MAX_GATES])}{more}.")
+        parts.append(f"❌ **Failed gates:** {'; '.join(code_span(gate) for gate in gates[:_MAX_GATES])}{more}.")
     if verified := last_verification(stats):
         parts.append(f"**Made by** {_text(shorten(verified, _MAX_CELL_LENGTH * 3))}.")
     return [" ".join(parts)] if parts else []

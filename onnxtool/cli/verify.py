@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 
 from onnxtool.agreement import VerifyOptions
-from onnxtool.cli.options import PathType, derived_options, output_options, report_options
+from onnxtool.cli.options import PathType, Result, derived_options, result_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import emit
 from onnxtool.cli.verification import verification_blocks
 
 
@@ -17,18 +16,8 @@ from onnxtool.cli.verification import verification_blocks
 @click.argument("model", type=PathType())
 @click.argument("reference")
 @derived_options(options=VerifyOptions)
-@output_options("Write the result to this file instead of stdout.")
-@report_options
-def command(
-    options: VerifyOptions,
-    *,
-    model: Path,
-    reference: str,
-    output: Path | None,
-    force: bool,
-    format_name: str,
-    quiet: bool,
-) -> int:
+@result_options()
+def command(options: VerifyOptions, *, model: Path, reference: str, result: Result) -> int:
     """Compare the ONNX file MODEL with REFERENCE: an ONNX file, or a checkpoint as a folder or an id on the hub.
 
     Both run on many lengths, batch sizes and paddings, or on --sample_inputs. Exits 1 where an output differs by more
@@ -36,7 +25,7 @@ def command(
     """
     from onnxtool.agreement import verify
 
-    with progress(quiet=quiet):
+    with progress(quiet=result.quiet):
         verification = verify(model, reference, options)
-    emit(verification, verification_blocks(verification), format_name, output=output, force=force)
+    result.emit(verification, verification_blocks(verification))
     return 0 if verification.passed else 1

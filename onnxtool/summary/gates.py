@@ -86,8 +86,7 @@ class TextGateResult(NamedTuple):
     value: str
 
     def __str__(self) -> str:
-        state = "is met" if self.met else "is not met"
-        return f"{self.gate.expression} {state}: {self.gate.figure} is {self.value or 'empty'}"
+        return f"{self.gate.figure} is {self.value or 'empty'}, fails if {self.gate.expression}"
 
 
 class GateResult(NamedTuple):
@@ -104,11 +103,10 @@ class GateResult(NamedTuple):
     base_value: Fraction | None = None
 
     def __str__(self) -> str:
-        state = "is met" if self.met else "is not met"
-        text = f"{self.gate.expression} {state}: {self.gate.figure} is {_format(self.value)}"
+        found, fails = f"{self.gate.figure} is {_format(self.value)}", f"fails if {self.gate.expression}"
         if self.base_value is None:
-            return text
-        return f"{text}, in the base {_format(self.base_value)}, which makes a threshold of {_format(self.threshold)}"
+            return f"{found}, {fails}"
+        return f"{found}, {_format(self.base_value)} in the base, {fails}: a threshold of {_format(self.threshold)}"
 
 
 def parse_gate(expression: str) -> Gate:

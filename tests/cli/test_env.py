@@ -43,7 +43,7 @@ def test_text_lists_packages_providers_and_problems(tmp_path: Path) -> None:
 
 def test_torch_and_transformers_are_not_imported(tmp_path: Path) -> None:
     """Their versions are in the packages' metadata; importing them takes seconds."""
-    process = run_process(tmp_path, "env", PYTHONPROFILEIMPORTTIME="1")
+    process = run_process(tmp_path, "env", "-v", PYTHONPROFILEIMPORTTIME="1")
     assert process.returncode == 0
     names = {line.rpartition("|")[2].strip().partition(".")[0] for line in process.stderr.splitlines()}
     assert "onnxruntime" in names

@@ -329,9 +329,10 @@ def test_texts_need_neither_torch_nor_transformers(folder: Path) -> None:
 
 def _imported(folder: Path, *arguments: str) -> set[str]:
     """Return the top-level packages that a run imports, as `-X importtime` reports them."""
-    process = run_process(folder, "infer", *arguments, PYTHONPROFILEIMPORTTIME="1")
+    process = run_process(folder, "infer", "-v", *arguments, PYTHONPROFILEIMPORTTIME="1")
     assert process.returncode == 0, process.stderr
     lines = [line for line in process.stderr.splitlines() if line.startswith("import time:")]
+    assert lines
     return {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
 
 

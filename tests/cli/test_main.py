@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 import subprocess
@@ -15,6 +16,7 @@ from onnxtool import __version__
 from onnxtool.cli import COMMANDS, main
 from onnxtool.cli.commands import RUNNABLE, SUBCOMMANDS
 from onnxtool.cli.entry import find_command
+from onnxtool.cli.render import Table, emit
 from tests.cli.entry_point import run_onnxtool
 
 
@@ -116,6 +118,49 @@ def test_an_option_that_a_command_lacks_says_where_it_belongs(arguments: str, hi
     done = run_onnxtool(Path(), *arguments.split())
     assert done.returncode == 2
     assert f"\nhint: {hint}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", ["export", "optimize", "infer", "encode run", "encode part", "evaluate", "artifacts"]
+)
+def test_a_model_needs_no_option(tmp_path: Path, command: str) -> None:
+    """It is an argument, or the value of its option, and not both."""
+    name = "--model_name" if command == "export" else "--model_path"
+    more = {"evaluate": "--data .", "encode": "--input texts.txt --output vectors", "infer": "--text cat"}
+    words = [*command.split(), *more.get(command.split()[0], "").split()]
+    alone, named = (run_onnxtool(tmp_path, *words, *given) for given in (["none.onnx"], [name, "none.onnx"]))
+    assert (alone.returncode, alone.stderr) == (named.returncode, named.stderr)
+    twice = run_onnxtool(tmp_path, *words, "one.onnx", name, "other.onnx")
+    assert (twice.returncode, twice.stderr.splitlines()[0]) == (
+        2,
+        f"error: {'CHECKPOINT' if command == 'export' else 'MODEL'} is given twice: one.onnx, and other.onnx by {name}",
+    )
+    missing = run_onnxtool(tmp_path, *words)
+    assert missing.returncode == 2
+    if command != "artifacts":  # which takes a checkpoint as well
+        assert f"write onnxtool {command} [OPTIONS] [{twice.stderr.split()[1]}]" in missing.stderr
+
+
+@pytest.mark.parametrize(("name", "meant"), [("quantize", "optimize --precision int8"), ("optimise", "optimize")])
+def test_a_name_of_another_tool_is_understood(name: str, meant: str) -> None:
+    """And so is a slip."""
+    assert f"Did you mean {meant!r}?" in run_onnxtool(Path(), name).stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a pseudo-terminal")
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+def test_no_figure_is_cut_on_a_narrow_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Titles break and names fold; where the figures alone are wider, so are the lines."""
+    figures = [f"{10**place + 0.25:.2f}" for place in range(9)]
+    table = Table(("a_long_name", *(f"p{place}_ms" for place in range(9))), [("word " * 9, *figures)])
+    table = table._replace(numbers=frozenset(table.columns[1:]))
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", str(width))
+    emit({}, [table], "text")
+    assert set(figures) <= set(out.getvalue().split())
+    assert out.getvalue().count("word") == 9
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

@@ -180,26 +180,26 @@ def test_met_gates_are_named_and_exit_with_1(folder: Path) -> None:
     assert result.returncode == 1
     assert result.stdout.startswith(DIFFERENCE_TOP)
     assert result.stderr.splitlines() == [
-        "gate num_nodes>2 is met: num_nodes is 3",
-        "gate num_nodes<-30% is met: num_nodes is 3, in the base 5, which makes a threshold of 3.5",
+        "gate failed: num_nodes is 3, fails if num_nodes>2",
+        "gate failed: num_nodes is 3, 5 in the base, fails if num_nodes<-30%: a threshold of 3.5",
     ]
 
 
 @pytest.mark.parametrize(
     ("stamped", "options", "met"),
     [
-        ("mit", ["--fail_if", "license!=apache-2.0"], "gate license!=apache-2.0 is met: license is mit"),
+        ("mit", ["--fail_if", "license!=apache-2.0"], "gate failed: license is mit, fails if license!=apache-2.0"),
         ("mit", ["--fail_if", "license!=MIT", "--allowed_licenses", "Apache-2.0", "--allowed-licenses", "MIT"], ""),
         (
             "mit",
             ["--allowed_licenses", "apache-2.0"],
-            "gate allowed_licenses is met: the license is mit, and allowed are apache-2.0",
+            "gate failed: the license is mit, and allowed_licenses are apache-2.0",
         ),
-        ("", ["--fail_if", "license==unknown"], "gate license==unknown is met: license is unknown"),
+        ("", ["--fail_if", "license==unknown"], "gate failed: license is unknown, fails if license==unknown"),
         (
             "",
             ["--allowed_licenses", "unknown", "base.onnx"],
-            "gate allowed_licenses is met: the license is unknown, and allowed are unknown",
+            "gate failed: the license is unknown, and allowed_licenses are unknown",
         ),
     ],
 )

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 
 from onnxtool.model_file.metadata import STEPS_KEY, stamp
 from tests.cli.entry_point import run_onnxtool
-from tests.graphs import make_model, value
+from tests.graphs import make_model, save_operators, value
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 STEPS = '[{"step":"optimize","verified":true,"max_abs_error":1.2e-6,"reference":"base.onnx","cases":9}]'
@@ -71,7 +71,7 @@ def test_the_top_of_a_difference_is_what_a_reviewer_needs(folder: Path) -> None:
     assert "**Interface:** inputs and outputs unchanged" in text
     assert "**Operators:** 1 added, 2 changed" in text
     assert "**Initializers:** 1 added, 1 removed, 1 changed" in text
-    assert "`num_nodes>1 is met: num_nodes is 5`" in text
+    assert "`num_nodes is 5, fails if num_nodes>1`" in text
     assert "optimize, verified: reference base.onnx, max_abs_error 1.2e-06, cases 9" in text
 
 
@@ -355,3 +355,15 @@ def picture(path: Path) -> Any:
 
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("a.json", "{"), ("a.md", "###"), ("a.HTML", "<!doctype html>"), ("a.txt", "m.onnx:")]
+)
+def test_the_suffix_of_the_output_is_its_format(tmp_path: Path, name: str, begins: str) -> None:
+    """Unless --format names one."""
+    save_operators(tmp_path / "m.onnx", ["Relu"])
+    assert run_onnxtool(tmp_path, "stats", "m.onnx", "--output", name).returncode == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith(begins)
+    assert run_onnxtool(tmp_path, "stats", "m.onnx", "--output", name, "--force", "--format", "text").returncode == 0
+    assert (tmp_path / name).read_text(encoding="utf-8").startswith("m.onnx:")

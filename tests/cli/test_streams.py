@@ -97,4 +97,4 @@ def test_a_gate_that_is_met_cannot_control_the_terminal(folder: Path) -> None:
     """A repository's own gates are as untrusted as its models."""
     done = run_onnxtool(folder, *STATS, "--fail_if", "ops.\x1b[31m==0")
     assert done.returncode == 1
-    assert done.stderr == "gate ops.\\x1b[31m==0 is met: ops.\\x1b[31m is 0\n"
+    assert done.stderr == "gate failed: ops.\\x1b[31m is 0, fails if ops.\\x1b[31m==0\n"

@@ -52,7 +52,7 @@ def test_the_gates_are_gates(tmp_path: Path) -> None:
     save_operators(tmp_path / "old.onnx", ["Relu"], [value("x", [1]), value("y", [1])])
     done = run_onnxtool(tmp_path, "stats", "new.onnx", "old.onnx")
     assert done.returncode == 1
-    met = "gate count(delta.inputs.removed)>0 is met: count(delta.inputs.removed) is 1"
+    met = "gate failed: count(delta.inputs.removed) is 1, fails if count(delta.inputs.removed)>0"
     assert done.stderr.splitlines() == [met]
 
 
@@ -108,4 +108,4 @@ def test_the_workflow_comments_on_a_pull_request(tmp_path: Path) -> None:
     (stubs / "id").write_text("42\n")
     (repository / ".onnxtool.toml").write_text("[stats]\nfail_if = ['num_nodes>+0']\n")
     assert review() == 1
-    assert "`num_nodes>+0 is met" in (stubs / "updated").read_text(encoding="utf-8")
+    assert "fails if num_nodes>+0" in (stubs / "updated").read_text(encoding="utf-8")
