@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onnxtool.autodiff.builder import Tensor
+from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Rule
 
 
@@ -16,7 +16,7 @@ class Labels:
     """The labels of a loss.
 
     Attributes:
-        classes: valid classes, [N, 1, D*]; 0 for an ignored label.
+        classes: [N, 1, D*]; 0 for an ignored label, and out of bounds where a label is no class.
         weight: of each sample, [N, 1, D*]; None for equal weights.
         count: the sum of the weights, a scalar.
     """
@@ -31,13 +31,22 @@ class Labels:
         build, dtype = n.build, n.x(0).dtype
         labels = build.op("Unsqueeze", n.x(1), build.axes([1]))
         if (ignored := n.node.attributes.get("ignore_index")) is None:
+            labels = without_negative(build, labels)
             weight = build.op("Gather", n.x(2), labels) if n.has(2) else None
         else:
             kept = build.op("Not", labels.equals(build.constant(ignored.as_int(), labels.dtype)))
-            labels = build.where(kept, labels, build.constant(0, labels.dtype))
+            labels = without_negative(build, build.where(kept, labels, build.constant(0, labels.dtype)))
             weight = build.where(kept, build.op("Gather", n.x(2), labels), 0.0) if n.has(2) else kept.cast(dtype)
         count = build.op("Size", labels).cast(dtype) if weight is None else build.op("ReduceSum", weight, keepdims=0)
         return cls(labels, weight, count)
+
+
+def without_negative(build: Builder, labels: Tensor) -> Tensor:
+    """Put negative labels out of bounds: ONNX counts them from the last class, and a loss of PyTorch raises."""
+    return build.where(labels < 0, _NO_CLASS, labels)
+
+
+_NO_CLASS = 2**31 - 1  # of int32 as well as of int64 labels
 
 
 def _gradient(n: Backward) -> Tensor:

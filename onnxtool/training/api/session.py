@@ -23,7 +23,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
 from onnxtool.runtime.session import first_line, tensor_type
-from onnxtool.training.graphs.names import inputs_with_gradient
+from onnxtool.training.graphs.names import inputs_with_gradient, labels_of
 
 Float32 = NDArray[np.float32]
 # The intermediate results of the optimizer for one block stay in the L2 cache of a CPU core.
@@ -176,7 +176,9 @@ class BoundSession:
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self.input_names = list(self._inputs)
         self.output_names = [value.name for value in self._session.get_outputs()]
-        self.inputs_with_gradient = inputs_with_gradient(self._session.get_modelmeta().custom_metadata_map)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self.inputs_with_gradient = inputs_with_gradient(metadata)
+        self._labels = labels_of(metadata)
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order in which onnxruntime gives them back
 
@@ -202,8 +204,10 @@ class BoundSession:
         """Set an input of the next run: an array, or an OrtValue.
 
         Raises:
-            InputError: the dtype or rank differs from that of the model.
+            InputError: the dtype or rank differs from that of the model, or a label is no class.
         """
+        if name in self._labels:  # not every provider of onnxruntime checks an index
+            self._check_labels(name, tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
             return
@@ -222,6 +226,24 @@ class BoundSession:
         array = np.ascontiguousarray(tensor).reshape(tensor.shape)
         self._fed[name] = array  # onnxruntime does not keep a reference
         self._binding.bind_cpu_input(name, array)
+
+    def _check_labels(self, name: str, labels: NDArray[Any]) -> None:
+        """Refuse labels that are neither a class nor ignored."""
+        classes, first, ignored = (self._labels[name][key] for key in ("classes", "first", "ignore_index"))
+        labels = labels[:, first:] if first and labels.ndim > 1 else labels
+        if labels.dtype.kind != "i":
+            return  # refused by its dtype
+        is_wrong = (labels < 0) | (labels >= (np.iinfo(labels.dtype).max if classes is None else classes))
+        if ignored is not None:
+            is_wrong &= labels != ignored
+        if not is_wrong.any():
+            return
+        classes_text = "classes from 0 on" if classes is None else f"{classes} classes, from 0 to {classes - 1}"
+        raise InputError(
+            f"the input {name} of {self.path} has the label {labels[is_wrong][0]}, and the loss has {classes_text}; "
+            + ("no ignore_index is set" if ignored is None else f"the ignore_index is {ignored}"),
+            "pass classes alone, or make the artifacts with the ignore_index of these labels (--ignore_index)",
+        )
 
     def run(self, fetch: Sequence[str] = ()) -> list[NDArray[Any]]:
         """Run the model, and return these outputs.

@@ -13,7 +13,7 @@ from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
-from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, updated_name
+from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, labels_of, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
 
 _LISTED = 6
@@ -58,6 +58,7 @@ class ArtifactReport:
         num_frozen: number of elements of the frozen parameters.
         inputs: the user's inputs of the training model, without parameters and buffers.
         outputs: the user's outputs of the training model, without gradients.
+        labels: `classes`, `ignore_index` and `first`, the first token whose label counts, of inputs that are labels.
         notes: what a user should know.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
@@ -75,6 +76,7 @@ class ArtifactReport:
     num_frozen: int
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
+    labels: dict[str, dict[str, Any]]
     opset: int
     notes: tuple[str, ...]
     duration_ms: dict[str, float]
@@ -112,6 +114,7 @@ def describe(
         num_frozen=sum(prod(tensor.dims) for tensor in frozen),
         inputs=tuple(_tensor_info(value) for value in training.graph.input if value.name not in hidden),
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
+        labels=labels_of({entry.key: entry.value for entry in training.metadata_props}),
         opset=default_opset({one.domain: one.version for one in training.opset_import}),
         notes=tuple(_notes(block, unused)),
         duration_ms={},

@@ -98,6 +98,7 @@ def _describe(report: ArtifactReport, checkpoint: Checkpoint) -> dict[str, objec
         "schedule": {"name": "constant"},
         "inputs": _values(report.inputs),
         "outputs": _values(report.outputs),
+        "labels": report.labels,
         "parameters": {"trained": _arrays(checkpoint.trainable), "frozen": _arrays(checkpoint.frozen)},
         "made_with": {"onnxtool": __version__, "opset": report.opset, "onnxruntime": ">=1.17"},
     }

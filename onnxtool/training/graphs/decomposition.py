@@ -14,27 +14,32 @@ import onnx_ir.passes.common as common
 from onnx import defs
 
 from onnxtool.autodiff.builder import Builder, Tensor
+from onnxtool.autodiff.rules.loss import without_negative
 from onnxtool.errors import ArtifactError
 from onnxtool.graph.edit import attribute, constant, only_consumer, producer
 from onnxtool.model_file.domains import default_opset
 
 
-def decompose_losses(graph: ir.Graph) -> None:
-    """Replace each `SoftmaxCrossEntropyLoss(x, labels, weight)` by LogSoftmax and GatherElements."""
+def decompose_losses(graph: ir.Graph, *op_types: str) -> None:
+    """Replace each loss `(x, labels, weight)` of class labels by GatherElements, and LogSoftmax before it."""
     build = Builder(graph)
-    nodes = [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain == ""]
+    nodes = [node for node in graph if node.op_type in (op_types or CLASS_LOSSES) and node.domain == ""]
     build.finish({node: _cross_entropy(build, node)[: len(node.outputs)] for node in nodes})
+
+
+CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 def _cross_entropy(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
     """Return the loss and the logarithms of the probabilities, [N, C, D*]."""
     x, labels, *weights = (build.tensor(value) for value in node.inputs if value is not None)
     ignored, reduction = attribute(node, "ignore_index"), attribute(node, "reduction", "mean")
-    log_probability = build.op("LogSoftmax", x, axis=1)
+    log_probability = build.op("LogSoftmax", x, axis=1) if node.op_type == CLASS_LOSSES[0] else x
     is_valid = None
     if ignored is not None:
         is_valid = build.op("Not", labels.equals(build.constant(ignored, labels.dtype)))
         labels = build.where(is_valid, labels, build.constant(0, labels.dtype))
+    labels = without_negative(build, labels)
     column = build.op("Unsqueeze", labels, build.axes([1]))
     losses = -build.op("Squeeze", build.op("GatherElements", log_probability, column, axis=1), build.axes([1]))
     weight = build.op("Gather", weights[0], labels) if weights else None

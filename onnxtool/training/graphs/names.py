@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from onnxtool.reading import parse_json
 
@@ -23,6 +24,10 @@ MOMENTS = {FIRST_MOMENTS: "momentum0", SECOND_MOMENTS: "momentum1"}
 
 # The key in the metadata of a training model under which a JSON list names the user's inputs with a gradient.
 _INPUTS_KEY = "onnxtool.inputs_with_gradient"
+
+# The key under which a JSON object says of each input of labels how many classes there are, which label is ignored, and
+# at which token the labels begin to count.
+_LABELS_KEY = "onnxtool.labels"
 
 _BUFFER = ".accumulation.buffer"
 _GRADIENT = "_grad"
@@ -64,3 +69,14 @@ def inputs_with_gradient(metadata: Mapping[str, str]) -> list[str]:
     """Return the user's inputs whose gradients a training model has, by its metadata."""
     names: list[str] = parse_json(metadata.get(_INPUTS_KEY, "[]"))
     return names
+
+
+def describe_labels(labels: Mapping[str, Mapping[str, int | None]]) -> dict[str, str]:
+    """Return the metadata of a model whose inputs of these names are labels."""
+    return {_LABELS_KEY: json.dumps(labels)} if labels else {}
+
+
+def labels_of(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Return `classes`, `ignore_index` and `first` of the inputs that are labels, by the metadata of a model."""
+    labels: dict[str, dict[str, Any]] = parse_json(metadata.get(_LABELS_KEY, "{}"))
+    return labels

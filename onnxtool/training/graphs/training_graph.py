@@ -21,8 +21,10 @@ from onnx import TensorProto
 from onnxtool.autodiff import differentiate
 from onnxtool.autodiff.engine import reads
 from onnxtool.errors import ArtifactError
+from onnxtool.graph.edit import attribute, constant
 from onnxtool.graph.shapes import infer_types
 from onnxtool.training.graphs.decomposition import (
+    CLASS_LOSSES,
     decompose_batch_normalizations,
     decompose_losses,
     lower,
@@ -37,6 +39,7 @@ from onnxtool.training.graphs.names import (
     accumulated_name,
     buffer_name,
     describe_inputs,
+    describe_labels,
     gradient_name,
     updated_name,
 )
@@ -80,10 +83,11 @@ def build_graphs(
     statistics, trained = _train(training, selection, loss, recompute=recompute)
     buffers = [name for name in statistics if name not in selection.frozen]
     promoted = {*selection.trained, *selection.frozen, *buffers}
-    _evaluate(evaluation, promoted)
+    labels = _evaluate(evaluation, promoted)
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
     inputs = sorted(set(trained) - {tensor.name for tensor in tensors})
-    training.metadata_props.update(describe_inputs(inputs))
+    training.metadata_props.update({**describe_inputs(inputs), **describe_labels(labels)})
+    evaluation.metadata_props.update(describe_labels(labels))
     return Graphs(
         ir.to_proto(training),
         ir.to_proto(evaluation),
@@ -110,6 +114,7 @@ def _train(
     normalizations = set_training_mode(graph, selection.trained)
     _promote(graph, {*selection.trained, *selection.frozen, *running_statistics(normalizations)})
     infer_types(model)
+    decompose_losses(graph, "NegativeLogLikelihoodLoss")
     statistics = update_statistics(graph, normalizations)
     prune_ignored_rows(graph)
     gradients = differentiate(model, loss, selection.trained) if selection.trained else {}
@@ -132,13 +137,39 @@ def _train(
     return statistics, trained
 
 
-def _evaluate(model: ir.Model, promoted: set[str]) -> None:
+def _evaluate(model: ir.Model, promoted: set[str]) -> dict[str, dict[str, int | None]]:
+    """Turn `model` into an eval graph; return what its inputs of labels hold."""
     _promote(model.graph, promoted)
     set_inference_mode(model.graph)
     infer_types(model)
+    found = [described for node in model.graph if (described := _labels(node)) is not None]
+    labels = {name: one for name, one in found if all(one == b for a, b in found if a == name)}
     decompose_losses(model.graph)
     _tidy(model)
     lower(model)
+    return labels
+
+
+_SAME_LABELS = frozenset(("Cast", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+
+
+def _labels(node: ir.Node) -> tuple[str, dict[str, int | None]] | None:
+    """Return the input that has the labels of a loss, its classes, and the first token whose label counts."""
+    if node.op_type not in CLASS_LOSSES or node.domain:
+        return None
+    scores, labels = node.inputs[:2]
+    first = 0
+    while labels is not None and (maker := labels.producer()) is not None:
+        if maker.op_type == "Slice" and [constant(value) for value in maker.inputs[1:4:2]] == [[1], [1]]:
+            first = 1  # the labels of a language model, whose first one has no logits
+        elif maker.op_type not in _SAME_LABELS:
+            return None
+        labels = maker.inputs[0]
+    if labels is None or not labels.is_graph_input() or scores is None or scores.shape is None:
+        return None
+    classes = scores.shape[1]
+    known = {"classes": classes if isinstance(classes, int) else None, "first": first}
+    return str(labels.name), {**known, "ignore_index": attribute(node, "ignore_index")}
 
 
 def _promote(graph: ir.Graph, names: set[str]) -> None:

@@ -51,6 +51,8 @@ export interface Description {
   schedule: Schedule;
   inputs: Value[];
   outputs: Value[];
+  /** Of inputs that are labels: the first token whose label counts is 1 where they are shifted. */
+  labels: Record<string, { classes: number | null; first: number; ignore_index: number | null }>;
   parameters: Record<"trained" | "frozen", { name: string; dtype: Dtype; shape: number[] }[]>;
   made_with: { onnxtool: string; opset: number; onnxruntime: string };
 }

@@ -449,6 +449,8 @@ export class Trainer {
     const declared = `[${shape.map((size) => size ?? "?").join(", ")}]`;
     if (shape.length && !fits) fail(`the input ${name} is ${declared}, not [${dims.join(", ")}]; reshape it`);
     if (data.length !== count(dims)) fail(`the input ${name}, [${dims.join(", ")}], has ${data.length} values`);
+    const labels = this.description.labels?.[name];
+    if (labels) checkLabels(name, data, dims, labels);
     return this.#tensor(dtype, isPlain ? converted(name, dtype, data) : data, dims);
   }
 }
@@ -486,6 +488,20 @@ function converted(name, dtype, data) {
     if (!isFloat && Number(array[place]) !== Number(one)) fail(`the input ${name} is ${dtype}, and has ${one}`);
   });
   return array;
+}
+
+/** Refuse labels that are neither a class nor ignored: WebGPU reads whatever an index says. */
+function checkLabels(name, data, dims, { classes, first, ignore_index }) {
+  const tokens = dims[1] ?? 1;
+  const isWrong = (one, place) => {
+    const label = Number(one);
+    return (label < 0 || label >= (classes ?? Infinity)) && label !== ignore_index && place % tokens >= first;
+  };
+  const wrong = data.find(isWrong);
+  if (wrong === undefined) return;
+  const known = classes === null ? "classes from 0 on" : `${classes} classes, from 0 to ${classes - 1}`;
+  const ignored = ignore_index === null ? "no ignore_index is set" : `the ignore_index is ${ignore_index}`;
+  fail(`the input ${name} has the label ${wrong}, and the loss has ${known}; ${ignored}; pass classes alone`);
 }
 
 /** The loss, float [] or [1]. */

@@ -24,6 +24,8 @@ await mistake("missing input", () => trainer.trainStep({ x }));
 await mistake("other dtype", step({ labels: { data: Float32Array.of(0, 1), dims: [2] } }));
 await mistake("other dtype of a tensor", step({ x: new ort.Tensor("int64", new BigInt64Array(10), [2, 5]) }));
 await mistake("fraction", step({ labels: { data: [0, 0.5], dims: [2] } }));
+await mistake("no class", step({ labels: { data: [0, -1], dims: [2] } }));
+await mistake("no class of a tensor", step({ labels: new ort.Tensor("int64", BigInt64Array.of(3n, 1n), [2]) }));
 await mistake("text", step({ x: { data: Array(10).fill("1"), dims: [2, 5] } }));
 await mistake("other shape", step({ x: { data: Array(8).fill(1), dims: [2, 4] } }));
 await mistake("other length", step({ x: { data: Array(9).fill(1), dims: [2, 5] } }));

@@ -42,6 +42,7 @@ def needs(program: str | None, package: str) -> pytest.MarkDecorator:
 
 
 NEEDS_NODE = needs(NODE, "onnxruntime-node")
+_CLASSES = "the loss has 3 classes, from 0 to 2; no ignore_index is set; pass classes alone"
 RUNTIMES = (
     pytest.param("onnxruntime-node", marks=NEEDS_NODE),
     pytest.param("chromium", marks=needs(BROWSER, "onnxruntime-web")),
@@ -91,6 +92,8 @@ def test_what_does_not_fit_is_refused_by_name(cases: list[Case], tmp_path: Path)
         "other dtype": "the input labels is Float32Array, not int64; pass BigInt64Array, or an array of numbers",
         "other dtype of a tensor": "the input x is int64, not float32; pass Float32Array, or an array of numbers",
         "fraction": "the input labels is int64, and has 0.5",
+        "no class": f"the input labels has the label -1, and {_CLASSES}",
+        "no class of a tensor": f"the input labels has the label 3, and {_CLASSES}",
         "text": "the input x is float32, and has 1",
         "other shape": "the input x is [N, 5], not [2, 4]; reshape it",
         "other length": "the input x, [2, 5], has 9 values",
