@@ -66,7 +66,7 @@ def run_console(document: Path, folder: Path, known: dict[str, str]) -> None:
     for block in blocks(document, "console"):
         command, *shown = block.text.splitlines()
         assert command.startswith("$ "), f"{command!r} is no command"
-        printed = known[command[2:]] if command[2:] in known else run_command(command[2:], folder)
+        printed = known.get(_without_names(command[2:])) or run_command(command[2:], folder)
         if shown:
             _compare(command, shown, printed)
 
@@ -133,7 +133,12 @@ def make_reader(folder: Path, checkpoints: dict[str, Path], commands: tuple[str,
 def outputs_of(reader: Path) -> dict[str, str]:
     """Return the output of the commands that were run while the folder was made."""
     found: dict[str, str] = json.loads((reader / "outputs.json").read_text(encoding="utf-8"))
-    return found
+    return {_without_names(command): printed for command, printed in found.items()}
+
+
+def _without_names(command: str) -> str:
+    """Write a command with the model as an argument, however a document does it."""
+    return re.sub(r"^(onnxtool \w+) --model_(?:path|name) ", r"\1 ", command)
 
 
 def _markdown_files(folder: Path) -> Iterator[Path]:
