@@ -110,6 +110,7 @@ _RACE = (
 _INFERENCE_ONLY = "as if training were False"
 _NO_STATISTICS = "without statistics for the backward pass"
 _NO_TOTAL_WEIGHT = "wrong in the total weight that the backward pass divides by"
+_NO_CHECK = "its decomposition takes probabilities and targets that are not from 0 to 1"
 _IDENTITY = "it means nothing in a compiled graph, and its decomposition is itself"
 _OTHER_TYPE = "its decomposition gives another type than it says"
 _ACCUMULATES = Denied(_RACE, lambda node: bool(_argument(node, 3, "accumulate")))
@@ -252,6 +253,7 @@ DECISIONS: dict[object, Decision] = {
     aten.native_batch_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.native_layer_norm.default: Decision(elementwise.layer_norm),
     aten.native_layer_norm_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
+    aten.binary_cross_entropy.default: Decision(no_decomposition=_NO_CHECK),
     aten.nll_loss_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
     aten.nll_loss2d_forward.default: Decision(no_translation=_NO_TOTAL_WEIGHT),
     aten._scaled_dot_product_flash_attention.default: Decision(no_translation=_NO_STATISTICS),

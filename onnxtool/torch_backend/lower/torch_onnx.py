@@ -20,10 +20,12 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onnxtool.graph.edit import producer
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
 from onnxtool.torch_backend.nodes import called, seen_size
 
+aten = torch.ops.aten
 _LOGGERS = ("torch.onnx", "onnx_ir", "onnxscript")
 _IR_VERSION = 10
 
@@ -162,10 +164,50 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
             except _errors.ConversionError as error:
                 raise ConversionFailedError(_cause(error), _node_name(error, graph_module.graph)) from error
             _ir_passes.add_opset_imports(model)
+    for node in [node for node in model.graph if _counts_from_the_end(node)]:
+        _without_negative(model.graph, node)
     for number, node in enumerate(model.graph):
         if "node" in node.meta:
             node.name = f"{node.meta['node'].name}:{number}"
     return model
+
+
+_INDEXED = {
+    aten.gather.default: "GatherElements",
+    aten.scatter.value: "ScatterElements",
+    aten.index_select.default: "Gather",
+    aten.embedding.default: "Gather",
+}
+_SAME_NUMBERS = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_NEVER_NEGATIVE = frozenset(("ArgMax", "ArgMin", "Clip", "NonZero", "Range", "TopK"))
+
+
+def _counts_from_the_end(node: ir.Node) -> bool:
+    """Whether ONNX would take a negative index of a node, where PyTorch raises."""
+    if "node" not in node.meta or _INDEXED.get(node.meta["node"].target) != node.op_type:
+        return False
+    maker = producer(node.inputs[1])
+    while maker is not None and maker.op_type in _SAME_NUMBERS:
+        maker = producer(maker.inputs[0])
+    return maker is None or maker.op_type not in _NEVER_NEGATIVE
+
+
+def _without_negative(graph: ir.Graph, node: ir.Node) -> None:
+    """Put negative indices out of bounds: the session fails then, and PyTorch raises its own error."""
+    index = node.inputs[1]
+    if index is None:
+        return
+    dtype = index.dtype or ir.DataType.INT64  # of a Cast of torch.onnx's own
+    zero, outside = (ir.node("Constant", [], {"value": ir.tensor(n, dtype=dtype)}) for n in (0, 2**31 - 1))
+    is_negative = ir.node("Less", [index, zero.outputs[0]])
+    chosen = ir.node("Where", [is_negative.outputs[0], outside.outputs[0], index])
+    made = (zero, outside, is_negative, chosen)
+    for place, one in enumerate(made):
+        one.meta["node"] = node.meta["node"]
+        one.outputs[0].name = f"{node.outputs[0].name}_index_{place}"
+    chosen.outputs[0].shape, chosen.outputs[0].type = index.shape, index.type
+    graph.insert_before(node, made)
+    node.replace_input_with(1, chosen.outputs[0])
 
 
 def _node_name(error: Exception, graph: torch.fx.Graph) -> str:
@@ -196,8 +238,6 @@ def quiet() -> Iterator[None]:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
 
-
-aten = torch.ops.aten
 
 _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 
