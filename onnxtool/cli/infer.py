@@ -15,17 +15,18 @@ from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.infer_lines import FORMAT as LINES
 from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT
-from onnxtool.cli.infer_output import Output, refuse
 from onnxtool.cli.options import (
     FORMATS,
     LocationType,
     PathType,
+    Result,
     derived_options,
     dry_run_option,
     format_of,
     format_options,
     model_argument,
     option_names,
+    refuse,
 )
 from onnxtool.cli.render import emit_plan
 from onnxtool.encoding.locations import Uri, is_uri
@@ -123,7 +124,7 @@ def command(
         return 0
     _check(options, is_benchmark=benchmark)
     formats = [*FORMATS, "csv"] if benchmark else FORMATS
-    printed = Output(destination, corpus.force, format_of(destination, format_name, formats), quiet)
+    printed = Result(destination, corpus.force, format_of(destination, format_name, formats), quiet)
     printed.check()
     if dry_run:
         _plan(options, [path for path in (destination, plot) if path is not None], printed)
@@ -161,7 +162,7 @@ def _check(options: InferOptions, *, is_benchmark: bool) -> None:
         refuse({"model_name"}, "--benchmark times generated inputs;")
 
 
-def _plan(options: InferOptions, paths: Sequence[Path], output: Output) -> None:
+def _plan(options: InferOptions, paths: Sequence[Path], output: Result) -> None:
     """Say what would be written, where the model and the texts can be read."""
     from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts

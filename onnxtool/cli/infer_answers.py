@@ -13,7 +13,7 @@ import click
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.cli.infer_lines import FORMAT as LINES
 from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
-from onnxtool.cli.infer_output import Output, is_given, refuse
+from onnxtool.cli.options import Result, is_given, refuse
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.infer.generation.options import GenerateOptions
@@ -45,7 +45,7 @@ class Wanted:
     vectors: bool
 
 
-def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Wanted, output: Output) -> None:
+def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Wanted, output: Result) -> None:
     """Answer the texts of `options`, or write after them, and print what came out.
 
     Raises:
@@ -62,7 +62,7 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
     if wanted.stream:
         _stream(options, generation, output)
         return
-    in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.path))
+    in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.output))
     texts: tuple[TextInput, ...] | None = None
     rest: Iterator[TextInput] = iter(())
     is_chosen = is_given("format_name") or output.format_name != "text"
@@ -88,11 +88,11 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
         output.emit(answered, answer_blocks(answered, vectors=wanted.vectors))
 
 
-def _stream(options: InferOptions, generation: GenerateOptions, output: Output) -> None:
+def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
     """Print what a model writes while it does."""
     from onnxtool.infer.run import write_texts
 
-    if output.path is not None or output.format_name != "text":
+    if output.output is not None or output.format_name != "text":
         raise click.UsageError("--stream prints text to stdout: leave out --output and --format")
     last = 0
 

@@ -9,13 +9,13 @@ import click
 
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.cli.benchmark_blocks import benchmark_blocks, benchmark_csv
-from onnxtool.cli.infer_output import Output
+from onnxtool.cli.options import Result
 from onnxtool.cli.progress import progress
 from onnxtool.errors import GateError
 from onnxtool.infer.options import InferOptions
 
 
-def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | None, output: Output) -> int:
+def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | None, output: Result) -> int:
     """Time a model on the texts of `options`, or on generated inputs, and print the report.
 
     Returns:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.infer_output import Output
+from onnxtool.cli.options import Result
 from onnxtool.cli.progress import progress
 from onnxtool.cli.streams import json_line, printable
 from onnxtool.model_file import staged
@@ -30,15 +30,15 @@ def is_lines_file(output: Path | None) -> bool:
     return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{FORMAT}")
 
 
-def write_lines(reports: Iterator[InferReport | GenerationReport], output: Output) -> None:
+def write_lines(reports: Iterator[InferReport | GenerationReport], output: Result) -> None:
     """Print a line of JSON for each answer of `reports`, or write them to the output, packed for `.gz`.
 
     What a report has beside its answers is said on stderr at the end.
     """
     count, last = 0, None
     # A bar that rewrites its line would run into the lines of a terminal.
-    is_shown = output.path is None and sys.stdout.isatty()
-    with progress(quiet=output.quiet or is_shown), _lines(output.path, force=output.force) as write:
+    is_shown = output.output is None and sys.stdout.isatty()
+    with progress(quiet=output.quiet or is_shown), _lines(output.output, force=output.force) as write:
         for report in reports:
             last = report
             count += len(report.answers)
@@ -46,7 +46,7 @@ def write_lines(reports: Iterator[InferReport | GenerationReport], output: Outpu
     if last is not None and not output.quiet:
         for note in last.notes:
             click.echo(f"note: {printable(note)}", err=True)
-        place = "" if output.path is None else f": {output.path}"
+        place = "" if output.output is None else f": {output.output}"
         click.echo(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){printable(place)}", err=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
@@ -19,6 +20,7 @@ from onnxtool.cli.logs import log_options
 from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.encoding.locations import Uri, is_uri, parse_location
 from onnxtool.errors import InputError, OnnxtoolError
+from onnxtool.model_file import check_writable
 from onnxtool.options import Option, check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -221,6 +223,12 @@ class Result(NamedTuple):
     format_name: str
     quiet: bool
 
+    def check(self, *others: Path | None) -> None:
+        """Refuse the file, and others, where they cannot be written."""
+        for path in (self.output, *others):
+            if path is not None:
+                check_writable(path, force=self.force)
+
     def emit(self, report: object, blocks: Sequence[Block]) -> None:
         """Print or write a report."""
         emit(report, blocks, self.format_name, output=self.output, force=self.force)
@@ -230,13 +238,33 @@ class Result(NamedTuple):
         write_out(text, output=self.output, force=self.force)
 
 
+def is_given(name: str) -> bool:
+    """Whether a parameter of the running command was chosen, and is not the default."""
+    return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
+def refuse(names: AbstractSet[str], reason: str) -> None:
+    """Refuse parameters on the command line that would do nothing.
+
+    Raises:
+        UsageError: one was passed.
+    """
+    context = click.get_current_context()
+    unused = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name in names and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if unused:
+        raise click.UsageError(f"{reason} leave out {' and '.join(unused)}")
+
+
 _SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
 
 
 def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> str:
     """Return the format that the suffix of `output` stands for, unless --format was given."""
-    is_given = click.get_current_context().get_parameter_source("format_name") is not ParameterSource.DEFAULT
-    by_suffix = "" if output is None or is_given else _SUFFIXES.get(output.suffix.lower(), "")
+    by_suffix = "" if output is None or is_given("format_name") else _SUFFIXES.get(output.suffix.lower(), "")
     return by_suffix if by_suffix in formats else format_name
 
 
