@@ -191,6 +191,13 @@ class PreparationOptions(Options):
             choices=TARGET_NAMES,
         ),
     ] = None
+    require_all: Annotated[
+        bool,
+        Option(
+            "Fail on a parameter that is neither trained nor named in --freeze, and on scores whose name says "
+            "probabilities."
+        ),
+    ] = False
     recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
     force: Force = False
 

@@ -32,7 +32,7 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.report import ArtifactFile, describe
+from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, describe_build, target_files, write_target_files
 from onnxtool.training.artifacts.verification import ArtifactVerification
@@ -40,13 +40,21 @@ from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import add_adapters
-from onnxtool.training.graphs.parameters import FLOATS, Selection, matchable_parameters, select_parameters
+from onnxtool.training.graphs.parameters import (
+    FLOATS,
+    Selection,
+    join_tied,
+    matchable_parameters,
+    select_parameters,
+    single_numbers,
+)
 from onnxtool.training.onnxblock.block import output_names
 from onnxtool.training.onnxblock.training import checkpoint_of
 from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
 """Protocol buffers end at 2 GB."""
+_REQUIRE_ALL = "name it with --train or --freeze, pass the logits with --loss_input, or leave --require_all out"
 _DAMAGED = "it is damaged, or was changed by hand; export it again"
 
 
@@ -94,6 +102,7 @@ class ArtifactOptions:
         lora: adapters to add and to train; all parameters that requires_grad does not name are frozen then.
         target: where they are trained, apart from Python; what a program there needs is written as well.
         force: replace existing files.
+        require_all: refuse a parameter that is neither trained nor frozen by name, and scores called probabilities.
         verify: compares the files in a folder with PyTorch before they are moved into place.
     """
 
@@ -114,6 +123,7 @@ class ArtifactOptions:
     lora: LoraOptions | None = None
     target: TrainingTarget | None = None
     force: bool = False
+    require_all: bool = False
     verify: Callable[[Path], ArtifactVerification | None] | None = None
 
 
@@ -132,10 +142,11 @@ def generate_artifacts(
     loss_input_names: Sequence[str] | None = None,
     recompute: bool = False,
     lora: LoraOptions | None = None,
+    require_all: bool = False,
 ) -> ArtifactReport:
     """Write the artifacts of `model` to `artifact_directory`, and replace existing ones.
 
-    All arguments except the last two are those of onnxruntime-training; `ArtifactOptions` explains them.
+    All arguments except the last three are those of onnxruntime-training; `ArtifactOptions` explains them.
 
     Raises:
         ArtifactError: a name is not in the model, the loss is not a loss, …
@@ -160,6 +171,7 @@ def generate_artifacts(
             loss_input_names=loss_input_names,
             recompute=recompute,
             lora=lora,
+            require_all=require_all,
             force=True,
         )
     )
@@ -177,15 +189,25 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     tell("reading the model")
     model, path = _load(options.model)
     _check_model(model)
+    tied = (
+        join_tied(model, "" if path is None else str(path.parent), options.parameters) if options.lora is None else {}
+    )
+    options = replace(options, aliases={**options.aliases, **tied})
     loss, optimizer = _loss_block(options, model), _optimizer_block(options)
     model, lora = _with_adapters(model, options)
     selection = _selection(model, options, lora)
+    left = single_numbers(model, selection) if lora is None and options.parameters is None else []
     stopwatch.lap("read")
     tell("differentiating")
     block = _Training(loss, options)
+    names = options.loss_input_names or [output.name for output in model.graph.output]
     with onnxblock.base(model, path):
         block.select(selection)
-        block(*(options.loss_input_names or [output.name for output in model.graph.output]))
+        block(*names)
+    takes_logits = isinstance(loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
+    doubts = list(doubtful(block, left, names if takes_logits else ()))
+    if options.require_all and doubts:
+        raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
     training, evaluation = block.to_model_proto()
     trained, frozen = block.parameters()
     models = {_MODELS[0]: training, _MODELS[1]: evaluation}
@@ -225,6 +247,10 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
             optimizer=_name_of(options.optimizer),
             lora=lora,
             verification=verification,
+            notes=[
+                *(f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()),
+                *doubts,
+            ],
         )
         if options.target is not None:
             if block.inputs_with_gradient:

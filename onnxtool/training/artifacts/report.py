@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -93,6 +94,7 @@ def describe(
     optimizer: str,
     lora: Lora | None,
     verification: ArtifactVerification | None,
+    notes: Sequence[str],
 ) -> ArtifactReport:
     """Return the report of a training block, without files and times."""
     training = block.to_model_proto()[0]
@@ -101,8 +103,6 @@ def describe(
     hidden = {LAZY_RESET, *parameters}
     inputs = block.inputs_with_gradient
     hidden |= {make(name) for name in (*parameters, *inputs) for make in (buffer_name, accumulated_name, updated_name)}
-    has_gradient = {*inputs, *(tensor.name for tensor in trained)}
-    unused = [name for name in block.selection.trained if name not in has_gradient]
     return ArtifactReport(
         directory=directory,
         files=(),
@@ -116,29 +116,44 @@ def describe(
         outputs=tuple(_tensor_info(value) for value in training.graph.output if value.name not in hidden),
         labels=labels_of({entry.key: entry.value for entry in training.metadata_props}),
         opset=default_opset({one.domain: one.version for one in training.opset_import}),
-        notes=tuple(_notes(block, unused)),
+        notes=(*_notes(block), *notes),
         duration_ms={},
         proof=verification,
         lora=lora,
     )
 
 
-def _notes(block: TrainingBlock, unused: Sequence[str]) -> Iterator[str]:
+def _notes(block: TrainingBlock) -> Iterator[str]:
     if inputs := block.inputs_with_gradient:
         yield f"the training model has the gradients of the inputs {', '.join(inputs)}"
-    if unused:
-        yield _without_gradient(unused)
-    elif not block.selection.trained:
+    if not block.selection.trained:
         yield "no parameter is trained: the training model computes the loss, and no gradients"
+
+
+_PROBABILITIES = re.compile("prob|softmax|sigmoid", re.IGNORECASE)
+
+
+def doubtful(block: TrainingBlock, numbers: Sequence[str], logits: Sequence[str]) -> Iterator[str]:
+    """Explain what may be meant otherwise: parameters and `numbers` that are not trained, names of the logits."""
+    has_gradient = {*block.inputs_with_gradient, *(tensor.name for tensor in block.parameters()[0])}
+    if unused := [name for name in block.selection.trained if name not in has_gradient]:
+        yield _without_gradient(unused)
+    if numbers and block.selection.optional:
+        yield f"{_listed(numbers)} of one element not trained: patterns do not match what may be a constant"
+    if named := [name for name in logits if _PROBABILITIES.search(name)]:
+        yield f"the loss expects logits, and the name of {_listed(named)} says probabilities"
 
 
 def _without_gradient(names: Sequence[str]) -> str:
     """Explain that parameters without a gradient are frozen."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (
-        f"{', '.join(names[:_LISTED])}{more} frozen: the loss does not depend on "
+        f"{_listed(names)} frozen: the loss does not depend on "
         f"{'it' if len(names) == 1 else 'them'}, or only through operators without a gradient such as Round"
     )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def _tensor_info(value: Any) -> TensorInfo:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from math import prod
 
+import numpy as np
 import onnx
+import onnx_ir as ir
 from onnx import TensorProto
 
 from onnxtool.errors import ArtifactError
@@ -37,9 +42,10 @@ def select_parameters(
 ) -> Selection:
     """Resolve names and patterns (`*.bias`, as in fnmatch) to parameters.
 
-    A pattern matches names among `parameters`; None stands for the float initializers of more than one element, except
-    running statistics and scales of quantization. Parameters that patterns of both lists match are frozen, and an exact
-    name takes precedence over any pattern. An exact name of an input that is trained stands for its gradient.
+    A pattern matches names among `parameters`; None stands for the float initializers of more than one element, and for
+    those of one that are a layer's, except running statistics and scales of quantization. Parameters that patterns of
+    both lists match are frozen, and an exact name takes precedence over any pattern. An exact name of an input that is
+    trained stands for its gradient.
 
     Raises:
         ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
@@ -63,14 +69,76 @@ def select_parameters(
 
 def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | None = None) -> list[str]:
     """Return the names that patterns match, in the order of the model."""
+    initializers = model.graph.initializer
+    if parameters is not None:
+        return [tensor.name for tensor in initializers if tensor.name in parameters]
     statistics = {name for node in model.graph.node for name in _statistics(node)}
+    weights = _weights(model)
+    return [
+        tensor.name
+        for tensor in initializers
+        if tensor.data_type in FLOATS and tensor.name not in statistics
+        if any(size > 1 for size in tensor.dims) or (tensor.dims and tensor.name in weights)
+    ]
+
+
+def single_numbers(model: onnx.ModelProto, selection: Selection) -> list[str]:
+    """Return numbers in formulas that are neither trained nor frozen, without names that exporters make up."""
+    known = {*selection.trained, *selection.frozen, *matchable_parameters(model)}
+    read = {name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input}
     return [
         tensor.name
         for tensor in model.graph.initializer
-        if (
-            _is_trainable(tensor) and tensor.name not in statistics if parameters is None else tensor.name in parameters
-        )
+        if tensor.data_type in FLOATS and prod(tensor.dims) == 1 and tensor.name in read - known
+        if not _MADE_UP.search(tensor.name)
     ]
+
+
+_MADE_UP = re.compile(r"^(_?val_|onnx::|/|\d+$|scalar_tensor|lifted_)|const|eps", re.IGNORECASE)
+# The first input of each operator that is a weight, however small.
+_LAYERS = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "PRelu", "RNN", "BatchNormalization"), 1),
+    **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), 1),
+    **dict.fromkeys(("Gather", "MatMul"), 0),
+}
+
+
+def _weights(model: onnx.ModelProto) -> set[str]:
+    """Return the names that layers read as weights, and as biases added to a product."""
+    products = {node.output[0] for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose", "MatMul")}
+    names: set[str] = set()
+    for node in model.graph.node:
+        if node.op_type in _LAYERS:
+            names.update(node.input[_LAYERS[node.op_type] :])
+        elif node.op_type == "Add" and not products.isdisjoint(node.input):
+            names.update(node.input)
+    return names
+
+
+def join_tied(model: onnx.ModelProto, folder: str, parameters: Sequence[str] | None) -> dict[str, str]:
+    """Let a head read the embedding that it equals bit by bit, transposed or not, so that both are trained as one.
+
+    Returns:
+        The name of the embedding for each such head that is not among `parameters`.
+    """
+    graph = model.graph
+    matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather" and node.input[0] in matrices}
+    heads = {node.input[1] for node in graph.node if node.op_type in ("Gemm", "MatMul") and node.input[1] in matrices}
+    tied: dict[str, str] = {}
+    for head, table in itertools.product(sorted(heads - tables - {*(parameters or ())}), sorted(tables)):
+        first, second = matrices[head], matrices[table]
+        if head in tied or first.data_type != second.data_type or sorted(first.dims) != sorted(second.dims):
+            continue
+        ours, theirs = (ir.serde.deserialize_tensor(one, folder).numpy() for one in (first, second))
+        is_same = np.array_equal(ours, theirs)
+        if (is_same or np.array_equal(ours, theirs.T)) and ours.min() != ours.max():  # not both new, such as zeros
+            tied[head] = table
+            graph.initializer.remove(first)
+            for value in [value for value in graph.input if value.name == head]:
+                graph.input.remove(value)
+            graph.node.insert(0, onnx.helper.make_node("Identity" if is_same else "Transpose", [table], [head]))
+    return tied
 
 
 def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
@@ -151,11 +219,6 @@ def listed_names(entries: Sequence[str] | None) -> Sequence[str]:
     if isinstance(entries, str):  # a string is also a sequence of strings
         raise TypeError(f"a list of names is expected, not the string {entries!r}")
     return entries or ()
-
-
-def _is_trainable(tensor: onnx.TensorProto) -> bool:
-    """Return whether a tensor has several floats; a single one is mostly a constant of a formula."""
-    return tensor.data_type in FLOATS and any(size > 1 for size in tensor.dims)
 
 
 def _unknown(name: str, names: Sequence[str]) -> ArtifactError:

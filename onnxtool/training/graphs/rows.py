@@ -134,7 +134,8 @@ class _Region:
         if not all(_has_width(value) for value in self._rows_of(node)) or ranks[0] > self.rank:
             return False
         if node.op_type == "MatMul":
-            return ranks == [self.rank, 2] and inputs[1].producer() is None
+            maker = inputs[1].producer()  # a Transpose is that of a tied weight
+            return ranks == [self.rank, 2] and (maker is None or maker.op_type == "Transpose")
         if node.op_type == "Gemm":
             plain = not node.attributes.get_int("transA", 0)
             return ranks[:2] == [2, 2] and self.rank == 2 and plain and all(rank <= 1 for rank in ranks[2:])

@@ -25,7 +25,12 @@ _REDUCTIONS = {
 
 # What makes probabilities of logits; a loss that does the same once more would train something else.
 _PROBABILITIES = frozenset(("Sigmoid", "Softmax", "HardSigmoid"))
-_SAME_NUMBERS = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+_SAME_NUMBERS = frozenset(
+    (
+        *("Cast", "Clip", "Dropout", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze"),
+        *("Transpose", "Unsqueeze"),
+    )
+)
 
 
 def _require_logits(model: ModelProto, name: str, loss: str) -> None:
@@ -38,7 +43,10 @@ def _require_logits(model: ModelProto, name: str, loss: str) -> None:
     value = name
     while (maker := makers.get(value)) is not None and maker.op_type in _SAME_NUMBERS:
         value = maker.input[0]
-    if maker is not None and maker.domain == "" and maker.op_type in _PROBABILITIES:
+    kind = "" if maker is None or maker.domain else maker.op_type
+    if maker is not None and kind == "Exp" and (inner := makers.get(maker.input[0])) is not None:
+        maker, kind = inner, {"LogSoftmax": "Softmax"}.get(inner.op_type, kind)
+    if maker is not None and kind in _PROBABILITIES:
         raise ArtifactError(
             f"{loss} expects logits, and {name!r} are probabilities: the node {maker.name!r} is a {maker.op_type}",
             f"pass the logits that it reads with --loss_input {maker.input[0]} (loss_input_names), or take MSELoss",
