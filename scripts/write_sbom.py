@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from onnxtool.release.bom import check_bom
+from onnxtool.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_LICENSE = 80  # longer ones are the text itself
@@ -57,7 +58,7 @@ def sbom_text(folder: Path) -> str:
             bom.register_dependency(component, [add(one) for one in _needed(installed, requirement.extras)])
         return component
 
-    product = add(Requirement("onnxtool"))
+    product = add(Requirement(DISTRIBUTION))
     product.components.update(
         Component(
             name=name,

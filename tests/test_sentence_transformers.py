@@ -204,7 +204,7 @@ def test_without_this_module_sentence_transformers_asks_for_trust(
     copy = Path(shutil.copytree(folder, tmp_path / "m"))
     path = copy / "config_sentence_transformers.json"
     path.write_text(path.read_text().replace(f">={onnxtool.__version__}", ">=99"))
-    with pytest.raises(ImportError, match="onnxtool>=99, but onnxtool=="):
+    with pytest.raises(ImportError, match="onnxtool-cli>=99, but onnxtool-cli=="):
         SentenceTransformer(str(copy))
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from packaging.version import Version
 
 import tests.workshop  # noqa: F401  puts scripts/ on the path
 from onnxtool.release.bom import check_bom
+from onnxtool.version import DISTRIBUTION
 
 from check_advisories import main, read_pins  # isort: skip
 import write_sbom  # isort: skip
@@ -111,6 +113,18 @@ def test_a_file_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.count("it has no advisory") == 2
 
 
+def test_every_line_that_says_how_to_install_has_the_name_of_the_distribution() -> None:
+    """The index takes `onnxtool` for the name of another package."""
+    assert tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["name"] == DISTRIBUTION
+    paths = [path for end in ("py", "md", "jinja", "yml") for path in ROOT.glob(f"[a-zA-Z.]*/**/*.{end}")]
+    paths = [path for path in [*ROOT.glob("*.md"), *paths] if not {".venv", "build"} & {*path.parts}]
+    lines = [line for path in paths for line in path.read_text(encoding="utf-8").splitlines() if "pip install" in line]
+    named = re.compile(r"pip install (?:-\S+ )*['\"]?onnxtool[\w-]*")
+    found = [match[0] for line in lines for match in named.finditer(line)]
+    assert len(found) > 20
+    assert [text for text in found if not text.endswith(DISTRIBUTION)] == []
+
+
 def test_every_pin_has_hashes() -> None:
     """Without, pip refuses the file; the build backend is among the pins."""
     text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
@@ -125,7 +139,7 @@ def test_the_bill_of_materials_has_the_packages_and_what_they_need(
 ) -> None:
     """Directly or through others, in the pinned versions; what tests alone need is left out."""
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000000")
-    (tmp_path / "onnxtool-1.tar.gz").write_bytes(b"sdist")
+    (tmp_path / "onnxtool_cli-1.tar.gz").write_bytes(b"sdist")
     text = sbom_text(tmp_path)
     check_bom(text)
     assert text == sbom_text(tmp_path)
@@ -134,7 +148,7 @@ def test_the_bill_of_materials_has_the_packages_and_what_they_need(
     assert package["hashes"][0]["content"] == hashlib.sha256(b"sdist").hexdigest()
     found = {component["name"]: component for component in bom["components"]}
     assert found.keys() >= {"torch", "numpy", "markupsafe"}
-    assert not found.keys() & {"pytest", "onnxtool", "pyarrow"}
+    assert not found.keys() & {"pytest", "onnxtool-cli", "pyarrow"}
     assert found["numpy"]["licenses"]
     (needs,) = [one["dependsOn"] for one in bom["dependencies"] if one["ref"] == found["jinja2"]["bom-ref"]]
     assert needs == [found["markupsafe"]["bom-ref"]]

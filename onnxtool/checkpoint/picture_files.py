@@ -174,6 +174,6 @@ def _pillow() -> tuple[Any, Any]:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError(
-            "pictures are read with Pillow, which is not installed", "pip install 'onnxtool[images]'"
+            "pictures are read with Pillow, which is not installed", "pip install 'onnxtool-cli[images]'"
         ) from error
     return Image, ImageOps

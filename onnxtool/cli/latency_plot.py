@@ -31,7 +31,7 @@ def check_plot(path: Path) -> None:
         raise click.UsageError(f"cannot draw {path}: use a name that ends with {', '.join(_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
         raise OutputWriteError(
-            f"cannot draw {path}: matplotlib is not installed", "pip install 'onnxtool[plot]', or leave out --plot"
+            f"cannot draw {path}: matplotlib is not installed", "pip install 'onnxtool-cli[plot]', or leave out --plot"
         )
 
 

@@ -153,7 +153,7 @@ def _open_store(scheme: str, bucket: str) -> Any:
     except ImportError as error:
         raise InputError(
             f"{scheme}://{bucket} needs obstore and fsspec, and they cannot be imported: {error}",
-            "pip install 'onnxtool[stores]'",
+            "pip install 'onnxtool-cli[stores]'",
         ) from error
 
     class Store(FsspecStore):

@@ -134,7 +134,7 @@ def _require_known(scheme: str, address: str) -> None:
     except ImportError as error:
         if scheme in FILESYSTEMS:
             raise InputError(
-                f"{address} needs fsspec, and it cannot be imported: {error}", "pip install 'onnxtool[fsspec]'"
+                f"{address} needs fsspec, and it cannot be imported: {error}", "pip install 'onnxtool-cli[fsspec]'"
             ) from error
         known_implementations = {}
     found = known_implementations.get(scheme, {"class": "fsspec."})["class"]

@@ -30,7 +30,7 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
     except ImportError as error:
         raise InputError(
             f"Parquet needs pyarrow, which cannot be imported: {error}",
-            "pip install 'onnxtool[parquet]', or use jsonl or npy",
+            "pip install 'onnxtool-cli[parquet]', or use jsonl or npy",
         ) from error
     return pa, pq
 

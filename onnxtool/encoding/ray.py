@@ -44,7 +44,7 @@ def require_ray() -> ModuleType:
     except ImportError as error:
         raise InputError(
             f"the engine ray needs Ray, which cannot be imported: {error}",
-            "pip install 'onnxtool[ray]', or leave out --engine",
+            "pip install 'onnxtool-cli[ray]', or leave out --engine",
         ) from error
     return ray
 

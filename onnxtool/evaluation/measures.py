@@ -71,7 +71,7 @@ def require_library() -> Any:
     except ImportError as error:
         raise InputError(
             f"measures of retrieval need ir_measures, which cannot be imported: {error}",
-            "pip install 'onnxtool[evaluate]'",
+            "pip install 'onnxtool-cli[evaluate]'",
         ) from error
     return ir_measures
 

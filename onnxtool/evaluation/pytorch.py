@@ -54,7 +54,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
     except ImportError as error:
         raise InputError(
             f"a checkpoint is run by sentence-transformers, which cannot be imported: {error}",
-            "pip install 'onnxtool[sentence-transformers]', or compare with an ONNX file",
+            "pip install 'onnxtool-cli[sentence-transformers]', or compare with an ONNX file",
         ) from error
     tell(f"loading {name} in PyTorch")
     device = "cuda" if options.provider == "cuda" else "cpu"

@@ -187,7 +187,7 @@ class Bm25(System):
             import bm25s
         except ImportError as error:
             raise InputError(
-                f"BM25 needs bm25s, which cannot be imported: {error}", "pip install 'onnxtool[evaluate]'"
+                f"BM25 needs bm25s, which cannot be imported: {error}", "pip install 'onnxtool-cli[evaluate]'"
             ) from error
         rejects: Counter[str] = Counter()
         tell("indexing for BM25")

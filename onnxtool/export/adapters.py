@@ -66,7 +66,7 @@ class Adapter:
             raise CheckpointError(
                 f"{source.model_name} has an adapter ({ADAPTER_NAME}), which PEFT merges, and PEFT cannot be "
                 f"imported: {error}",
-                "pip install 'onnxtool[adapters]'; or merge it elsewhere, by merge_and_unload() and save_pretrained()",
+                "pip install 'onnxtool-cli[adapters]'; or merge it with merge_and_unload() and save_pretrained()",
             ) from error
         headers = read_headers([file], source.model_name).values()
         coded = [f"{tensor.name} ({tensor.dtype})" for tensor in headers if not tensor.is_float]

@@ -279,7 +279,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"the {kind} of {self.source.model_name} needs a package that is not installed: "
                 f"{' '.join(str(error).split())[:200]}",
-                "pip install 'onnxtool[images]' for pictures",
+                "pip install 'onnxtool-cli[images]' for pictures",
             ) from error
         except Exception as error:  # each class checks its settings in its own way, or not at all
             raise self.source.unreadable(error) from error

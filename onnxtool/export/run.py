@@ -5,7 +5,6 @@ from __future__ import annotations
 import filecmp
 import gc
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +72,10 @@ from onnxtool.reports import PlannedFile, WritePlan, planned_files
 from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.tokens import OwnTokenizer, hard_texts, read_folder
 from onnxtool.verification import Verification
+from onnxtool.version import __version__
 
 _LOGGER = logging.getLogger(__name__)
-_PACKAGES = ("onnxtool", "torch", "transformers", "onnx", "onnx-ir", "onnxscript")
+_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
 # The names that onnxruntime's optimizer and the tutorials go by, and transformers' common names for them.
 _FIGURES = {
@@ -410,7 +411,7 @@ def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
         FILES_KEY: job.request.paths.stamp,
         MAX_LENGTH_KEY: "" if max_length is None else str(max_length),
         "onnxtool.options": json.dumps(options.choices, sort_keys=True) if options.choices else "",
-        "onnxtool.versions": ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _PACKAGES),
+        "onnxtool.versions": ", ".join([f"onnxtool {__version__}", *(f"{name} {version(name)}" for name in _PACKAGES)]),
         "onnxtool.date": _date(),
     }
     return {key: value for key, value in metadata.items() if value}

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import onnx_ir as ir
@@ -53,6 +52,7 @@ from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
+from onnxtool.version import __version__
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
@@ -148,7 +148,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
             previous=source.steps,
             provider=options.provider,
             precision=report.precision,
-            versions=f"onnxtool {version('onnxtool')}, onnxruntime {runtime_version()}",
+            versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
             passes={result.name: result.num_changes for result in report.passes if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
             **_error_figures(report.quantization),

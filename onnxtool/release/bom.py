@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import InputError
 from onnxtool.release.facts import FACTS_NAME, MODEL, WEIGHTS, ReleasedFile, ReleaseFacts, facts_text
 from onnxtool.reports import Json
+from onnxtool.version import DISTRIBUTION
 
 if TYPE_CHECKING:
     from cyclonedx.model import Property
@@ -109,7 +110,7 @@ def require_library() -> None:
     except ImportError as error:
         raise InputError(
             f"a bill of materials needs cyclonedx-python-lib, which cannot be imported: {error}",
-            "pip install 'onnxtool[release]'",
+            "pip install 'onnxtool-cli[release]'",
         ) from error
 
 
@@ -145,7 +146,8 @@ def _package(name: str, version: str) -> Component:
     from cyclonedx.model.component import Component, ComponentType
     from packageurl import PackageURL
 
-    purl = PackageURL("pypi", None, name.lower().replace("_", "-"), version)
+    package = DISTRIBUTION if name == "onnxtool" else name.lower().replace("_", "-")
+    purl = PackageURL("pypi", None, package, version)
     return Component(name=name, type=ComponentType.LIBRARY, bom_ref=str(purl), version=version, purl=purl)
 
 

@@ -103,7 +103,7 @@ def require_library() -> Any:
         import model_signing
     except ImportError as error:
         raise InputError(
-            f"a signature needs model-signing, which cannot be imported: {error}", "pip install 'onnxtool[release]'"
+            f"a signature needs model-signing, which cannot be imported: {error}", "pip install 'onnxtool-cli[release]'"
         ) from error
     return model_signing
 

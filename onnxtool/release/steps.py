@@ -25,10 +25,11 @@ from onnxtool.release.store import Made, Task, digest_of, files_in
 from onnxtool.reports import Json, to_json
 from onnxtool.runtime.machine import processor_name
 from onnxtool.summary.gates import parse_gate
+from onnxtool.version import __version__
 
 EXPORT = "export"
 
-_PACKAGES = ("onnxtool", "onnxruntime", "onnx", "torch", "transformers", "numpy", "tokenizers")
+_PACKAGES = ("onnxruntime", "onnx", "torch", "transformers", "numpy", "tokenizers")
 # Options of [optimize] by the precisions that take them; the others are for all.
 _TAKEN_BY = {
     "activations": ("int8",),
@@ -92,7 +93,7 @@ def checked_license(config: ReleaseConfig, exported: Made) -> License:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide what the files contain."""
-    found = {}
+    found = {"onnxtool": __version__}
     for name in _PACKAGES:
         for package in (name, f"{name}-gpu"):
             try:

@@ -13,6 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
+from onnxtool.version import DISTRIBUTION
 
 # Both write the module `onnxruntime`; of two that are installed, the last one written is the one that runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
@@ -34,7 +35,7 @@ def describe_environment() -> EnvironmentReport:
     """Read versions from the packages' metadata; of the packages, only onnxruntime is imported."""
     requirements, problems = _requirements()
     names = sorted({*_RUNTIMES, *(requirement.name for requirement in requirements)})
-    packages = {"onnxtool": _version("onnxtool"), **{name: _version(name) for name in names}}
+    packages = {"onnxtool": _version(DISTRIBUTION), **{name: _version(name) for name in names}}
     problems += _runtime_problems(packages)
     problems += [problem for requirement in requirements for problem in _requirement_problems(requirement, packages)]
     if packages.get("transformers", _MISSING) != _MISSING and not _has_exporters():
@@ -62,7 +63,7 @@ def _version(name: str) -> str:
 def _requirements() -> tuple[list[Requirement], list[str]]:
     """Return what onnxtool requires on this platform, its extras left out, and what is wrong with finding that out."""
     try:
-        stated = importlib.metadata.requires("onnxtool") or []
+        stated = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return [], ["onnxtool runs from its source folder, so its requirements were not checked; pip install -e ."]
     requirements = [Requirement(line) for line in stated]
@@ -77,7 +78,7 @@ def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
             "pip uninstall both, then install onnxtool again"
         )
     if not installed:
-        yield f"neither {' nor '.join(_RUNTIMES)} is installed; pip install onnxtool installs the right one"
+        yield f"neither {' nor '.join(_RUNTIMES)} is installed; pip install onnxtool-cli installs the right one"
 
 
 def _requirement_problems(requirement: Requirement, packages: dict[str, str]) -> Iterator[str]:

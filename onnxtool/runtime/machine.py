@@ -10,7 +10,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGES = ("onnxtool", "onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
+from onnxtool.version import __version__
+
+_PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
 
 
 def processor_name() -> str:
@@ -31,7 +33,7 @@ def processor_name() -> str:
 
 def installed_versions() -> dict[str, str]:
     """Return package to version of what a figure may depend on, leaving out what is not installed."""
-    versions = {}
+    versions = {"onnxtool": __version__}
     for name in _PACKAGES:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from onnxtool.runtime.providers import cuda_problem
+from onnxtool.version import DISTRIBUTION
 from tests.cli.entry_point import run_onnxtool, run_process
 
 
@@ -27,7 +28,8 @@ def test_json_tells_versions_and_providers(tmp_path: Path) -> None:
     }
     assert report["python"] == platform.python_version()
     for name, version in report["packages"].items():
-        assert version == "not installed" or version == importlib.metadata.version(name)
+        package = DISTRIBUTION if name == "onnxtool" else name
+        assert version == "not installed" or version == importlib.metadata.version(package)
     assert report["providers"] == {"cpu": "ok", "cuda": cuda_problem() or "ok"}
     assert not any("CUDA" in problem or "NVIDIA" in problem for problem in report["problems"])
 

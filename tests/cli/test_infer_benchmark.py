@@ -188,7 +188,7 @@ def test_a_plot_without_matplotlib_says_what_to_install(folder: Path, monkeypatc
     assert process.returncode == 1
     assert process.stderr.splitlines() == [
         "error: cannot draw a.png: matplotlib is not installed",
-        "hint: pip install 'onnxtool[plot]', or leave out --plot",
+        "hint: pip install 'onnxtool-cli[plot]', or leave out --plot",
     ]
 
 

@@ -273,5 +273,5 @@ def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     """With the command that installs it."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(InputError, match=r"pip install 'onnxtool\[ray\]'"):
+    with pytest.raises(InputError, match=r"pip install 'onnxtool-cli\[ray\]'"):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(engine="ray"))

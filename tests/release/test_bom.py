@@ -109,7 +109,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
     for call in calls:
         with pytest.raises(InputError) as raised:
             call()
-        assert raised.value.hint == "pip install 'onnxtool[release]'"
+        assert raised.value.hint == "pip install 'onnxtool-cli[release]'"
 
 
 def test_any_facts_give_a_valid_bill() -> None:

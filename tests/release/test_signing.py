@@ -151,4 +151,4 @@ def test_a_missing_library_names_the_extra(release: Path, tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(InputError) as raised:
         sign(release, tmp_path / "key")
-    assert raised.value.hint == "pip install 'onnxtool[release]'"
+    assert raised.value.hint == "pip install 'onnxtool-cli[release]'"

@@ -13,7 +13,7 @@ from onnxtool.runtime import environment
 from onnxtool.runtime.environment import describe_environment
 
 # A sound installation: name to version, and what onnxtool requires of it.
-SOUND = {"onnxtool": "0.1.0", "onnxruntime-gpu": "1.31.0", "numpy": "2.4.6", "transformers": "5.23.0"}
+SOUND = {"onnxtool-cli": "0.1.0", "onnxruntime-gpu": "1.31.0", "numpy": "2.4.6", "transformers": "5.23.0"}
 REQUIRES = [
     "numpy>=2.1",
     "transformers>=5.23",
@@ -68,7 +68,7 @@ def test_a_sound_installation_has_no_problems() -> None:
         ({"onnxruntime-gpu": "1.29.0"}, "onnxruntime-gpu is 1.29.0, and onnxtool requires >=1.30"),
         ({"numpy": "2.0.9"}, "numpy is 2.0.9, and onnxtool requires >=2.1; pip install 'numpy>=2.1'"),
         ({"numpy": None}, "numpy is not installed; pip install 'numpy>=2.1'"),
-        ({"onnxtool": None}, "onnxtool runs from its source folder"),
+        ({"onnxtool-cli": None}, "onnxtool runs from its source folder"),
     ],
 )
 def test_each_problem_is_said_with_its_way_out(

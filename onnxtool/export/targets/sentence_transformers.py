@@ -40,7 +40,7 @@ from onnxtool.export.target import (
     write_json,
 )
 from onnxtool.reports import Json
-from onnxtool.version import __version__
+from onnxtool.version import DISTRIBUTION, __version__
 
 CLASS = "onnxtool.sentence_transformers.Transformer"
 # Modules whose files are config.json and, of some, model.safetensors.
@@ -156,7 +156,7 @@ class SentenceTransformers(Target):
         settings = files.read(name)
         if settings.get("transformer_task") is None:  # the class said it
             write_json(to.folder / name, {**settings, "transformer_task": _TASKS[kind]})
-        requirement = {"onnxtool": {"specifier": f">={__version__}", "reason": _REASON}}
+        requirement = {DISTRIBUTION: {"specifier": f">={__version__}", "reason": _REASON}}
         encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
         if kind != TOKENS:  # a model of PyLate without one is converted, which a name would keep from happening
             encoder.setdefault("model_type", _ENCODERS[kind])
