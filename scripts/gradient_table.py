@@ -25,9 +25,11 @@ PyTorch's autograd in float64, with fixed and with dynamic axes where they can b
 the operator, float64 against finite differences of the forward graph (slopes). The errors are those of float32 against
 PyTorch, relative to the largest element of a gradient or to one, on {machine}.
 
-Operators without a rule of their own have the gradient of the function that ONNX defines them by. `If`, `Loop` and
-`Scan` have none, nor has anything that is not in this table: the error lists all such nodes of a model, and the
-parameters to freeze to get around them.
+Operators without a rule of their own have the gradient of the function that ONNX defines them by. So have those whose
+rule lacks an input or output, such as the second output of a loss. An `If` has a gradient if its condition follows from
+constants and fixed shapes. `Loop`, `Scan` and other `If`s have none, nor has anything that is not in this table: the
+error lists all such nodes of a model, and the parameters to freeze to get around them.
+`python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with slopes.
 
 | operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
 |---|---|---|---|---|---|---|

@@ -19,7 +19,7 @@ Dimension: TypeAlias = "int | str | None"
 Attribute: TypeAlias = "int | float | str | Sequence[int]"
 Operand: TypeAlias = "Tensor | float"
 
-_BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "Or"))
+_BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or"))
 _INTEGER = frozenset(("NonZero", "Shape", "Size"))
 _DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype the output has, where it is not the first
 

@@ -37,6 +37,7 @@ class Flow:
         reaching: for each value the names of the sources that it depends on.
         active: for each node that depends on a source, the indices in `reads` of the values that do.
         nodes: the active nodes that the output depends on, in the order of the graph.
+        needed: the values that a gradient flows to.
     """
 
     def __init__(self, graph: ir.Graph, output: str, sources: Sequence[str]) -> None:
@@ -67,14 +68,22 @@ class Flow:
                 self.reaching[value] = known.union(*reached.values())
 
     def _leading_to(self, output: ir.Value) -> list[ir.Node]:
-        needed: set[ir.Value | None] = {output}
+        self.needed: set[ir.Value | None] = {output}
         nodes = []
         for node, places in reversed(self.active.items()):
-            if not needed.isdisjoint(node.outputs):
+            if not self.needed.isdisjoint(node.outputs):
                 read = reads(node)
-                needed.update(read[place] for place in places)
+                self.needed.update(read[place] for place in places)
                 nodes.append(node)
         return nodes[::-1]
+
+    def lacks_rule(self, node: ir.Node) -> bool:
+        """Return whether no rule has the gradients of the inputs of a node that are needed, through its outputs."""
+        rule = _find_rule(node)
+        return rule is None or not (
+            all(place in rule.outputs for place, value in enumerate(node.outputs) if value in self.needed)
+            and all(rule.find(index) for index in self.active[node])
+        )
 
 
 def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
@@ -137,19 +146,35 @@ def differentiate(
     values = ir.convenience.create_value_mapping(model.graph, include_subgraphs=False)
     for name in (output, *with_respect_to):
         _check_name(name, values)
-    infer_types(model)
+    _infer(model, with_respect_to)
     if replace_sequences(model.graph):
-        infer_types(model)
+        _infer(model, with_respect_to)
     flow = Flow(model.graph, output, with_respect_to)
-    while expand_functions(model, [node for node in flow.nodes if _find_rule(node) is None]):
-        infer_types(model)
+    while expand_functions(model, [node for node in flow.nodes if flow.lacks_rule(node)]):
+        _infer(model, with_respect_to)
         flow = Flow(model.graph, output, with_respect_to)
     if _add_outputs(flow.nodes):
-        infer_types(model)
+        _infer(model, with_respect_to)
     _check_scalar(flow.output)
     for value, role in ((flow.output, "output"), *((source, "value") for source in flow.sources)):
         _check_float(value, role)
     return _ReverseSweep(flow, Builder(model.graph)).gradients()
+
+
+def _infer(model: ir.Model, sources: Collection[str]) -> None:
+    """Infer types, and note the elements of the values that nodes compute from constants and fixed shapes alone.
+
+    Neither a source nor the default of a graph input is a constant.
+    """
+    numbers = infer_types(model)
+    fixed = {None, *(value for name, value in model.graph.initializers.items() if name not in sources)}
+    fixed.difference_update(model.graph.inputs)
+    for node in model.graph:
+        if node.op_type in ("Shape", "Size") or fixed.issuperset(node.inputs):
+            for value in node.outputs:
+                if (number := numbers.get(str(value.name))) is not None:
+                    value.const_value = ir.tensor(number)
+                    fixed.add(value)
 
 
 def _find_rule(node: ir.Node) -> Rule | None:

@@ -39,14 +39,18 @@ def prepare(model: ir.Model) -> None:
     if opset >= LOWEST_OPSET:
         return
     order = list(model.graph.initializers)
-    convert_version(model, LOWEST_OPSET, fallback=True)
+    reason = ""
+    try:
+        convert_version(model, LOWEST_OPSET, fallback=True)
+    except (RuntimeError, ValueError) as error:
+        reason = f": {(str(error).splitlines() or [''])[0]}"
     # The conversion moves large ones behind small ones, and buffers of all parameters are in this order.
     initializers = model.graph.initializers
     for name in [name for name in order if name in initializers] + [name for name in initializers if name not in order]:
         model.graph.register_initializer(initializers.pop(name))
     if default_opset(model.opset_imports) < LOWEST_OPSET:
         raise GradientError(
-            f"the model is of opset {opset} and cannot be converted to {LOWEST_OPSET}",
+            f"the model is of opset {opset} and cannot be converted to {LOWEST_OPSET}{reason}",
             f"export it again with opset {LOWEST_OPSET} or later",
         )
 
@@ -71,68 +75,112 @@ def check_prepared(model: ir.Model) -> None:
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
-    """Replace those of `nodes` that have a function body by it, and return whether there were any."""
-    expanded = [node for node in nodes if _has_body(node, model)]
-    for node in expanded:
-        _expand(node, model)
+    """Replace those of `nodes` that have a function body by it, and return whether there were any.
+
+    An If whose condition is a constant is replaced by the branch that it takes, also where it computes a shape.
+    """
+    choices = [node for node in model.graph if node.op_type == "If"] if nodes else []
+    expanded = [
+        (node, body)
+        for node in dict.fromkeys((*nodes, *choices))
+        if (body := _branch(node) or _body(node, model)) is not None
+    ]
+    for node, body in expanded:
+        _expand(node, body, model.graph)
     return bool(expanded)
 
 
-def _has_body(node: ir.Node, model: ir.Model) -> bool:
+def _branch(node: ir.Node) -> ir.Graph | None:
+    """Return the branch of an If that is taken, with the names of its outputs; None if it is known at run time."""
+    condition = constant(node.inputs[0]) if node.op_type == "If" and not node.domain else None
+    if condition is None:
+        return None
+    branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    copies = [(value, ir.node("Constant", [], {"value": value.const_value})) for value in branch.initializers.values()]
+    branch.initializers.clear()
+    for value, copy in copies:
+        copy.outputs[0].name = value.name
+        ir.convenience.replace_all_uses_with(value, copy.outputs[0], replace_graph_outputs=True)
+        branch.insert_before(branch[0], copy) if len(branch) else branch.append(copy)
+    for value, result in zip(node.outputs, branch.outputs, strict=True):
+        copy = ir.node("Identity", [result])
+        copy.outputs[0].name = value.name
+        branch.append(copy)
+    return branch
+
+
+def _body(node: ir.Node, model: ir.Model) -> ir.Graph | None:
+    """Return the function body of `node` as a graph with the inputs and outputs of the node; None if it has none."""
+    opset = model.opset_imports.get(node.domain, 1)
     try:
-        schema = _schema(node, model)
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
-        return False
-    return bool(schema.has_function or schema.has_context_dependent_function)
+        return None
+    call = ir.to_proto(node)
+    # Bodies refer to the attributes of the node, but not to the defaults of the schema.
+    for name, declared in schema.attributes.items():
+        if name not in node.attributes and declared.default_value.name:
+            call.attribute.append(declared.default_value)
+    types = [b"" if value is None else _declared(value, shape=True).type.SerializeToString() for value in node.inputs]
+    try:
+        if schema.has_context_dependent_function:
+            version = max(one for one in schema.context_dependent_function_opset_versions if one <= opset)
+            text = schema.get_context_dependent_function_with_opset_version(version, call.SerializeToString(), types)
+        else:
+            version = max((one for one in schema.function_opset_versions if one <= opset), default=0)
+            text = schema.get_function_with_opset_version(version) if version else b""
+    except RuntimeError:  # the body depends on a type or shape that is not known
+        return None
+    if not text:
+        return None
+    # As a function of the model: onnx's inliner asks for the types of the inputs of its own ones, omitted ones too.
+    function = onnx.FunctionProto.FromString(text)
+    function.domain = call.domain = "onnxtool.expanded"
+    function.name = call.op_type
+    for used in function.opset_import:  # the inliner skips functions of another opset
+        used.version = model.opset_imports.get(used.domain, used.version)
+    inputs = [_declared(value, shape=True) for value in dict.fromkeys(node.inputs) if value is not None]
+    outputs = [_declared(value, shape=False) for value in node.outputs if value.name]
+    opsets = [onnx.helper.make_opsetid(*one) for one in {**model.opset_imports, function.domain: 1}.items()]
+    graph = onnx.helper.make_graph([call], "function", inputs, outputs)
+    whole = onnx.helper.make_model(graph, opset_imports=opsets, functions=[function])
+    inlined: ir.Model = ir.from_proto(onnx.inliner.inline_local_functions(whole))
+    return inlined.graph
 
 
-def _schema(node: ir.Node, model: ir.Model) -> onnx.defs.OpSchema:
-    return onnx.defs.get_schema(node.op_type, model.opset_imports.get(node.domain, 1), node.domain)
+def _declared(value: ir.Value, *, shape: bool) -> onnx.ValueInfoProto:
+    copy = ir.Value(name=value.name, type=value.type, shape=value.shape if shape else None)
+    proto: onnx.ValueInfoProto = ir.to_proto(copy)
+    return proto
 
 
-def _expand(node: ir.Node, model: ir.Model) -> None:
-    graph = model.graph
-    body = ir.from_proto(_inlined(node, model)).graph
+def _expand(node: ir.Node, body: ir.Graph, graph: ir.Graph) -> None:
     prefix = f"{node.name or node.outputs[0].name}/"
     known = {value.name: value for value in node.inputs if value is not None}
-    taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True)) - {
-        value.name for value in node.outputs
-    }
-    inner = [value for one in body for value in one.outputs]
-    outputs = {value.name: value for value in inner}
+    replaced = [value for value in node.outputs if value.name]
+    taken = set(ir.convenience.create_value_mapping(graph, include_subgraphs=True)) - {value.name for value in replaced}
+    nodes, inside = list(body), list(body.all_nodes())
+    inner = [value for one in inside for value in one.outputs]
+    inner += [value for one in body.subgraphs() for value in one.inputs]
+    outputs = {value.name: value for one in nodes for value in one.outputs}
     for value in inner:
         if value.name in taken:
             value.name = f"{prefix}{value.name}"
             while value.name in taken:
                 value.name += "_"
-    nodes = list(body)
-    for one in nodes:
+    for one in inside:
         one.name = f"{prefix}{one.outputs[0].name}"
-        for place, value in enumerate(one.inputs):
-            if value is not None and value.name in known and value.producer() is None:
-                one.replace_input_with(place, known[value.name])
-    replacements = [outputs[value.name] for value in node.outputs]
+        for place, read in enumerate(one.inputs):
+            if read is not None and read.name in known and read.producer() is None:
+                one.replace_input_with(place, known[read.name])
+    body.outputs.clear()
     body.remove(nodes)
-    ir.convenience.replace_nodes_and_values(graph, node, [node], nodes, node.outputs, replacements)
-
-
-def _inlined(node: ir.Node, model: ir.Model) -> onnx.ModelProto:
-    """Return the function body of `node` as a model with the inputs and outputs of the node."""
-    inputs = dict.fromkeys(value for value in node.inputs if value is not None)
-    call = ir.to_proto(node)
-    # The inliner uses the attributes of the node, but not the defaults of the schema.
-    for name, declared in _schema(node, model).attributes.items():
-        if name not in node.attributes and declared.default_value.name:
-            call.attribute.append(declared.default_value)
-    graph = onnx.helper.make_graph(
-        [call],
-        "function",
-        [ir.to_proto(ir.Value(name=value.name, type=value.type, shape=value.shape)) for value in inputs],
-        [ir.to_proto(ir.Value(name=value.name, type=value.type)) for value in node.outputs if value.name],
-    )
-    opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in model.opset_imports.items()]
-    whole = onnx.helper.make_model(graph, opset_imports=opsets)
-    return onnx.inliner.inline_selected_functions(whole, [(node.domain, node.op_type)], inline_schema_functions=True)
+    graph.insert_after(node, nodes)
+    for value in replaced:
+        new = outputs[value.name]
+        new.type, new.shape, value.name = value.type, value.shape, None
+        ir.convenience.replace_all_uses_with(value, new, replace_graph_outputs=True)
+    graph.remove(node, safe=True)
 
 
 def replace_sequences(graph: ir.Graph) -> bool:

@@ -250,18 +250,23 @@ def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shap
     return kept[key]
 
 
-def infer_types(model: ir.Model) -> None:
-    """Note dtype and shape of every value of the main graph; the axes keep their names, and what is known stays."""
-    found = infer_values(to_light_proto(model)).values
+def infer_types(model: ir.Model) -> Numbers:
+    """Note dtype and shape of every value of the main graph; the axes keep their names, and what is known stays.
+
+    Returns:
+        The elements of small values that follow from constants and fixed shapes alone.
+    """
+    found = infer_values(to_light_proto(model))
     for node in model.graph:
         for output in node.outputs:
-            value = found.get(str(output.name))
+            value = found.values.get(str(output.name))
             if value is None:
                 continue
             if output.dtype is None and value.dtype:
                 output.dtype = ir.DataType(value.dtype)
             if value.shape is not None:
                 output.shape = ir.Shape(value.shape)
+    return found.numbers
 
 
 def infer_values(proto: onnx.ModelProto) -> Scope:

@@ -42,6 +42,11 @@ def _clip(n: Backward) -> Tensor:
 
 def _clip_bound(n: Backward) -> Tensor:
     beyond = n.x(0) < n.x(1) if n.index == 1 else n.x(0) > n.x(2)
+    if n.has(1) and n.has(2):  # the maximum wins where it is below the minimum
+        crossed = n.x(1) > n.x(2)
+        beyond = (
+            n.build.op("And", beyond, n.build.op("Not", crossed)) if n.index == 1 else n.build.op("Or", beyond, crossed)
+        )
     return n.build.op("ReduceSum", n.build.where(beyond, n.dy, 0.0), keepdims=0)
 
 

@@ -91,8 +91,19 @@ def _gemm_added(n: Backward) -> Tensor:
 
 
 def _softmax(n: Backward) -> Tensor:
-    inner = (n.dy * n.y()).sum([n.attribute("axis", -1)])
-    return (n.dy - inner) * n.y()
+    y = n.y()
+    if _is_replaced(y.value):  # the rows that have no number would give NaN, though their gradient is zero
+        y = n.build.where(n.build.op("IsNaN", y), 0.0, y)
+    inner = (n.dy * y).sum([n.attribute("axis", -1)])
+    return (n.dy - inner) * y
+
+
+def _is_replaced(value: ir.Value) -> bool:
+    """Return whether a Where reads a value: the graph replaces the rows of an attention that are wholly masked."""
+    return any(
+        use.node.op_type == "Where" or (use.node.op_type in ("Cast", "Identity") and _is_replaced(use.node.outputs[0]))
+        for use in value.uses()
+    )
 
 
 def _log_softmax(n: Backward) -> Tensor:

@@ -145,11 +145,15 @@ class Rule:
         Raises:
             Refusal: the rule has none.
         """
-        place = min(index, len(self.gradients) - 1) if self.variadic else index
-        found = self.gradients[place] if place < len(self.gradients) else None
+        found = self.find(index)
         if found is None:
             raise Refusal(f"not with respect to its input {index}")
         return found
+
+    def find(self, index: int) -> Gradient | None:
+        """Return the gradient of an input; None if the rule has none."""
+        place = min(index, len(self.gradients) - 1) if self.variadic else index
+        return self.gradients[place] if place < len(self.gradients) else None
 
 
 def rule(*gradients: Gradient | None) -> Rule:

@@ -95,6 +95,8 @@ PADDING_INDEX = "onnxtool.padding_index"
 
 
 def _reshaped(n: Backward) -> Tensor:
+    if n.attribute("allowzero", 0) or 0 in (n.x(0).shape or ()):  # otherwise a size of 0 would be one of the gradient
+        return n.build.op("Reshape", n.dy, n.x(0).size(), allowzero=1)
     return n.dy.reshape(n.x(0).size())
 
 
@@ -122,19 +124,17 @@ def _split(n: Backward) -> Tensor:
 def _slice(n: Backward) -> Tensor:
     """Pad with zeros if all steps are 1; otherwise write the elements back, one axis after another."""
     steps = n.constant(4)
-    if n.has(4) and steps is None:
-        raise Refusal("its steps are not constant")
-    if steps is None or (steps == 1).all():
+    if not n.has(4) or (steps is not None and (steps == 1).all()):
         return _pad_slice(n)
     places = n.constant(3)
     if n.has(3) and places is None:
         raise Refusal("its axes are not constant")
     rank = len(n.shape())
-    axes = [int(axis) % rank for axis in (range(len(steps)) if places is None else places)]
+    axes = [int(axis) % rank for axis in (range(n.sizes(4)[0]) if places is None else places)]
     gradient = n.dy
     for place, axis in enumerate(axes):
         bounds = [n.x(bound).slice(place, place + 1) for bound in (1, 2)]
-        step = n.build.constant([steps[place]], bounds[0].dtype)
+        step = n.x(4).slice(place, place + 1)
         size = n.x(0).size().slice(axis, axis + 1)
         positions = n.build.op("Slice", _range(n, size), *bounds, n.build.constant([0], bounds[0].dtype), step)
         gradient = add_along(n.build, gradient, positions, axis=axis, rank=rank, size=size, unique=True)
@@ -271,18 +271,18 @@ def _pad(n: Backward) -> Tensor:
         halves = -n.x(1).reshape([2, -1])
         first, last = (n.build.op("Gather", halves, n.build.constant(half, ir.DataType.INT64)) for half in (0, 1))
         return _padded(n, first, last, axes)
-    pads = n.constant(1)
-    if pads is None or (axes is not None and n.constant(3) is None):
-        raise Refusal(f"its pads or axes are not constant, and the mode is {mode}")
-    rank = len(n.shape())
+    rank, pads = len(n.shape()), n.constant(1)
     places = n.constant(3) if axes is not None else range(rank)
+    if places is None:
+        raise Refusal(f"its axes are not constant, and the mode is {mode}")
     gradient = n.dy
-    for place, axis in enumerate(places if places is not None else ()):
-        before, after = int(pads[place]), int(pads[place + len(pads) // 2])
-        if before or after:
-            size = n.x(0).size().slice(int(axis) % rank, int(axis) % rank + 1)
-            positions = n.build.op("Pad", _range(n, size), n.build.axes([before, after]), mode=mode)
-            gradient = add_along(n.build, gradient, positions, axis=int(axis) % rank, rank=rank, size=size)
+    for place, axis in enumerate(int(axis) % rank for axis in places):
+        ends = [place, place + len(places)]
+        if pads is None or pads[ends].any():
+            size = n.x(0).size().slice(axis, axis + 1)
+            around = n.build.op("Gather", n.x(1), n.build.axes(ends))
+            positions = n.build.op("Pad", _range(n, size), around, mode=mode)
+            gradient = add_along(n.build, gradient, positions, axis=axis, rank=rank, size=size)
     return gradient
 
 
@@ -334,9 +334,13 @@ def _depth_to_space(n: Backward) -> Tensor:
     block = n.attribute("blocksize", 1)
     if n.attribute("mode", "DCR") == "DCR":
         return n.build.op("SpaceToDepth", n.dy, blocksize=block)
-    batch, channels, height, width = n.sizes(0, 0)
-    blocks = n.dy.reshape([batch, channels // block**2, height, block, width, block])
-    return blocks.transpose([0, 1, 3, 5, 2, 4]).reshape(n.x(0).size())
+    size = n.x(0).size()
+    shape = n.build.concat(size.slice(0, 1), [-1], size.slice(2, 3), [block], size.slice(3, 4), [block])
+    return n.dy.reshape(shape).transpose([0, 1, 3, 5, 2, 4]).reshape(size)
+
+
+def _space_to_depth(n: Backward) -> Tensor:
+    return n.build.op("DepthToSpace", n.dy, blocksize=n.attribute("blocksize", 1), mode=n.attribute("mode", "DCR"))
 
 
 TENSOR: dict[str, Rule] = {
@@ -361,7 +365,7 @@ TENSOR: dict[str, Rule] = {
     "ScatterElements": rule(_scatter_data, None, _scatter_updates),
     "ScatterND": rule(_scatter_data, None, _scatter_updates),
     "Slice": rule(_slice),
-    "SpaceToDepth": rule(lambda n: n.build.op("DepthToSpace", n.dy, blocksize=n.attribute("blocksize", 1))),
+    "SpaceToDepth": rule(_space_to_depth),
     "Split": Rule((_split,), outputs=range(1 << 31)),
     "Squeeze": rule(_reshaped),
     "Tile": rule(_tile),
