@@ -32,7 +32,7 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful
+from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful, listed
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, describe_build, target_files, write_target_files
 from onnxtool.training.artifacts.verification import ArtifactVerification
@@ -206,6 +206,10 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
         block(*names)
     takes_logits = isinstance(loss, onnxblock.loss.CrossEntropyLoss | onnxblock.loss.BCEWithLogitsLoss)
     doubts = list(doubtful(block, left, names if takes_logits else ()))
+    if options.require_all:
+        known = {*selection.trained, *selection.frozen}
+        rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
+        doubts += [f"{listed(rest)} neither trained nor frozen"] if rest else []
     if options.require_all and doubts:
         raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
     training, evaluation = block.to_model_proto()

@@ -139,20 +139,21 @@ def doubtful(block: TrainingBlock, numbers: Sequence[str], logits: Sequence[str]
     if unused := [name for name in block.selection.trained if name not in has_gradient]:
         yield _without_gradient(unused)
     if numbers and block.selection.optional:
-        yield f"{_listed(numbers)} of one element not trained: patterns do not match what may be a constant"
+        yield f"{listed(numbers)} of one element not trained: patterns do not match what may be a constant"
     if named := [name for name in logits if _PROBABILITIES.search(name)]:
-        yield f"the loss expects logits, and the name of {_listed(named)} says probabilities"
+        yield f"the loss expects logits, and the name of {listed(named)} says probabilities"
 
 
 def _without_gradient(names: Sequence[str]) -> str:
     """Explain that parameters without a gradient are frozen."""
     return (
-        f"{_listed(names)} frozen: the loss does not depend on "
+        f"{listed(names)} frozen: the loss does not depend on "
         f"{'it' if len(names) == 1 else 'them'}, or only through operators without a gradient such as Round"
     )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return the first of these names, and how many more there are."""
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 

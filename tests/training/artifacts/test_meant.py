@@ -161,10 +161,12 @@ DOUBTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "probabilities by name": (lambda: named("probs"), {}, "name of probs says probabilities"),
     "softmax by name": (lambda: named("softmax_1"), {"loss": "BCEWithLogitsLoss"}, "name of softmax_1 says"),
 }
+CHOSEN = {"train": ["fc2.*"]}
 SETTLED: dict[str, tuple[Any, dict[str, Any]]] = {
     "frozen": (lambda: perceptron(outputs=2), {"loss_inputs": ["y1"], "freeze": ["fc3.*"]}),
     "one element": (lambda: scorer()[0], {"loss": "MSELoss", "train": ["*", "layer.scale"], "freeze": ["half"]}),
     "no logits": (lambda: named("probs"), {"loss": "MSELoss"}),
+    "both by name": (perceptron, {**CHOSEN, "freeze": ["fc1.*"]}),
     "all": (perceptron, {}),
 }
 
@@ -185,6 +187,13 @@ def test_what_may_be_meant_otherwise_is_a_note_or_an_error(tmp_path: Path, name:
     assert not (tmp_path / "made").exists()
     report = prepare_training(options(tmp_path, make_model(), **changes))
     assert len(report.notes) == 1
+
+
+def test_all_parameters_are_accounted_for_where_that_is_asked(tmp_path: Path) -> None:
+    """A list that leaves some out is a choice, and no note."""
+    assert prepare_training(options(tmp_path, perceptron(), **CHOSEN)).notes == ()
+    with pytest.raises(ArtifactError, match=r"fc1.weight, fc1.bias neither trained nor frozen"):
+        prepare_training(options(tmp_path, perceptron(), require_all=True, force=True, **CHOSEN))
 
 
 @pytest.mark.parametrize("name", SETTLED)

@@ -132,21 +132,6 @@ def test_a_number_of_items_is_no_reason_to_compile_again() -> None:
     assert len(module.explain().graphs) == 2
 
 
-def test_a_function_of_the_trainers_signature_computes_the_loss() -> None:
-    """Whatever it returns is the loss."""
-
-    def doubled(
-        model: torch.nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        outputs = model(**inputs)
-        return (2 * outputs.loss, outputs) if return_outputs else 2 * outputs.loss
-
-    model, batch = MODELS["bert"]().eval(), batch_of(0.15)
-    module = ModuleWithLoss(model, compute_loss=doubled)
-    torch.testing.assert_close(module(batch), 2 * model(**batch).loss, rtol=TOLERANCE, atol=0)
-    assert module.label_sparsity.num_sparse_batches == 1
-
-
 def test_copies_are_modules_of_their_own() -> None:
     """Neither a copy nor what comes back from pickle runs the original's graphs."""
     model = ModuleWithLoss(classifier(), compute_loss=CriterionLoss(torch.nn.CrossEntropyLoss()))
