@@ -6,7 +6,6 @@ import copy
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
