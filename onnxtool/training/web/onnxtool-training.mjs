@@ -490,7 +490,7 @@ function converted(name, dtype, data) {
   return array;
 }
 
-/** Refuse labels that are neither a class nor ignored: WebGPU reads whatever an index says. */
+/** Refuse labels that are neither a class nor ignored: not every provider checks an index. */
 function checkLabels(name, data, dims, { classes, first, ignore_index }) {
   const tokens = dims[1] ?? 1;
   const isWrong = (one, place) => {
