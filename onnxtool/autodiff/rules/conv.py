@@ -5,7 +5,9 @@ Letters: N samples, C channels, M output channels, G groups, X* the spatial axes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 
 import onnx_ir as ir
@@ -224,60 +226,171 @@ CONV: dict[str, Rule] = {
 # The operator computes the matrix of an axis from the identity matrix.
 
 
-_SCALES, _SIZES = 2, 3
+_ROI, _SCALES, _SIZES = 1, 2, 3
+# Without extrapolation_value, which is added to what is interpolated.
 _OF_INTERPOLATION = (
-    *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "extrapolation_value"),
-    *("mode", "nearest_mode"),
+    *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode", "nearest_mode"),
 )
 
 
 def _resize(n: Backward) -> Tensor:
-    if n.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        raise Refusal("it crops")
-    if "axes" in n.node.attributes or n.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Refusal("its sizes are given for some axes only, or follow from each other")
+    if n.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Refusal("its sizes follow from each other (keep_aspect_ratio_policy)")
     rank = len(n.shape())
+    axes = [axis % rank for axis in n.attribute("axes", list(range(rank)))]
+    crops = n.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     gradient = n.dy
-    for axis in range(rank):
-        if _stays(n, axis):
+    for place, axis in enumerate(axes):
+        if not crops and _stays(n, axis, place):
             continue
-        if axis < 2:
-            raise Refusal(f"samples or channels (axis {axis}) may be resized")
-        order = [*(place for place in range(rank) if place != axis), axis]
-        moved = gradient.transpose(order) @ _matrix(n, axis, rank)
-        gradient = moved.transpose([order.index(place) for place in range(rank)])
+        order = [*(other for other in range(rank) if other != axis), axis]
+        bounds = n.build.op("Gather", n.x(_ROI), n.build.axes([place, place + len(axes)])) if crops else None
+        moved = gradient.transpose(order) @ _matrix(n, axis, place, bounds)
+        gradient = moved.transpose([order.index(other) for other in range(rank)])
     return gradient
 
 
-def _stays(n: Backward, axis: int) -> bool:
+def _stays(n: Backward, axis: int, place: int) -> bool:
     """Return whether an axis is known to keep its size."""
     scales = n.constant(_SCALES)
     if scales is not None and scales.size:
-        return bool(scales[axis] == 1)
+        return bool(scales[place] == 1)
     before, after = n.shape()[axis], n.y().shape
     return before is not None and after is not None and before == after[axis]
 
 
-def _matrix(n: Backward, axis: int, rank: int) -> Tensor:
-    """Return the matrix of one axis for the backward pass, [size after, size before]."""
+def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor:
+    """Return the matrix of one axis for the backward pass, [size after, size before].
+
+    Args:
+        n: the node.
+        axis: the axis.
+        place: the axis among those that the scales or sizes are for.
+        bounds: where the image is cropped along the axis, [2].
+    """
     build = n.build
     size = n.x(0).size().slice(axis, axis + 1)
     zero, one = (build.constant(number, size.dtype) for number in (0, 1))
-    places = build.op("Range", zero, size.reshape([]), one)
-    unit = places.reshape([-1, 1]).equals(places.reshape([1, -1])).cast(n.dy.dtype)
-    # Each row is a sample, so that the input of Resize has the rank that the node expects.
-    shape = [size if place in (0, axis) else build.axes([1]) for place in range(rank)]
+    numbers = build.op("Range", zero, size.reshape([]), one)
+    unit = numbers.reshape([-1, 1]).equals(numbers.reshape([1, -1])).cast(n.dy.dtype)
+    # Each row is a sample, and the axis is the width: onnxruntime interpolates no samples and channels.
+    image = unit.reshape(build.concat(size, [1, 1], size))
+    roi = None
+    if bounds is not None:
+        whole = [build.constant([number] * 3, bounds.dtype) for number in (0.0, 1.0)]
+        roi = build.op("Concat", whole[0], bounds.slice(0, 1), whole[1], bounds.slice(1, 2), axis=0)
     attributes = {name: n.node.attributes[name].value for name in _OF_INTERPOLATION if name in n.node.attributes}
-    image = unit.reshape(build.concat(*shape))
     if n.has(_SIZES):
-        shape[axis] = n.x(_SIZES).slice(axis, axis + 1)
-        resized = build.op("Resize", image, None, None, build.concat(*shape), **attributes)
+        sizes = build.concat(size, [1, 1], n.x(_SIZES).slice(place, place + 1))
+        resized = build.op("Resize", image, roi, None, sizes, **attributes)
     else:
         scales = n.x(_SCALES)
-        parts = [scales.slice(place, place + 1) if place == axis else build.constant([1.0], scales.dtype)
-                 for place in range(rank)]  # fmt: skip
-        resized = build.op("Resize", image, None, build.op("Concat", *parts, axis=0), **attributes)
+        kept = build.constant([1.0] * 3, scales.dtype)
+        factors = build.op("Concat", kept, scales.slice(place, place + 1), axis=0)
+        resized = build.op("Resize", image, roi, factors, **attributes)
     return resized.reshape(build.concat(size, [-1])).transpose([1, 0])
 
 
-INTERPOLATION: dict[str, Rule] = {"Resize": rule(_resize)}
+# Gradient of GridSample: letters as above; P the points that are sampled, over all axes of the output.
+
+
+@dataclass(frozen=True)
+class Corner:
+    """A neighbour of each point along one axis.
+
+    Attributes:
+        index: its place on the axis, int64 [N, P].
+        weight: its share of the sample, [N, P]; zero beyond the image.
+        slope: the derivative of the weight by the grid, [N, P]; None if it is zero.
+    """
+
+    index: Tensor
+    weight: Tensor
+    slope: Tensor | None
+
+
+def _corners(n: Backward, grid: Tensor, size: Tensor) -> list[Corner]:
+    """Return the neighbours along an axis of `size` elements, a float, at which `grid` has the points, [N, P]."""
+    build, aligned = n.build, bool(n.attribute("align_corners", 0))
+    last = size - 1.0
+    slope = (last if aligned else size) * 0.5
+    place = (grid + 1.0) * slope if aligned else (grid + 1.0) * slope - 0.5
+    padding = n.attribute("padding_mode", "zeros")
+    if padding == "reflection":
+        low = 0.0 if aligned else -0.5
+        span = last if aligned else size
+        span = build.op("Max", span, build.constant(1e-6, span.dtype))
+        away = build.op("Abs", place - low)
+        times = build.op("Floor", away / span)
+        rest, is_even = away - times * span, build.op("Mod", times, build.constant(2.0, size.dtype), fmod=1).equals(0.0)
+        turned = build.where(is_even, slope, -slope)
+        slope = turned * build.op("Sign", place - low)
+        place = build.op("Where", is_even, rest, span - rest) + low
+    if padding != "zeros":
+        slope = build.where(build.op("Or", place < 0.0, place > last), 0.0, slope)
+        place = build.op("Min", build.op("Max", place, build.constant(0.0, size.dtype)), last)
+    mode = n.attribute("mode", "linear")
+    if mode == "nearest":
+        whole: list[tuple[Tensor, Tensor | None, Tensor | None]] = [(build.op("Round", place), None, None)]
+    else:
+        before = build.op("Floor", place)
+        share = place - before
+        whole = [(before, 1.0 - share, -slope), (before + 1.0, share, slope)]
+    corners = []
+    for index, weight, change in whole:
+        is_inside = build.op("Not", build.op("Or", index < 0.0, index > last))
+        inside = is_inside.cast(size.dtype)
+        kept = build.where(is_inside, index, 0.0).cast(n.x(0).size().dtype)
+        corners.append(
+            Corner(kept, inside if weight is None else inside * weight, None if change is None else inside * change)
+        )
+    return corners
+
+
+def _grid_sample(n: Backward) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the image and of the grid: the sum over all combinations of neighbours."""
+    if n.attribute("mode", "linear") in ("cubic", "bicubic"):
+        raise Refusal("with cubic interpolation")
+    build, rank = n.build, len(n.shape()) - 2
+    size, grid = n.x(0).size(), n.x(1)
+    channels = size.slice(0, 2)
+    image, dy = (tensor.reshape(build.concat(channels, [-1])) for tensor in (n.x(0), n.dy))
+    points = grid.reshape(build.concat(size.slice(0, 1), [-1, rank]))
+    axes = []
+    for axis in range(rank):
+        along = points.slice(rank - 1 - axis, rank - axis, axis=2)  # the grid has the last axis first
+        width = size.slice(axis + 2, axis + 3).cast(grid.dtype)
+        axes.append(_corners(n, build.op("Squeeze", along, build.axes([2])), width))
+    total = build.zeros(image.size(), image.dtype)
+    slopes: list[list[Tensor]] = [[] for _ in range(rank)]
+    for corners in product(*axes):
+        index = corners[0].index
+        for axis, corner in enumerate(corners[1:], 1):
+            index = index * size.slice(axis + 2, axis + 3) + corner.index
+        index = build.op("Unsqueeze", index, build.axes([1])).expand(dy.size())
+        weights = [corner.weight for corner in corners]
+        share = build.op("Unsqueeze", _multiplied(weights), build.axes([1])).cast(dy.dtype)
+        total = build.op("ScatterElements", total, index, dy * share, axis=2, reduction="add")
+        value = (dy * build.op("GatherElements", image, index, axis=2)).sum([1], keepdims=False).cast(grid.dtype)
+        for axis, corner in enumerate(corners):
+            if corner.slope is not None:
+                slopes[axis].append(_multiplied([value, corner.slope, *weights[:axis], *weights[axis + 1 :]]))
+    by_axis = [
+        build.op("Sum", *terms) if terms else build.zeros(points.size().slice(0, 2), grid.dtype) for terms in slopes
+    ]
+    stacked = build.op("Concat", *(build.op("Unsqueeze", one, build.axes([2])) for one in by_axis[::-1]), axis=2)
+    return total.reshape(size), stacked.reshape(grid.size())
+
+
+def _multiplied(factors: Sequence[Tensor]) -> Tensor:
+    result = factors[0]
+    for factor in factors[1:]:
+        result = result * factor
+    return result
+
+
+def _of_grid_sample(n: Backward) -> Tensor:
+    return n.build.once((n.node, "samples"), lambda: _grid_sample(n))[n.index]
+
+
+INTERPOLATION: dict[str, Rule] = {"GridSample": rule(_of_grid_sample, _of_grid_sample), "Resize": rule(_resize)}
