@@ -69,7 +69,7 @@ def test_trained_weights_tell_paraphrases_from_unrelated_sentences(
     )
     arguments = [argument for text in texts for argument in ("--text", text)]
     done = run_onnxtool(
-        tmp_path, "infer", "--model_path", tmp_path / "minilm-optimized.onnx", *arguments, "--format", "json"
+        tmp_path, "infer", "--model_path", tmp_path / "minilm-fp16.onnx", *arguments, "--format", "json"
     )
     assert done.returncode == 0, done.stderr
     similarities = np.array(json.loads(done.stdout)["similarities"])

@@ -139,8 +139,8 @@ _HUB_PATTERNS = (
 )
 # What describes the checkpoint as a whole.
 AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
-# Written beside `optimize`'s outputs: they share the folder of the model they came from.
-_OPTIMIZED_SUFFIX = "-optimized"
+# What `optimize` writes, which shares the folder of the model that it came from.
+_OPTIMIZED = re.compile(r"-(optimized|fp16|int8|int4)$")
 
 
 class ModuleFiles(CheckpointFiles):
@@ -259,7 +259,7 @@ def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
     if stamped := model.plain_name(FILES_KEY, "folder"):
         yield beside / stamped
     yield beside / path.stem
-    yield beside / path.stem.removesuffix(_OPTIMIZED_SUFFIX)
+    yield beside / _OPTIMIZED.sub("", path.stem)
     # The layouts of the hub: everything in one folder, or the graph in a folder `onnx` inside it.
     yield beside
     if beside.name == "onnx":

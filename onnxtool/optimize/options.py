@@ -33,7 +33,7 @@ class OptimizeOptions(Options):
     """What to optimize and how.
 
     Attributes:
-        output: None for NAME-optimized.onnx beside NAME.onnx.
+        output: None for NAME-optimized.onnx beside NAME.onnx, or NAME-int8.onnx, by the precision.
         model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
         require_fusion: fail unless every attention is fused.
         precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest of them on this machine.
@@ -53,9 +53,10 @@ class OptimizeOptions(Options):
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.")]
-    output: Annotated[OptionalPath, Option("The optimized file.", default="NAME-optimized.onnx beside the input")] = (
-        UNSET
-    )
+    output: Annotated[
+        OptionalPath,
+        Option("The optimized file.", default="NAME-optimized.onnx or NAME-PRECISION.onnx, beside the input"),
+    ] = UNSET
     provider: Annotated[
         str,
         Option("What the model will run on; what helps one provider slows another down.", choices=PROVIDER_NAMES),

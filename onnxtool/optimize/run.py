@@ -102,7 +102,8 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     """Return the input and the path of the output, where nothing stands against them."""
     source = ModelFile.open(options.model_path)
     check_harmless(source)
-    output = options.output or options.model_path.with_name(f"{options.model_path.stem}-optimized.onnx")
+    kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
+    output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
     check_model_output(output, force=options.force)

@@ -47,6 +47,7 @@ def test_the_folder_in_the_metadata_comes_first(tmp_path: Path) -> None:
     [
         ("models/bert.onnx", "models/bert"),
         ("models/bert-optimized.onnx", "models/bert"),
+        ("models/bert-int8.onnx", "models/bert"),
         ("models/bert-optimized.onnx", "models/bert-optimized"),
         ("bert/model.onnx", "bert"),
         ("bert/onnx/model.onnx", "bert"),

@@ -40,7 +40,7 @@ def trained_int8(workshop: Workshop, trained: Path) -> tuple[Path, OptimizeRepor
     """The trained model, and the report of its optimization to int8 as a user asks for it."""
     folder = workshop.made("trained_int8", lambda folder: _to_int8(trained, folder))
     report: OptimizeReport = pickle.loads((folder / "report.pickle").read_bytes())  # noqa: S301  written below
-    return folder / "m.onnx", replace(report, output=str(folder / "m-optimized.onnx"))  # it was made elsewhere
+    return folder / "m.onnx", replace(report, output=str(folder / "m-int8.onnx"))  # it was made elsewhere
 
 
 def _to_int8(trained: Path, folder: Path) -> None:

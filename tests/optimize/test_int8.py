@@ -104,7 +104,7 @@ def test_a_promise_that_nothing_keeps_is_an_error(exported: Path) -> None:
     """And no file is left."""
     with pytest.raises(PassError, match="int8 cannot hold an error of 1e-15"):
         optimize_model(OptimizeOptions(exported, precision="int8", max_error=1e-15))
-    assert not exported.with_name("tiny-optimized.onnx").exists()
+    assert not exported.with_name("tiny-int8.onnx").exists()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])

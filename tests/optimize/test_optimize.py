@@ -150,7 +150,7 @@ def test_max_error_is_a_promise(exported: Path) -> None:
     """Half precision cannot hold 1e-9."""
     with pytest.raises(VerificationError, match="cosine"):
         optimize_model(OptimizeOptions(exported, precision="fp16", max_error=1e-9))
-    assert not exported.with_name("tiny-optimized.onnx").exists()
+    assert not exported.with_name("tiny-fp16.onnx").exists()
 
 
 def test_passes_that_change_answers_are_caught(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
