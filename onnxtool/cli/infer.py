@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -20,6 +20,7 @@ from onnxtool.cli.options import (
     LocationType,
     PathType,
     Result,
+    SectionedCommand,
     derived_options,
     dry_run_option,
     format_of,
@@ -56,7 +57,16 @@ class _OutputType(LocationType):
         return super().convert(value, param, ctx)
 
 
-@click.command(epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
+class _Command(SectionedCommand):
+    titles: ClassVar = {
+        "generation": "Options for models that write text",
+        "corpus": "Options for the vectors of a collection (--input FILE --output NAME/)",
+        "files": "Files that show how far a collection is",
+        "timing": "Options for --benchmark",
+    }
+
+
+@click.command(cls=_Command, epilog='Example: onnxtool infer --model_path models/tiny-splade.onnx --text "a cat"')
 @model_argument("model_path")
 @derived_options(
     options=InferOptions,

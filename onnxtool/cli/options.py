@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 from functools import wraps
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 
 import click
 from click.core import ParameterSource
@@ -45,7 +45,13 @@ class _Field(NamedTuple):
 
 
 class FieldOption(click.Option):
-    """The option of a field, whose values are checked by what its class says of them."""
+    """The option of a field, whose values are checked by what its class says of them.
+
+    Attributes:
+        section: the keyword of the options class that has the field.
+    """
+
+    section = ""
 
     def __init__(self, field: _Field, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
@@ -68,6 +74,27 @@ class FieldOption(click.Option):
             raise click.BadParameter(str(error), ctx, self) from None
 
 
+class SectionedCommand(click.Command):
+    """A command of several jobs, whose help has the options of each job under a title of its own.
+
+    Attributes:
+        titles: by the keyword of an options class; options of all others come first.
+    """
+
+    titles: ClassVar[Mapping[str, str]] = {}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, section by section."""
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *self.titles.values())}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                section = "" if parameter.name in _LAST else getattr(parameter, "section", "")
+                sections[self.titles.get(section, "Options")].append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def derived_options(**classes: type) -> Callable[[Command], Command]:
     """Add an option for each field of `classes` that has an `Option`; `--output` and `--force` come last.
 
@@ -76,10 +103,12 @@ def derived_options(**classes: type) -> Callable[[Command], Command]:
     """
     fields = {keyword: _fields(options_class) for keyword, options_class in classes.items()}
     first = next(iter(fields))
-    options: dict[str, click.Option] = {}
+    options: dict[str, FieldOption] = {}
     for keyword, described in fields.items():
         for field in described:
-            options.setdefault(field.parameter, _option(field, required=keyword == first and field.default is _MISSING))
+            option = _option(field, required=keyword == first and field.default is _MISSING)
+            option.section = keyword
+            options.setdefault(field.parameter, option)
     ordered = sorted(options, key=lambda name: _LAST.index(name) if name in _LAST else -1)
 
     def decorate(command: Command) -> Command:
@@ -123,7 +152,7 @@ def _fields(options_class: type) -> list[_Field]:
     return found
 
 
-def _option(field: _Field, *, required: bool) -> click.Option:
+def _option(field: _Field, *, required: bool) -> FieldOption:
     """Make the option that gives a field its value."""
     kind, described, default = field.type, field.described, field.default
     attributes: dict[str, Any] = {"help": described.help, "metavar": described.metavar, "required": required}

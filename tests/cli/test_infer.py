@@ -315,6 +315,14 @@ def test_help_ends_with_a_command_that_runs(folder: Path) -> None:
     assert example[:3] == ["onnxtool", "infer", "--model_path"]
 
 
+def test_help_has_the_options_of_each_job_under_its_title(folder: Path) -> None:
+    """What all jobs share comes first."""
+    printed = run_onnxtool(folder, "infer", "--help").stdout
+    first, *jobs = printed.split("\nOptions for ")
+    assert "--force" in first
+    assert [option in job for option, job in zip(("--num_beams", "--gzip", "--runs"), jobs, strict=True)] == [True] * 3
+
+
 def test_help_needs_none_of_the_heavy_packages(folder: Path) -> None:
     """It answers as fast as python starts."""
     assert not {"numpy", "tokenizers", "onnxruntime", "onnx", "torch", "transformers"} & _imported(folder, "--help")
