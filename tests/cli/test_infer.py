@@ -317,7 +317,7 @@ def test_help_ends_with_a_command_that_runs(folder: Path) -> None:
 
 def test_help_has_the_options_of_each_job_under_its_title(folder: Path) -> None:
     """What all jobs share comes first."""
-    printed = run_onnxtool(folder, "infer", "--help").stdout
+    printed = run_infer(folder, "--help").stdout
     first, *jobs = printed.split("\nOptions for ")
     assert "--force" in first
     assert [option in job for option, job in zip(("--num_beams", "--gzip", "--runs"), jobs, strict=True)] == [True] * 3
