@@ -1,8 +1,9 @@
 """Run PyTorch's own operator tests through the backend, and write docs/operators.md.
 
 `python scripts/audit_operators.py` takes two samples of each operator of PyTorch's OpInfo database in float32, and
-compares results, and gradients where they are defined, with eager PyTorch at two threads. It returns 1 where a result
-is wrong or a sample crashes.
+compares results, and gradients where they are defined, with eager PyTorch at two threads. Then numbers of each sample
+become NaN, infinities, zeros of both signs, equal or extreme numbers (`SPECIALS`), and results are compared again. It
+returns 1 where a result is wrong or a sample crashes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,35 @@ VERDICTS = ("whole", "partly", "PyTorch", "empty", *BAD, "random", "other number
 # Their results are whatever was in memory.
 UNINITIALIZED = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted")
 
+INFINITY, NAN = float("inf"), float("nan")
+SPECIALS: dict[str, tuple[float, ...]] = {
+    "NaN": (NAN,),
+    "infinities": (INFINITY, -INFINITY),
+    "minus infinity": (-INFINITY,),
+    "ties and zeros": (1.0, -1.0, 0.5, 2.5, 0.0, -0.0),
+    "subnormal": (1e-40, -1e-40),
+    "all of them": (NAN, INFINITY, -INFINITY, 0.0, -0.0, 1.0, -2.5, 1e-40, 1e18),
+}
+"""Numbers that take the place of every third one of a sample, or of all (`ONLY`)."""
+ONLY = ("minus infinity",)
+KNOWN: dict[str, str] = {
+    **dict.fromkeys(
+        ("var_mean", "var_mean_unbiased", "std_mean", "std_mean_unbiased", "native_group_norm"),
+        "the mean of infinities is infinite, where PyTorch updates it value by value, and gives NaN",
+    ),
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "nn_functional_batch_norm"),
+        "infinite statistics are subtracted first, where PyTorch multiplies first",
+    ),
+    **dict.fromkeys(
+        ("_softmax_backward_data", "nn_functional_nll_loss", "nn_functional_layer_norm", "native_layer_norm"),
+        "gradients of infinities are multiplied in another order",
+    ),
+    "nn_functional_prelu": "zero times an infinite slope is zero",
+    "nn_functional_gelu": "PyTorch's kernel gives NaN for infinity",
+    "log1p": "the logarithm of a rounded sum",
+}
+"""Samples whose results differ with special numbers, and why they may."""
 
 _INTRODUCTION = """Samples of PyTorch's OpInfo database, float32, PyTorch {torch}, onnxruntime {onnxruntime}, 2
 threads. Results and gradients are compared with eager PyTorch, within 1e-4 of the largest value.
@@ -33,7 +63,10 @@ threads. Results and gradients are compared with eager PyTorch, within 1e-4 of t
 - *whole*: everything runs in onnxruntime. *partly*: some operators stay in PyTorch. *PyTorch*: all of them do.
 - *empty*: nothing stays in PyTorch but operators on tensors without elements.
 - *random*: draws numbers, which PyTorch does as always. *other numbers*: draws, and differs.
-- *not traceable*: PyTorch itself cannot compile the sample."""
+- *not traceable*: PyTorch itself cannot compile the sample.
+
+Each sample is run again with other numbers in the same graph: {specials}. What differs then is listed below as well.
+Subnormal numbers are kept (`flush_denormals=False`)."""
 
 _SHARE = """**{share:.1%}** of the samples run wholly in onnxruntime: {whole} of {judged}, all that PyTorch can
 compile but the {drawn} that draw random numbers. Without the {empty} that are empty it is {share_of_values:.1%} of
@@ -70,11 +103,14 @@ def main() -> int:
         for found in results[name]:
             if found["verdict"] in BAD:
                 print(f"{name}: {found['verdict']}: {found['detail']}", flush=True)
+            if found.get("specials") and name not in KNOWN:
+                print(f"{name}: special numbers: {found['specials']}", flush=True)
     if not arguments.operators:
         arguments.output.write_text(render(results), "utf-8")
     counts = Counter(found["verdict"] for samples in results.values() for found in samples)
     print(", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS))
-    return int(any(counts[verdict] for verdict in BAD))
+    new = [name for name, samples in results.items() if name not in KNOWN and any(s.get("specials") for s in samples)]
+    return int(any(counts[verdict] for verdict in BAD) or bool(new))
 
 
 def _parse() -> argparse.Namespace:
@@ -112,14 +148,14 @@ def _audit(sample: Sample) -> dict[str, str]:
     """Return the verdict on one sample and its detail: what stayed in PyTorch, or what is wrong."""
     from functorch.compile import aot_function
 
-    from onnxtool.torch_backend import OrtBackend
+    from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
     from onnxtool.torch_backend.capture import traceable_functions
 
     try:
         expected = _run(sample.function, sample.tensors)
     except Exception as error:  # noqa: BLE001 - some samples are there to fail
         return _finding("not traceable", error)
-    backend = OrtBackend()
+    backend = OrtBackend(OrtBackendOptions(flush_denormals=False))
     try:
         with traceable_functions():
             compiled = aot_function(sample.function, **backend.autograd_arguments())
@@ -133,7 +169,40 @@ def _audit(sample: Sample) -> dict[str, str]:
         return _finding("other numbers" if _draws(backend) else "wrong", error)
     if _draws(backend):
         return {"verdict": "random", "detail": ""}
-    return _placement(backend)
+    return {**_placement(backend), "specials": "; ".join(_differences(compiled, sample))}
+
+
+def _differences(compiled: Callable[..., Any], sample: Sample) -> Iterator[str]:
+    """Yield how results differ where numbers of the sample are special.
+
+    What PyTorch itself computes otherwise in a traced graph, without any backend, is not one of them.
+    """
+    from functorch.compile import aot_function, nop
+
+    for kind in SPECIALS:
+        tensors = tuple(_with_specials(tensor, kind, place) for place, tensor in enumerate(sample.tensors))
+        try:
+            expected = _run(sample.function, tensors)
+        except Exception:  # noqa: BLE001, S112 - eager PyTorch refuses such numbers
+            continue
+        try:
+            _require_close(_run(compiled, tensors), expected)
+        except Exception as error:  # noqa: BLE001 - what it is, is the finding
+            try:
+                _require_close(_run(aot_function(sample.function, fw_compiler=nop, bw_compiler=nop), tensors), expected)
+            except Exception:  # noqa: BLE001, S112 - then it is none of the backend's doing
+                continue
+            yield f"{kind}: {' '.join(str(error).split())[:120]}"
+
+
+def _with_specials(tensor: torch.Tensor, kind: str, seed: int) -> torch.Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(SPECIALS[kind]), tensor.shape, generator=generator)
+    special = torch.tensor(SPECIALS[kind], dtype=tensor.dtype)[chosen]
+    is_special = torch.rand(tensor.shape, generator=generator) < (1 if kind in ONLY else 1 / 3)
+    return torch.where(is_special, special, tensor.detach()).requires_grad_(tensor.requires_grad)
 
 
 def _finding(verdict: str, error: BaseException) -> dict[str, str]:
@@ -218,7 +287,9 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
         "",
         "Made by `make audit` (scripts/audit_operators.py); not edited by hand.",
         "",
-        _INTRODUCTION.format(torch=torch.__version__, onnxruntime=onnxruntime.__version__),
+        _INTRODUCTION.format(
+            torch=torch.__version__, onnxruntime=onnxruntime.__version__, specials=", ".join(SPECIALS)
+        ),
         "",
         "| " + " | ".join(VERDICTS) + " |",
         "|" + "---|" * len(VERDICTS),
@@ -251,7 +322,16 @@ def render(results: dict[str, list[dict[str, str]]]) -> str:
     for (operator, reason), names in sorted(stayed.items(), key=lambda item: (-len(item[1]), item[0])):
         listed = ", ".join(sorted(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
         lines.append(f"| `{operator}` | {reason.replace('|', '/')} | {listed} |")
-    return "\n".join([*lines, *_decisions()]) + "\n"
+    return "\n".join([*lines, *_specials(results), *_decisions()]) + "\n"
+
+
+def _specials(results: dict[str, list[dict[str, str]]]) -> Iterator[str]:
+    """Yield the table of samples that differ with special numbers."""
+    yield from ("", "## What differs with special numbers", "", "| samples of | with | why |", "|---|---|---|")
+    for name, samples in sorted(results.items()):
+        kinds = dict.fromkeys(part.split(":")[0] for found in samples for part in found.get("specials", "").split("; "))
+        if any(kinds):
+            yield f"| {name} | {', '.join(filter(None, kinds))} | {KNOWN.get(name, 'not known')} |"
 
 
 def _decisions() -> Iterator[str]:

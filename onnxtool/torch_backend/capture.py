@@ -74,9 +74,9 @@ def attention(
     unmasked = None
     if is_causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores + _finite(visible, query.dtype)[0]  # no row is masked completely
+        scores = scores + _bias(visible, query.dtype)[0]  # no row is masked completely
     elif attn_mask is not None:
-        bias, unmasked = _finite(attn_mask, query.dtype)
+        bias, unmasked = _bias(attn_mask, query.dtype)
         scores = scores + bias
     probabilities = torch.softmax(scores, -1)
     if dropout_p:
@@ -85,19 +85,18 @@ def attention(
     return result if unmasked is None else result * unmasked
 
 
-def _finite(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+def _bias(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the bias of the scores, and a factor of each row: 0 where the whole row is masked, else 1.
 
-    Minus infinity becomes half of the lowest number: beside any other score, its exponential is zero as well. A row
-    that is masked completely has no NaN then, and the factor makes its result zero.
+    A row of nothing but minus infinity has no bias, so that it has no NaN, and the factor makes its result zero. All
+    other numbers stay as they are: whatever is put in the place of an infinity counts beside the lowest numbers.
     """
-    lowest = torch.finfo(dtype).min / 2
     if mask.dtype is torch.bool:
         unmasked = mask.any(-1, keepdim=True)
-        bias = torch.where(mask, 0.0, lowest).to(dtype)
+        bias = torch.where(mask | ~unmasked, 0.0, -torch.inf).to(dtype)
     else:
-        unmasked = mask.amax(-1, keepdim=True) > -torch.inf
-        bias = mask.clamp(min=lowest)
+        unmasked = mask.amax(-1, keepdim=True) != -torch.inf  # a row with a NaN is not masked
+        bias = torch.where(unmasked, mask, 0.0)
     return bias, unmasked.to(dtype)
 
 

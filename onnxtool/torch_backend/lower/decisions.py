@@ -12,6 +12,7 @@ FX graph (fx_rewrites/rewriter.py), what stays in PyTorch (placement.py) and cor
 from __future__ import annotations
 
 import enum
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -119,6 +120,22 @@ _POOLING = Denied(
     lambda node: bool(_argument(node, 4, "ceil_mode")) or _argument(node, 6, "divisor_override") is not None,
 )
 _ERFC = Denied("translated by 1 - Erf, which leaves no digit of a small result")
+_ORDER = Denied("NaN, and which of equal values comes first, are onnxruntime's, not PyTorch's")
+_SPECIALS = Denied("translated by comparisons, which have no place for NaN or the sign of a zero")
+_OVERFLOWS = Denied("translated by exponentials, which overflow, and have no value for infinities")
+_OF_FLOATS = Denied(
+    "translated by a quotient that is rounded twice, and is NaN for infinities",
+    lambda node: node.meta["val"].dtype.is_floating_point and node.kwargs.get("rounding_mode", "") is not None,
+)
+_OF_DOUBLES = Denied(
+    "onnxruntime's kernel for float64 passes over NaN", lambda node: node.meta["val"].dtype is torch.float64
+)
+_DIAGONAL = Denied("translated by a sum of all other values times zero")
+_INDICES = Denied(
+    "onnxruntime's index of a maximum is not that of a NaN",
+    lambda node: any(user.target is operator.getitem and user.args[1] == 1 for user in node.users),
+)
+_SAMPLED = Denied("onnxruntime reads outside of the picture where a coordinate is NaN")
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
 _INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
@@ -137,7 +154,8 @@ DECISIONS: dict[object, Decision] = {
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,
         denied=Denied(
-            "the mean of scattered values is translated wrongly", lambda node: _argument(node, 4, "reduce") == "mean"
+            "means of scattered values are translated wrongly, and maxima and minima without their NaN",
+            lambda node: _argument(node, 4, "reduce") in ("mean", "amax", "amin"),
         ),
     ),
     aten.scatter.src: Decision(decomposition=scatters.scatter),
@@ -160,20 +178,18 @@ DECISIONS: dict[object, Decision] = {
     aten.adaptive_max_pool2d_backward.default: Decision(partial(pooling.max_pool_backward, rank=2)),
     aten.adaptive_max_pool3d_backward.default: Decision(partial(pooling.max_pool_backward, rank=3)),
     aten.max_pool3d_with_indices_backward.default: Decision(pooling.max_pool3d_backward),
-    aten.max_pool2d_with_indices.default: Decision(fused_kernel=FusedKernel.WITH_INDICES),
+    aten.max_pool2d_with_indices.default: Decision(denied=_INDICES, fused_kernel=FusedKernel.WITH_INDICES),
+    aten.max_pool3d_with_indices.default: Decision(denied=_INDICES),
     aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     # padding
     aten.replication_pad1d_backward.default: Decision(pooling.replication_pad_backward),
     aten.replication_pad2d_backward.default: Decision(pooling.replication_pad_backward),
     aten.replication_pad3d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.grid_sampler_2d.default: Decision(denied=_SAMPLED),
     aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
     aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
     # order, running maxima and products
-    aten.kthvalue.default: Decision(order.kth_value),
-    aten.median.default: Decision(order.median_of_all),
-    aten.median.dim: Decision(order.median),
-    aten.nanmedian.default: Decision(order.nan_median_of_all),
-    aten.nanmedian.dim: Decision(order.nan_median),
+    **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
     aten.searchsorted.Tensor: Decision(order.search_sorted),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
     aten.max.dim: Decision(order.maximum_of_booleans),
@@ -212,8 +228,32 @@ DECISIONS: dict[object, Decision] = {
     **dict.fromkeys((prims.bessel_i1.default, prims.bessel_i1e.default), _SPECIAL),
     **dict.fromkeys((aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default), _SPECIAL),
     aten.special_spherical_bessel_j0.default: Decision(elementwise.spherical_bessel_j0),
-    aten.clamp_min.default: Decision(elementwise.at_least),
-    aten.clamp_max.default: Decision(elementwise.at_most),
+    aten.clamp.default: Decision(elementwise.clamp),
+    aten.clamp_min.default: Decision(elementwise.clamp),
+    aten.clamp_max.default: Decision(elementwise.clamp),
+    aten.clamp_min.Tensor: Decision(aten.maximum.default),
+    aten.clamp_max.Tensor: Decision(aten.minimum.default),
+    aten.sign.default: Decision(elementwise.sign),
+    aten.addcmul.default: Decision(partial(elementwise.scaled_term, join=torch.mul)),
+    aten.addcdiv.default: Decision(partial(elementwise.scaled_term, join=torch.div)),
+    aten.linalg_vector_norm.default: Decision(elementwise.largest_norm),
+    **dict.fromkeys(
+        (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),
+        Decision(no_translation="without the NaN of the second argument"),
+    ),
+    aten.lerp.Tensor: Decision(no_translation="with one formula for both halves"),
+    aten.logit.default: Decision(no_translation="one that replaces NaN by a limit"),
+    aten.div.Tensor_mode: Decision(elementwise.divide_integers, denied=_OF_FLOATS),
+    aten.div.Scalar_mode: Decision(elementwise.divide_integers, denied=_OF_FLOATS),
+    aten.floor_divide.default: Decision(denied=_OF_FLOATS),
+    **dict.fromkeys(
+        (aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.fmod.Tensor),
+        Decision(denied=_OF_FLOATS),
+    ),
+    **dict.fromkeys((aten.heaviside.default, aten.angle.default, aten.trunc.default), Decision(denied=_SPECIALS)),
+    **dict.fromkeys(
+        (aten.logaddexp.default, aten.logaddexp2.default, aten.logcumsumexp.default), Decision(denied=_OVERFLOWS)
+    ),
     aten.fmax.default: Decision(partial(elementwise.number_of_two, select=torch.maximum)),
     aten.fmin.default: Decision(partial(elementwise.number_of_two, select=torch.minimum)),
     aten.hypot.default: Decision(elementwise.hypotenuse),
@@ -222,8 +262,15 @@ DECISIONS: dict[object, Decision] = {
     aten.gelu.default: Decision(fx_rewrites=(arithmetic.fusible_gelu,)),
     aten.gelu_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     aten.silu_backward.default: Decision(elementwise.silu_gradient),
-    aten.pow.Tensor_Scalar: Decision(fx_rewrites=(arithmetic.first_power,)),
-    aten.hardtanh_backward.default: Decision(no_translation="wrong at the limits: it lets their gradient through"),
+    aten.pow.Tensor_Scalar: Decision(fx_rewrites=(arithmetic.known_power,)),
+    **dict.fromkeys(
+        (
+            *(aten.hardtanh_backward.default, aten.hardswish_backward.default, aten.logit_backward.default),
+            aten.smooth_l1_loss_backward.default,
+        ),
+        Decision(no_decomposition="it takes another side at NaN and at the limits", denied=_SPECIALS),
+    ),
+    **dict.fromkeys((aten.hardshrink_backward.default, aten.softshrink_backward.default), Decision(denied=_SPECIALS)),
     aten.erfc.default: Decision(denied=_ERFC),
     aten.special_erfc.default: Decision(denied=_ERFC),
     aten.special_erfcx.default: Decision(denied=_ERFC),
@@ -233,7 +280,15 @@ DECISIONS: dict[object, Decision] = {
     aten.signbit.default: Decision(denied=Denied("translated as a comparison, for which -0.0 has no sign")),
     aten.copysign.Tensor: Decision(no_decomposition=_OTHER_TYPE),
     aten.copysign.Scalar: Decision(no_decomposition=_OTHER_TYPE),
+    **dict.fromkeys(
+        (aten.diagonal.default, aten.diagonal_copy.default), Decision(elementwise.diagonal, denied=_DIAGONAL)
+    ),
     # matmuls, and the gradients around them
+    aten.addmm.default: Decision(partial(elementwise.affine, product=aten.mm.default)),
+    aten.addmv.default: Decision(partial(elementwise.affine, product=aten.mv.default)),
+    aten.addbmm.default: Decision(partial(elementwise.affine, product=elementwise.summed_product)),
+    aten.addr.default: Decision(partial(elementwise.affine, product=torch.outer, small=math.inf)),
+    aten.baddbmm.default: Decision(partial(elementwise.affine, product=aten.bmm.default, small=400)),
     aten.mm.default: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
     aten.sum.dim_IntList: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
     aten.mul.Tensor: Decision(fx_rewrites=(arithmetic.scale_before_expand,)),
@@ -241,6 +296,7 @@ DECISIONS: dict[object, Decision] = {
     aten.detach.default: Decision(fx_rewrites=(arithmetic.redundant_detach,)),
     aten.add.Tensor: Decision(fx_rewrites=(gradients.joined_slices,)),
     aten.sub.Tensor: Decision(fx_rewrites=(gradients.label_gradient,)),
+    **dict.fromkeys((aten._softmax.default, aten._log_softmax.default), Decision(denied=_OF_DOUBLES)),
     aten._safe_softmax.default: Decision(elementwise.safe_softmax),
     # normalization, losses and fused attention
     aten._native_batch_norm_legit_functional.default: Decision(

@@ -26,14 +26,99 @@ def silu_gradient(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return gradient * (sigmoid + x * sigmoid * (1 - sigmoid))
 
 
-def at_least(x: torch.Tensor, least: float) -> torch.Tensor:
-    """Take the translation of `clamp`: that of `clamp_min` makes an infinity the largest number."""
-    return torch.ops.aten.clamp.default(x, least)
+def clamp(x: torch.Tensor, first: float | None = None, second: float | None = None) -> torch.Tensor:
+    """Return NaN for a limit that is NaN; ONNX's Clip leaves such a limit out."""
+    is_open = all(limit is None or limit == limit for limit in (first, second))
+    return NotImplemented if is_open else x * math.nan
 
 
-def at_most(x: torch.Tensor, most: float) -> torch.Tensor:
-    """Take the translation of `clamp`: that of `clamp_max` makes an infinity the smallest number."""
-    return torch.ops.aten.clamp.default(x, None, most)
+def sign(x: torch.Tensor) -> torch.Tensor:
+    """Return 1, 0 or -1, and 0 for NaN; that of ONNX is NaN."""
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype) if x.dtype.is_floating_point else NotImplemented
+
+
+def scaled_term(
+    x: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *,
+    value: float = 1,
+    join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return `x + join(value * first, second)`: scaled last, the product or quotient may have overflown."""
+    return x + join(first if value == 1 else first * value, second)
+
+
+def divide_integers(x: torch.Tensor, y: torch.Tensor | float, *, rounding_mode: str | None = None) -> torch.Tensor:
+    """Round the quotient of integers without float32, in which the translation divides them."""
+    if rounding_mode is None or x.dtype.is_floating_point or not _is_integral(y):
+        return NotImplemented
+    floor = torch.floor_divide(x, y)
+    if rounding_mode == "floor":
+        return floor
+    return torch.where((floor < 0) & (floor * y != x), floor + 1, floor)
+
+
+def _is_integral(y: torch.Tensor | float) -> bool:
+    return isinstance(y, int) or (isinstance(y, torch.Tensor) and not y.dtype.is_floating_point)
+
+
+def largest_norm(
+    x: torch.Tensor,
+    ord: float = 2,  # noqa: A002 - the name that PyTorch gives it
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Return the norm of infinite order as the extreme of magnitudes; other norms are left to the translation."""
+    if not math.isinf(ord) or not x.dtype.is_floating_point:
+        return NotImplemented
+    extreme = aten.amax.default if ord > 0 else aten.amin.default
+    magnitudes = x.to(dtype or x.dtype).abs()
+    result: torch.Tensor = extreme(magnitudes, list(range(x.dim()) if dim is None else dim), keepdim)
+    return result
+
+
+def diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
+    """Take each value that follows by one row and one column; the translation adds up all others times zero."""
+    matrices = x.movedim((dim1, dim2), (-2, -1))
+    rows, columns = matrices.shape[-2:]
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return NotImplemented
+    first = offset if offset >= 0 else -offset * columns
+    count = min(rows + min(offset, 0), columns - max(offset, 0))
+    if count <= 0 or matrices.stride(-2) != columns * matrices.stride(-1):
+        return NotImplemented  # flat matrices are a copy, with another layout
+    return aten.slice.Tensor(matrices.flatten(-2), -1, first, first + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+def affine(
+    x: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    small: float = 0,
+) -> torch.Tensor:
+    """Leave out `x` or the product where its factor is zero, with the NaN in it, as PyTorch does.
+
+    PyTorch's kernel for matrices of fewer than `small` products does multiply them by zero.
+    """
+    multiplied = bool(alpha) or math.prod((*left.shape[1:], right.shape[-1])) < small
+    if beta and multiplied:
+        return NotImplemented
+    if not multiplied:
+        shape = product(left, right).shape
+        return (x * beta if beta else torch.zeros_like(x)).expand(shape).clone()
+    return product(left, right) * alpha
+
+
+def summed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the products of matrices."""
+    return torch.bmm(left, right).sum(0)
 
 
 def number_of_two(

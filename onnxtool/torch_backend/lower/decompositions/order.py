@@ -1,53 +1,12 @@
-"""Order statistics, positions in a sorted row, running maxima and products.
-
-NaN counts as greater than everything, as in PyTorch. onnxruntime's TopK leaves its position open, so it gets no NaN.
-"""
+"""Positions in a sorted row, running maxima and products; NaN counts as greater than everything, as in PyTorch."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 
 aten = torch.ops.aten
-
-
-def kth_value(x: torch.Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the k-th smallest values along `dim`, counted from one, and where they are."""
-    if not x.dim():
-        return _of_scalar(x)
-    ordered, is_nan = _sorted(x, dim)
-    num_numbers = (~is_nan).sum(dim, keepdim=True)
-    return _placed(x, ordered.narrow(dim, k - 1, 1), num_numbers < k, dim, keepdim)
-
-
-def median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower of the middle values along `dim`, and where they are; NaN where there is one."""
-    if not x.dim():
-        return _of_scalar(x)
-    ordered, is_nan = _sorted(x, dim)
-    return _placed(x, ordered.narrow(dim, (x.shape[dim] - 1) // 2, 1), is_nan.any(dim, keepdim=True), dim, keepdim)
-
-
-def nan_median(x: torch.Tensor, dim: int = -1, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the lower of the middle values along `dim` that are numbers, and where they are."""
-    if not x.dim():
-        return _of_scalar(x)
-    ordered, is_nan = _sorted(x, dim)
-    num_numbers = (~is_nan).sum(dim, keepdim=True)
-    values = ordered.gather(dim, ((num_numbers - 1) // 2).clamp(min=0))
-    return _placed(x, values, num_numbers == 0, dim, keepdim)
-
-
-def median_of_all(x: torch.Tensor) -> torch.Tensor:
-    """Return the median of all values."""
-    return median(x.reshape(-1), 0)[0] if x.numel() else NotImplemented
-
-
-def nan_median_of_all(x: torch.Tensor) -> torch.Tensor:
-    """Return the median of all values that are numbers."""
-    return nan_median(x.reshape(-1), 0)[0] if x.numel() else NotImplemented
 
 
 def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,32 +43,6 @@ def search_sorted(
         continues = continues & (low < high)
         low, high = torch.where(continues, middle + 1, low), torch.where(continues, high, middle)
     return low.reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
-
-
-def _sorted(x: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values along `dim` in order with infinity for NaN, and where NaN was."""
-    is_nan = _nans(x)
-    numbers = torch.where(is_nan, torch.full_like(x, math.inf), x) if x.dtype.is_floating_point else x
-    return numbers.sort(dim)[0], is_nan
-
-
-def _placed(
-    x: torch.Tensor, values: torch.Tensor, is_nan: torch.Tensor, dim: int, keepdim: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `values`, which has one value along `dim`, or NaN, and where in `x` the first like it is."""
-    if x.dtype.is_floating_point:
-        values = torch.where(is_nan, torch.full_like(values, math.nan), values)
-    equal = (x == values) | (_nans(x) & _nans(values))
-    places = equal.to(torch.int32).argmax(dim, keepdim=True)
-    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
-
-
-def _of_scalar(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.clone(), torch.zeros_like(x, dtype=torch.int64)
-
-
-def _nans(x: torch.Tensor) -> torch.Tensor:
-    return x.isnan() if x.dtype.is_floating_point else torch.zeros_like(x, dtype=torch.bool)
 
 
 # Running maxima, minima and products, by combining each value with the one 1, 2, 4, ... positions before it.

@@ -28,9 +28,16 @@ _SQUARE_ROOT_OF_TWO = 2**0.5
 _SCALINGS = (aten.div.Scalar, aten.mul.Scalar, aten.div.Tensor, aten.mul.Tensor)
 
 
-def first_power(node: Node) -> Node | None:
-    """Replace `x ** 1`, which the gradient of a square has, by x: onnxruntime computes it as any other power."""
-    return node.all_input_nodes[0] if node.args[1] == 1 else None
+def known_power(node: Node) -> Node | None:
+    """Replace `x ** 1`, which the gradient of a square has, by x, and `x ** 0.5` and `x ** -0.5` by roots of x.
+
+    onnxruntime computes them as any other power, and those of minus infinity are numbers then.
+    """
+    x, exponent = node.args
+    if exponent == 1:
+        return x
+    root = {0.5: aten.sqrt.default, -0.5: aten.rsqrt.default}.get(exponent)
+    return None if root is None else call(node, root, x)
 
 
 def scale_before_expand(node: Node) -> Node | None:
