@@ -83,8 +83,12 @@ class CommitFolder:
         """Make the folder and its lock."""
         with exclusive(self.root):  # nobody sees it without its lock
             self.path.mkdir()
-            (self.path / _SEAL).touch(0o600, exist_ok=False)
-            descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                (self.path / _SEAL).touch(0o600, exist_ok=False)
+                descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            except OSError:  # no room, or no descriptor
+                _remove(self.path)
+                raise
             self._descriptor = descriptor
             os.write(
                 descriptor, json.dumps({**_machine(), "process": os.getpid(), "seal": _seal_of(self.path)}).encode()
@@ -487,10 +491,12 @@ def _move(file: Path, target: Path) -> None:
 def _remove(folder: Path) -> None:
     import shutil
 
-    for name in (_FILES, _JOURNAL, f"{_JOURNAL}.partial", _LOCK):  # what proves that it is ours goes last
+    for name in (_FILES, _JOURNAL, f"{_JOURNAL}.partial", _LOCK, _SEAL):  # what proves that it is ours goes last
         shutil.rmtree(folder / name, ignore_errors=True)
         with suppress(OSError):
             (folder / name).unlink()
+    with suppress(OSError):  # which rmtree needs a descriptor for
+        folder.rmdir()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -18,7 +18,7 @@ import pytest
 from onnxtool.encoding.files import remove, written
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.model_file import ModelFile, check_writable, commits, scratch_folder, staged, write_text
-from onnxtool.model_file.commits import find_leftovers, recover, settle, unfinished_set_of
+from onnxtool.model_file.commits import CommitFolder, find_leftovers, recover, settle, unfinished_set_of
 from tests.cli.entry_point import run_onnxtool
 from tests.graphs import make_addition, weight_of
 
@@ -288,6 +288,24 @@ def test_a_link_leads_no_journal_out_of_its_folder(tmp_path: Path, monkeypatch: 
         recover(folder / "model.onnx")
     assert set_in(elsewhere) == before
     assert found.is_dir()
+
+
+def test_a_folder_that_gets_no_lock_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no descriptor left to look into it."""
+    real, is_full = os.open, False
+
+    def opened(path: Any, *arguments: Any, **named: Any) -> int:
+        nonlocal is_full
+        is_full = is_full or (os.fspath(path).endswith("lock") and ".partial" in os.fspath(path))
+        if is_full:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(OSError, match="Too many open files"):
+        CommitFolder(tmp_path, "m.onnx").make()
+    assert is_full
+    assert not list(tmp_path.glob(".*.partial"))
 
 
 def test_a_set_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
