@@ -67,7 +67,7 @@ HARMLESS = frozenset(
         *("normalize", "num_beams", "num_candidates", "num_heads", "opset", "optimize", "optimizer", "ort_format"),
         *("output_format", "overlap", "part", "partner", "pooling", "precision", "processes", "prompt", "provider"),
         *("query", "quiet", "ranges", "read_back", "recompute", "repetition_penalty", "representation"),
-        *("require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
+        *("require_all", "require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
         *("shift_labels", "split", "split_bytes", "splits", "stats", "stop", "stream", "strict", "target", "task"),
         *("temperature", "text", "text_model", "threads", "timing", "top_k", "top_p", "train", "vectors"),
         *("vectors_as", "verbose", "warmup", "weight_decay", "weights", "workers"),

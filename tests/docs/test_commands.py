@@ -83,7 +83,7 @@ def test_commands_that_are_not_run_are_commands(document: Path) -> None:
             assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets), words
         else:
             assert (program, words[0]) == ("pip", "install"), program
-    for names in re.findall(r"onnxtool\[([a-z,-]+)\]", document.read_text(encoding="utf-8")):
+    for names in re.findall(r"onnxtool-cli\[([a-z,-]+)\]", document.read_text(encoding="utf-8")):
         assert set(names.split(",")) <= set(extras)
 
 

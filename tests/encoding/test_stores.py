@@ -461,7 +461,7 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
         encode_corpus(model, corpus, f"{store.address}/vectors", options)
     monkeypatch.setitem(sys.modules, "obstore.fsspec", None)
     filesystems._client.cache_clear()
-    with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool\[stores\]"):
+    with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool-cli\[stores\]"):
         corpus_status(f"{store.uri}/x")
     filesystems._client.cache_clear()
 
@@ -692,7 +692,7 @@ def test_filesystems_that_are_only_read_and_packages_that_are_missing(monkeypatc
     with pytest.raises(InputError, match="pip install paramiko"):
         entries(parse_location("sftp://host/folder"))
     monkeypatch.setitem(sys.modules, "fsspec.registry", None)
-    with pytest.raises(InputError, match=r"needs fsspec.*\n.*onnxtool\[fsspec\]"):
+    with pytest.raises(InputError, match=r"needs fsspec.*\n.*onnxtool-cli\[fsspec\]"):
         parse_location("hdfs://name/file")
     with pytest.raises(InputError, match="no store of the kind nonsense"):
         parse_location("nonsense://name/file")
