@@ -272,12 +272,13 @@ class Worker:
                 return self._pool
             context = get_context("spawn")  # threads and clients of stores are of one process
             self._connection, theirs = context.Pipe()
-        self._pool = ProcessPoolExecutor(
-            1, mp_context=context, initializer=_begin, initargs=(self._task, theirs, self._memory_bytes)
-        )
-        self._listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
-        self._listener.start()
         try:
+            self._pool = ProcessPoolExecutor(
+                1, mp_context=context, initializer=_begin, initargs=(self._task, theirs, self._memory_bytes)
+            )
+            listener = threading.Thread(target=self._listen, args=(self._connection,), daemon=True)
+            listener.start()
+            self._listener = listener
             with deaf():
                 resource_tracker.ensure_running()  # which hears them again
                 with deaf():

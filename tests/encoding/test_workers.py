@@ -178,8 +178,11 @@ if "{process}" in " ".join(sys.orig_argv):
     usual = {module}.{name}
     def slow(*arguments, **named):
         result = usual(*arguments, **named)
-        if any("encoding/workers" in frame.f_code.co_filename for frame in frames()) and not os.path.exists("slow"):
-            open("slow", "x").close()
+        if any("encoding/workers" in frame.f_code.co_filename for frame in frames()):
+            try:
+                open("slow", "x").close()
+            except FileExistsError:
+                return result
             time.sleep({seconds})
         return result
     def frames():
@@ -275,3 +278,20 @@ def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(InputError, match=r"pip install 'onnxtool-cli\[ray\]'"):
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(engine="ray"))
+
+
+def test_a_thread_that_cannot_be_started_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other end of the pipe is closed, whatever fails before the process has it."""
+    usual = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        if "_listen" in repr(thread):
+            raise RuntimeError("can't start new thread")
+        usual(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    task = Task(dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a"]), tmp_path / "v", OPTIONS, 1)
+    worker = Worker(task, 0, lambda _event: None)
+    with pytest.raises(RuntimeError, match="start new thread"):
+        worker.open()
+    worker.close()
