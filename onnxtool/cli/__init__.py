@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
+    if sys.platform == "linux":  # what asks to end is heard once this is supervised, some milliseconds later
+        import signal
+
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     from onnxtool.cli.supervision import supervised
 
     sys.exit(supervised(lambda: run_arguments(sys.argv[1:])))

@@ -29,6 +29,7 @@ from onnxtool.interruption import ENDING, stop
 _LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
 _GRACE_SECONDS = 10.0  # to unwind, as containers get
 _AGAIN_SECONDS = 2.0  # the exception may arrive in a destructor, which drops it
+_spoken = {2}  # the descriptors of stderr, whatever sys.stderr is meanwhile
 
 
 def supervised(run: Callable[[], int]) -> int:
@@ -104,15 +105,16 @@ def _quiet_libraries() -> None:
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
     if sys.stderr is not None:
-        sys.stderr = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors, buffering=1)
+        _spoken.add(kept := os.dup(2))
+        sys.stderr = os.fdopen(kept, "w", encoding=sys.stderr.encoding, errors=sys.stderr.errors, buffering=1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _stop(_number: int, frame: FrameType | None) -> None:
     """Unwind, so that staged files go, and print nothing more: what libraries say of it is of no use."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
-        for descriptor in {2, sys.stderr.fileno()}:
+        for descriptor in _spoken:
             os.dup2(null, descriptor)
     stop(KeyboardInterrupt(), frame)
 

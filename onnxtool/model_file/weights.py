@@ -46,6 +46,7 @@ def load_model(path: Path) -> ir.Model:
         raise ModelFileError(
             f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
         ) from error
+    _refuse_references(path, model.graph)
     _refuse_hard_links(folder, model)
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, folder)
@@ -88,6 +89,24 @@ def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
 
     proto = onnx.ModelProto.FromString(externalized(path))
     return proto, relocate(proto, path)
+
+
+def _refuse_references(path: Path, graph: ir.Graph) -> None:
+    """Refuse attributes that refer to one of a function, outside of any: nothing gives them a value."""
+    import onnx_ir as ir
+
+    for node in graph:
+        for attribute in node.attributes.values():
+            if attribute.is_ref():
+                raise ModelFileError(
+                    f"{path} cannot be run: the attribute {attribute.name!r} of a {node.op_type} refers to one of a "
+                    "function, and no function has that node",
+                    "export the model again, or do not trust this file",
+                )
+            bodies = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
+            if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
+                for body in bodies:
+                    _refuse_references(path, body)
 
 
 def _refuse_hard_links(folder: Path, model: ir.Model) -> None:

@@ -100,6 +100,19 @@ def test_a_signal_that_a_destructor_drops_is_sent_again() -> None:
     assert process.communicate(timeout=30) == ("", "error: interrupted by SIGTERM\n")
 
 
+def test_a_signal_is_one_line_where_python_collects_what_libraries_print() -> None:
+    """Then sys.stderr has no descriptor, and the child's own is silenced all the same."""
+    process = run(
+        "quiet().__enter__(); print('ready', file=sys.__stdout__, flush=True)\n    try: time.sleep(60)\n"
+        "    except KeyboardInterrupt: os.write(max(own._spoken), b'said')",
+        before="import onnxtool.cli.supervision as own\nfrom onnxtool.runtime.quiet import quiet\n",
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate() == ("", "error: interrupted by SIGTERM\n")
+
+
 def test_a_command_started_by_nohup_goes_on() -> None:
     """`nohup` ignores SIGHUP before it starts the command."""
     process = run(

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper
 
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.weights import load_model
+from tests.hostile.seeds import by_hand
 
 
 def make_model() -> onnx.ModelProto:
@@ -117,3 +119,17 @@ def test_a_hostile_graph_is_refused_by_name(tmp_path: Path, name: str) -> None:
 )
 def test_a_sound_graph_passes(tmp_path: Path, edit: Callable[[onnx.ModelProto], None]) -> None:
     saved(tmp_path, edit).check_sound()
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_an_attribute_of_no_function_is_refused(tmp_path: Path, is_inside: bool) -> None:
+    """At the top, and in the graph of a node; onnx_ir would fail on the body that is not there."""
+    model = by_hand()["if"]
+    (chooser,) = [node for node in model.graph.node if node.op_type == "If"]
+    attribute = chooser.attribute[0].g.node[0].attribute.add(name="alpha") if is_inside else chooser.attribute[0]
+    if not is_inside:
+        attribute.ClearField("g")
+    attribute.ref_attr_name = "outer"
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ModelFileError, match="refers to one of a function"):
+        load_model(tmp_path / "model.onnx")
