@@ -180,6 +180,10 @@ def test_an_array_that_lies_about_its_size_gets_no_memory(tmp_path: Path, shape:
         file.writestr("x.npy", array_of(shape))
     with pytest.raises(InputError, match="a.npz cannot be read as .npz"):
         sample_files._read(archive)
+    archive.unlink()
+    os.mkfifo(archive)
+    with pytest.raises(InputError, match="it is no regular file"):
+        sample_files._read(archive)
 
 
 # Calls by which a library or Python reads a file; `open` stands for one to read, and the two of Path have no argument.

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.errors import InputError
+from onnxtool.reading import open_regular
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.feeds import MOST_BYTES, is_mask
@@ -77,7 +78,7 @@ def read_sample(path: Path, inputs: Sequence[TensorInfo]) -> Case:
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     hint = "write it with numpy.savez; numbers and texts only, nothing that needs pickle"
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_regular(path) as file, zipfile.ZipFile(file) as archive:  # a pipe would wait for a writer
             num_bytes = sum(entry.file_size for entry in archive.infolist())
         if num_bytes > MOST_BYTES:
             raise InputError(f"{path} holds {num_bytes:,} bytes", f"at most {MOST_BYTES:,} are read for one run")
