@@ -21,8 +21,8 @@ from onnxtool.version import __version__
 
 # Below that some of the libraries end the process as they are loaded, or wait for ever.
 _LEAST_MEMORY_MB = 256
-_NO_MEMORY = re.compile("failed to map segment|[Cc]annot allocate|start new thread|bad_alloc|NULL|return without exc")
-
+_NO_MEMORY = re.compile("[Cc]annot allocate|start new thread|bad_alloc")
+_UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes say that as well
 
 # Names that other tools have for what a command here does.
 _MEANT = {
@@ -159,7 +159,8 @@ def run_group(arguments: Sequence[str]) -> int:
         drop_output()
         return report_error(f"{_place_of(error)}: {error.strerror}", "", 1)
     except (MemoryError, ImportError, SystemError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not _NO_MEMORY.search(str(error)):
+        is_known = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
+        if not is_known and (allowed_mb is None or not _UNDER_A_LIMIT.search(str(error))):
             raise
         limit = "" if allowed_mb is None else f"; a process may have {allowed_mb} MB here (ulimit -v, ulimit -d)"
         return report_error(

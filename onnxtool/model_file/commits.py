@@ -41,6 +41,7 @@ _LOCK, _SEAL, _JOURNAL, _FILES = "lock", "seal", "journal.json", "files"
 _NOT_OURS_TO_SETTLE = ("running", "elsewhere", "unproven")
 _LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
 _WAIT_S, _POLL_S = 30.0, 0.02
+_RESERVED = 3  # to open a folder, one in it, and to list that
 _MOST_FILES, _MOST_JOURNAL_BYTES = 1 << 14, 1 << 22  # of a set, and of what says so
 _DEPTH = 3  # a graph file lies at most so many folders below the one that its set is made in
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
@@ -78,6 +79,7 @@ class CommitFolder:
         self.path = root / f".{name}.{secrets.token_hex(4)}.partial"
         self.files = self.path / _FILES
         self._descriptor: int | None = None
+        self._reserved: list[int] = []  # descriptors for `close`, which looks into folders, where no other is left
 
     def make(self) -> None:
         """Make the folder and its lock."""
@@ -86,10 +88,14 @@ class CommitFolder:
             try:
                 (self.path / _SEAL).touch(0o600, exist_ok=False)
                 descriptor = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+                self._descriptor = descriptor
+                for _ in range(_RESERVED):
+                    self._reserved.append(os.open(os.devnull, os.O_RDONLY))
             except OSError:  # no room, or no descriptor
+                self._release()
+                self._unlock()
                 _remove(self.path)
                 raise
-            self._descriptor = descriptor
             os.write(
                 descriptor, json.dumps({**_machine(), "process": os.getpid(), "seal": _seal_of(self.path)}).encode()
             )
@@ -132,6 +138,7 @@ class CommitFolder:
         Raises:
             OutputWriteError: it cannot be finished; the folder stays, for the next run to finish.
         """
+        self._release()
         if sys.platform == "win32":
             self._unlock()  # no open file can be removed there
         try:
@@ -148,6 +155,10 @@ class CommitFolder:
             ) from error
         finally:
             self._unlock()
+
+    def _release(self) -> None:
+        while self._reserved:
+            os.close(self._reserved.pop())
 
     def _unlock(self) -> None:
         if self._descriptor is not None:

@@ -308,6 +308,29 @@ def test_a_folder_that_gets_no_lock_is_gone(tmp_path: Path, monkeypatch: pytest.
     assert not list(tmp_path.glob(".*.partial"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
+def test_a_folder_is_removed_where_no_descriptor_is_left(tmp_path: Path) -> None:
+    """Looking into a folder needs some, which it keeps for that."""
+    import resource
+
+    folder = CommitFolder(tmp_path, "m.onnx")
+    folder.make()
+    (folder.files / "set").mkdir()
+    (folder.files / "set" / "m.onnx").write_text("new")
+    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.dup(0)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 40, limits[1]))
+    try:
+        with suppress(OSError):
+            while True:
+                taken.append(os.dup(0))
+        folder.close()
+    finally:
+        for descriptor in taken:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_set_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A journal with more files or bytes is none, and no run writes one: the old set stays."""
     write_set(tmp_path, OLD)
