@@ -1,6 +1,6 @@
-"""onnxtool: from a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model.
+"""onnxtool: turn a Hugging Face checkpoint into a verified, optimized, timed and described ONNX model.
 
-The public names are imported when they are first used, so that `import onnxtool` costs nothing.
+Public names are imported on first use, so that `import onnxtool` costs nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from onnxtool.stats import compare_models as compare_models
     from onnxtool.stats import summarize_model as summarize_model
 
-# Nothing is sent, and no queue of what would be is written. Each is read when its library is imported, in children too.
+# No telemetry is sent or queued. Each variable is read when its library is imported, in child processes too.
 for _variable, _off in {
     "ORT_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -1,4 +1,4 @@
-"""Compare an ONNX file with what it was made from: the comparison that every command makes, as a call."""
+"""Compare an ONNX file with its source: the verification of every command, as a function."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ from onnxtool.verification import Verification
 if TYPE_CHECKING:
     from onnxtool.runtime.comparison import Tolerance
 
-# The tolerances are those of `runtime.comparison`, which needs numpy, and --help does not.
+# The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
 TOLERANCE_NAMES = ("fp32", "fp16", "int8", "int4")
 
 
 class VerifyOptions(Options):
-    """What to compare on, and how much may differ.
+    """Inputs and tolerances of a comparison.
 
     Attributes:
-        sample_inputs: .npz files to run both on, instead of made-up inputs.
-        input_shapes: shapes of made-up inputs, as NAME:1,128.
-        revision: of a checkpoint on the hub.
-        trust_remote_code: whether code in a checkpoint may run.
+        sample_inputs: .npz files to run both models on, instead of generated inputs.
+        input_shapes: shapes of generated inputs, as NAME:1,128.
+        revision: revision of a checkpoint on the hub.
+        trust_remote_code: whether code in the checkpoint may run.
         provider: where two files run, `cpu` or `cuda`.
-        precision: whose tolerance holds; `atol`, `rtol` and `min_cosine` replace its parts.
+        precision: the precision that sets the tolerance; `atol`, `rtol` and `min_cosine` override its parts.
     """
 
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
-    revision: Annotated[str | None, Option("Of a checkpoint on the hub: a branch, tag or commit.")] = None
+    revision: Annotated[str | None, Option("Branch, tag or commit of a checkpoint on the hub.")] = None
     trust_remote_code: Annotated[bool, Option("Let code in the checkpoint run.")] = False
     provider: Annotated[str, Option("Where both files run.", choices=("cpu", "cuda"))] = "cpu"
-    precision: Annotated[str, Option("The precision whose tolerance holds.", choices=TOLERANCE_NAMES)] = "fp32"
+    precision: Annotated[str, Option("The precision that sets the tolerance.", choices=TOLERANCE_NAMES)] = "fp32"
     atol: Annotated[float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
     min_cosine: Annotated[
-        float | None, Option("The least cosine of an output with the reference's.", minimum=0, maximum=1)
+        float | None, Option("Minimum cosine similarity of an output with the reference.", minimum=0, maximum=1)
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.given  # refused at once where it is no shape
+        _ = self.given  # refuses invalid shapes immediately
 
     @property
     def tolerance(self) -> Tolerance:
-        """The tolerance of the precision, with the parts that are replaced."""
+        """The tolerance of the precision, with overrides applied."""
         from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 
         base = TOLERANCES[self.precision]
@@ -63,7 +63,7 @@ class VerifyOptions(Options):
 
     @property
     def given(self) -> GivenInputs:
-        """What is said of the inputs."""
+        """The options for the inputs."""
         return GivenInputs.of(self.sample_inputs, self.input_shapes)
 
 
@@ -72,29 +72,29 @@ _DEFAULTS = VerifyOptions()
 
 @checked
 def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULTS) -> Verification:
-    """Compare an ONNX file with what it was made from: an ONNX file, as `onnxtool optimize` does, or a checkpoint.
+    """Compare an ONNX file with its source: another ONNX file, as `onnxtool optimize` does, or a checkpoint.
 
-    Two files run on the inputs that are given, else on made-up ones: of many lengths, rows and paddings, as the
-    reference's export stamped them or as its graph suggests, and at the sizes at which its graph computes in another
-    way. A checkpoint runs in PyTorch on the cases of `onnxtool export`, or on given samples.
+    Two files run on the given inputs, or on generated ones: many lengths, batch sizes and paddings, as recorded by the
+    reference's export or suggested by its graph, including the sizes at which the graph takes a different path. A
+    checkpoint runs in PyTorch on the cases of `onnxtool export`, or on given samples.
 
     Args:
         model: the ONNX file to verify.
-        reference: an ONNX file, or a checkpoint: a folder, or an id on the hub.
-        options: what to compare on, and how much may differ.
+        reference: an ONNX file, or a checkpoint given as a folder or hub id.
+        options: inputs and tolerances.
 
     Returns:
-        The figures of each case; `passed` says whether all are within the tolerance.
+        The figures of each case; `passed` is true if all are within the tolerance.
 
     Raises:
         ModelFileError: one of the files cannot be read.
-        InputError: the two have other inputs, no inputs can be made up, or what is given does not fit.
+        InputError: the models have different inputs, no inputs can be generated, or the given ones do not fit.
         SessionError: the reference runs on none of the inputs.
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        VerificationError: the reference does not repeat itself, or gives nothing that can be compared.
+        VerificationError: the reference is not deterministic, or has no outputs that can be compared.
     """
     file = ModelFile.open(model)
-    # A file that is not there is a slip, and no id on the hub.
+    # A missing file is a mistake, not a hub id.
     if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
         return _compare_with_checkpoint(file, os.fspath(reference), options)
     source = ModelFile.open(reference)
@@ -108,7 +108,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     graph = load_model(source.path)
     storage = storage_of(source)(graph)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        # Vectors that the reference stores as codes are compared as it computes them.
+        # Vectors that the reference stores as codes are compared before encoding.
         path = source.path if storage is None else stack.enter_context(scratch_file(graph, Path(name)))
         original = Original(
             source, path, options.provider, source.structure.ops, turns=find_turns(graph), given=options.given
@@ -143,7 +143,7 @@ def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOpt
 
 
 def _require_same_signature(file: ModelFile, source: ModelFile) -> None:
-    """Refuse files that cannot be run on the same inputs, or of which nothing could be compared."""
+    """Refuse files that cannot run on the same inputs, or whose outputs cannot be compared."""
     for kind in ("inputs", "outputs"):
         names, wanted = ({info.name for info in getattr(one.structure, kind)} for one in (file, source))
         if names != wanted if kind == "inputs" else not wanted <= names:

@@ -1,4 +1,4 @@
-"""The errors a user can meet, each with what happened, the value and the way out."""
+"""User-facing errors, each with what happened, the offending value and a hint."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class OnnxtoolError(Exception):
-    """A failure that onnxtool foresees; the command line prints it without a traceback and exits 1.
+    """An expected failure; the command line prints it without a traceback and exits with 1.
 
     Attributes:
         message: what happened, with the offending value.
-        hint: the way out, or an empty string where there is none to give.
+        hint: how to fix it, or an empty string.
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -22,7 +22,7 @@ class OnnxtoolError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return the message and the hint, which users of the library log and see in tracebacks."""
+        """Return the message and the hint, as shown in logs and tracebacks of library users."""
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
@@ -31,11 +31,11 @@ class CheckpointError(OnnxtoolError):
 
 
 class ExportError(OnnxtoolError):
-    """The model cannot be traced, or the traced graph is not what was asked for."""
+    """The model cannot be traced, or the traced graph is not the requested one."""
 
 
 class TargetError(OnnxtoolError):
-    """The consumer that the export is for cannot use this model, or the file is not what it expects."""
+    """The target consumer cannot use this model, or the file is not what it expects."""
 
 
 class ModelFileError(OnnxtoolError):
@@ -43,15 +43,15 @@ class ModelFileError(OnnxtoolError):
 
 
 class OutputExistsError(OnnxtoolError):
-    """The output is there already, and the caller did not ask to replace it."""
+    """The output already exists, and the caller did not ask to replace it."""
 
 
 class OutputWriteError(OnnxtoolError):
-    """The output cannot be written: no space, no permission, no folder."""
+    """The output cannot be written: no space, no permission, or no such folder."""
 
 
 class StoreError(OnnxtoolError):
-    """An object store refuses a request, or does not answer."""
+    """An object store refused a request, or did not answer."""
 
 
 class PassError(OnnxtoolError):
@@ -63,14 +63,14 @@ class GradientError(OnnxtoolError):
 
 
 class ArtifactError(OnnxtoolError, RuntimeError):
-    """The training artifacts of a model cannot be made, or do not fit each other.
+    """The training artifacts of a model cannot be made, or do not match each other.
 
-    A RuntimeError as well, which is what onnxruntime-training raises.
+    Also a RuntimeError, as raised by onnxruntime-training.
     """
 
 
 class FusionError(OnnxtoolError):
-    """Fewer subgraphs were fused than the caller requires."""
+    """Fewer subgraphs were fused than the caller required."""
 
 
 class ProviderError(OnnxtoolError):
@@ -82,27 +82,27 @@ class SessionError(OnnxtoolError):
 
 
 class InputError(OnnxtoolError):
-    """The texts, files or tensors to run cannot be used."""
+    """The input texts, files or tensors cannot be used."""
 
 
 class OptionError(InputError, ValueError, TypeError):
-    """An option or an argument has a value that it does not take; the message lists what it takes.
+    """An option or argument has an invalid value; the message lists the valid ones.
 
-    A ValueError and a TypeError as well, which Python's own functions raise. The command line ends with 2, as for all
-    wrong usage.
+    Also a ValueError and a TypeError, as raised by Python's own functions. The command line exits with 2, as for all
+    usage errors.
     """
 
 
 class GateError(OnnxtoolError):
-    """A gate expression cannot be understood, or names a figure that is not there."""
+    """A gate expression is malformed, or names an unknown figure."""
 
 
 class CompilationError(OnnxtoolError):
-    """A graph of PyTorch cannot be compiled for onnxruntime as asked, or its answers are not PyTorch's."""
+    """A PyTorch graph cannot be compiled for onnxruntime as requested, or its results differ from PyTorch's."""
 
 
 class TrainingError(OnnxtoolError):
-    """A model of PyTorch cannot be trained through onnxruntime as asked."""
+    """A PyTorch model cannot be trained through onnxruntime as requested."""
 
 
 class PublishingError(OnnxtoolError):
@@ -110,10 +110,10 @@ class PublishingError(OnnxtoolError):
 
 
 class VerificationError(OnnxtoolError):
-    """The result differs from what went in by more than the tolerance; the output was not kept.
+    """The result differs from the reference by more than the tolerance; the output was not kept.
 
     Attributes:
-        verification: the figures of every case, the worst one among them.
+        verification: the figures of every case, including the worst.
     """
 
     def __init__(self, message: str, hint: str, verification: Verification) -> None:

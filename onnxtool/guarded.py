@@ -1,8 +1,9 @@
-"""Child processes that do what untrusted input asks for, with limits of processor time and memory.
+"""Child processes that handle untrusted input, with limits on CPU time and memory.
 
-A graph, a template or a tokenizer of a stranger may loop, grow or end the process. A `GuardedChild` calls one function
-of a module with such input, request after request; what becomes of it is an exception here. Limits are those of the
-operating system, and the parent waits only so long beside them. Systems without such limits have that wait alone.
+An untrusted graph, template or tokenizer may loop, exhaust memory or end the process. A `GuardedChild` calls one
+function of a module with such input, request after request, and turns failures into exceptions. The operating system
+enforces the limits, and the parent also stops waiting after a while; on systems without such limits, that timeout is
+the only one.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
 @contextmanager
 def trusted() -> Iterator[None]:
-    """Leave guarded children out in the block: graphs, tokenizers, templates and pickles are trusted not to do harm.
+    """Run without guarded children in the block: graphs, tokenizers, templates and pickles are trusted.
 
-    The limits of time and memory go with the children; no code of a checkpoint runs because of it.
+    This also lifts the limits on time and memory; it does not allow checkpoint code to run.
     """
     token = _trusting.set(True)
     try:
@@ -45,16 +46,16 @@ def trusted() -> Iterator[None]:
 
 
 class ChildError(Exception):
-    """The function raised an error; its text is the first line of it."""
+    """The function raised an error; the text is its first line."""
 
 
 class ChildEndedError(Exception):
-    """The child did not come back.
+    """The child ended without an answer.
 
     Attributes:
-        kind: the limit that ended it, `time` or `memory`; `death` for a signal that nothing handles, or an exit;
-            `start` where no process could be started.
-        detail: of a death, the name of the signal.
+        kind: the limit that ended it, `time` or `memory`; `death` for an unhandled signal or an exit; `start` if no
+            process could be started.
+        detail: for a death, the name of the signal.
     """
 
     def __init__(self, kind: str, detail: str = "") -> None:
@@ -62,8 +63,8 @@ class ChildEndedError(Exception):
         self.kind, self.detail = kind, detail
 
     def reason(self, seconds: int, num_bytes: int) -> str:
-        """Say what became of the child, with the limits that it was given."""
-        if self.detail == "SIGABRT":  # by which Rust ends where it gets no memory, and C++ for any reason
+        """Describe how the child ended, with its limits."""
+        if self.detail == "SIGABRT":  # raised by Rust when out of memory, and by C++ for any reason
             return f"asks for more than {num_bytes >> 20} MB, or makes a library give up (SIGABRT)"
         return {
             "time": f"takes more than {seconds} s",
@@ -74,9 +75,9 @@ class ChildEndedError(Exception):
 
 
 class GuardedChild:
-    """A process that calls one function with JSON, and gives back JSON. Threads may share it; one is served at a time.
+    """A process that calls one function with JSON and returns JSON. Threads may share it, one request at a time.
 
-    It starts with the first request, and again after one that ended it.
+    It starts with the first request, and restarts after a request that ended it.
     """
 
     def __init__(self, target: str, imports: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> None:
@@ -84,8 +85,8 @@ class GuardedChild:
 
         Args:
             target: the function, as `package.module:name`.
-            imports: modules that are loaded before any limit: what they take is not the input's.
-            variables: of the environment, beside those of this process.
+            imports: modules that are loaded before limits apply, so their cost is not charged to the input.
+            variables: environment variables in addition to the inherited ones.
         """
         self._target = target
         self._command = module_command(__name__, target, *imports)
@@ -96,12 +97,12 @@ class GuardedChild:
         atexit.register(self.close)
 
     def call(self, argument: Any, *, seconds: int, num_bytes: int) -> Any:
-        """Return what the function makes of `argument`.
+        """Return the function's result for `argument`.
 
         Args:
-            argument: of JSON's types.
-            seconds: of processor time.
-            num_bytes: of memory, with what the child has loaded.
+            argument: a JSON value.
+            seconds: limit on CPU time.
+            num_bytes: limit on memory, in addition to what the child has loaded.
 
         Raises:
             ChildError: the function raises an error.
@@ -120,7 +121,7 @@ class GuardedChild:
         return reply["result"]
 
     def __enter__(self) -> Self:
-        """Return the child, which is closed behind the block."""
+        """Return the child, which is closed after the block."""
         return self
 
     def __exit__(self, *_raised: object) -> None:
@@ -135,7 +136,7 @@ class GuardedChild:
             process.communicate()
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._owner != os.getpid():  # a fork has its parent's child, whose answers are not for it
+        if self._owner != os.getpid():  # a fork inherits its parent's child, whose answers belong to the parent
             self._process = None
         if self._process is not None and self._process.poll() is None:
             return self._process
@@ -161,7 +162,7 @@ class GuardedChild:
             process.wait(1)
         status = process.poll()
         self.close()
-        if status is None or status == _OUT_OF_MEMORY:  # the former: its answer was too long to read
+        if status is None or status == _OUT_OF_MEMORY:  # killed here: its answer was too long to read
             return ChildEndedError("memory")
         if -status in (getattr(signal, "SIGXCPU", 0), getattr(signal, "SIGKILL", 0)):
             return ChildEndedError("time")
@@ -169,10 +170,10 @@ class GuardedChild:
 
 
 def attempt(child: GuardedChild, argument: Any, *, seconds: int, num_bytes: int) -> None:
-    """Let a child do once what this process is to do afterwards; where all is trusted, nothing is tried.
+    """Try an operation in a child before this process performs it; inside `trusted()`, skip the trial.
 
     Args:
-        child: what tries it.
+        child: the child that tries it.
         argument: as for its `call`.
         seconds: as for its `call`.
         num_bytes: as for its `call`.
@@ -186,13 +187,13 @@ def attempt(child: GuardedChild, argument: Any, *, seconds: int, num_bytes: int)
 
 
 def in_time(function: Callable[[], Result], seconds: float) -> Result:
-    """Return what `function` returns. It runs in a thread, which is left behind where it takes longer.
+    """Return the result of `function`, run in a thread that is abandoned if it takes too long.
 
-    For a call that releases Python's lock and cannot be stopped. The thread ends with the process.
+    For calls that release the GIL and cannot be stopped. The thread ends with the process.
 
     Raises:
         TimeoutError: it takes longer.
-        BaseException: what `function` raises.
+        BaseException: whatever `function` raises.
     """
     outcome: list[Callable[[], Result]] = []
 
@@ -213,10 +214,11 @@ def in_time(function: Callable[[], Result], seconds: float) -> Result:
 
 @contextmanager
 def memory_limit(num_bytes: int) -> Iterator[bool]:
-    """Let this process take only so many bytes more in the block: what asks for more gets an error, and no memory.
+    """Limit how many more bytes this process may allocate in the block: larger requests fail.
 
-    For what has to be done here and takes its size from untrusted settings. Not where all is trusted, and not on
-    Windows. Gives whether that is the lowest limit there is: otherwise an error tells nothing of the settings.
+    For work that must happen in this process and whose size comes from untrusted settings. Does nothing inside
+    `trusted()` or on Windows. Yields whether this is the lowest limit in force: otherwise an error says nothing about
+    the settings.
     """
     status = Path("/proc/self/status")
     if _trusting.get() or not status.is_file():
@@ -241,7 +243,7 @@ def _raise(error: BaseException) -> NoReturn:
 
 
 def _ask(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> dict[str, Any] | None:
-    """Return the answer to a request; None where the child is gone, or is killed after `seconds`."""
+    """Return the answer to a request; None if the child has ended, or was killed after `seconds`."""
     requests, replies = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout)
     timer = threading.Timer(seconds, process.kill)
     timer.start()
@@ -258,12 +260,12 @@ def _ask(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> di
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module; without `-P`, a `json.py` of the working directory would run as well."""
+    """Return the command that runs a module; without `-P`, a `json.py` in the working directory would run too."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def module_environment() -> dict[str, str]:
-    """Return the variables with which a module is found where this process finds it."""
+    """Return the environment variables that let a child find modules where this process does."""
     places = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), *sys.path]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(place for place in places if place)}
 
@@ -276,7 +278,7 @@ def signal_name(number: int) -> str:
 def _limit(seconds: int, num_bytes: int) -> None:
     try:
         import resource
-    except ImportError:  # Windows; the parent's patience is the limit there
+    except ImportError:  # Windows; the parent's timeout is the only limit there
         return
     used = resource.getrusage(resource.RUSAGE_SELF)
     for kind, limit in (
@@ -289,10 +291,10 @@ def _limit(seconds: int, num_bytes: int) -> None:
 
 
 def _serve(target: str, imports: Sequence[str]) -> None:
-    """Answer requests until there are no more; the parent's end is theirs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal asks all processes of a job; the parent decides
+    """Answer requests until the parent closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals all processes of a job; the parent decides
     with os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what libraries print is no answer
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # keep library output out of the answers
         for name in imports:
             importlib.import_module(name)
         function = _function(target)

@@ -1,4 +1,4 @@
-"""What a signal asked for, remembered: code of others may swallow the exception that it raised there."""
+"""Remember a requested interruption, because third-party code may swallow the exception."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import FrameType
 
 # Windows has no SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree"))  # what is half removed would stay
+_TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree"))  # a half-removed folder would remain
 _asked: list[BaseException] = []
 
 
 def stop(exception: BaseException, frame: FrameType | None = None) -> None:
-    """Raise `exception`, and again wherever `check_interrupted` is called from now on.
+    """Raise `exception` now, and again at every later call of `check_interrupted`.
 
-    A KeyboardInterrupt that arrives in a destructor or a callback of a library is printed there and forgotten. Where
-    `frame`, in which it would be raised, or a caller of it makes or removes a temporary folder, it is not raised yet.
+    A KeyboardInterrupt that arrives in a library's destructor or callback is printed and lost. It is not raised yet if
+    `frame`, where it would be raised, or one of its callers is making or removing a temporary folder.
     """
     _asked.append(exception)
     while frame is not None:
@@ -28,10 +28,10 @@ def stop(exception: BaseException, frame: FrameType | None = None) -> None:
 
 
 def check_interrupted() -> None:
-    """Raise what a signal asked for, if one did.
+    """Raise the exception requested by a signal, if any.
 
     Raises:
-        BaseException: what was given to `stop`.
+        BaseException: the exception passed to `stop`.
     """
     if _asked:
         raise _asked[0]
@@ -39,7 +39,7 @@ def check_interrupted() -> None:
 
 @contextmanager
 def deaf() -> Iterator[None]:
-    """Let processes that are started in the block hear no signal that asks to end: their parent does, and ends them."""
+    """Block termination signals for processes started in the block: their parent handles the signals and ends them."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return

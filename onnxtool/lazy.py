@@ -1,4 +1,4 @@
-"""Import the public names of a package when they are first used, so that importing the package costs nothing."""
+"""Import a package's public names on first use, so that importing the package costs nothing."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Options and arguments: how they are declared, and the one check of their values, from wherever they come.
+"""Declaration of options and arguments, and the single check of their values, whatever the source.
 
-`threads: Annotated[int, Option("Intra-op threads.", minimum=0)] = 0` in a class of `Options` is `--threads` of every
-command that makes the call, where `onnxtool.cli.options` reads the fields. Several classes share an option by sharing
-the annotated type. What the type and the `Option` say is what is checked: by `Options` when an object is made, by
-`checked` when a function is called, and by the command line when it has parsed a word.
+`threads: Annotated[int, Option("Intra-op threads.", minimum=0)] = 0` in an `Options` class becomes `--threads` in every
+command that makes the call; `onnxtool.cli.options` reads the fields. Classes share an option by sharing the annotated
+type. The type and the `Option` define the check, which is made by `Options` when an object is created, by `checked`
+when a function is called, and by the command line after parsing.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 StrPath = str | os.PathLike[str]
-_MOST_LISTED = 10  # choices, where one of them looks like what was written
+_MOST_LISTED = 10  # choices to list next to a suggestion
 
 
 class Option(NamedTuple):
-    """What is said of a field or an argument beyond its type and its default.
+    """Description of a field or argument beyond its type and default.
 
     Attributes:
-        help: what the option does; empty for what no command line has.
-        name: the option's name without dashes, where it is not the field's.
-        choices: all values that it takes; of a list, that each item takes, and so are the bounds.
-        metavar: what stands for the value in the help.
-        minimum: the least value; with `is_open`, what the value must be above.
+        help: what the option does; empty if it is not a command-line option.
+        name: the option's name without dashes, if it differs from the field's.
+        choices: all valid values; for a list, they and the bounds apply to each item.
+        metavar: placeholder for the value in the help.
+        minimum: the smallest value; with `is_open`, an exclusive bound.
         maximum: the largest value.
-        default: what happens without the option, where the field's default does not say so itself.
-        is_checkpoint: whether it names a checkpoint, which shells complete; a folder may be a path.
+        default: the behaviour without the option, if the field's default does not show it.
+        is_checkpoint: whether it names a checkpoint, for shell completion; folders may be paths.
         is_location: whether a path may also be the address of an object store.
     """
 
@@ -75,7 +75,7 @@ class Option(NamedTuple):
 
     @property
     def range(self) -> str:
-        """The bounds, as click writes them: `x>=1`; empty where there are none."""
+        """The bounds in click's notation: `x>=1`; empty if there are none."""
         lower = "<" if self.is_open else "<="
         if self.maximum is None:
             return "" if self.minimum is None else f"x{'>' if self.is_open else '>='}{self.minimum}"
@@ -83,18 +83,18 @@ class Option(NamedTuple):
 
 
 class Address:
-    """The base of what names a file outside this machine."""
+    """Base class for addresses of files on other machines."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Any:
-        """Return the address or the path that `text` is."""
+        """Parse `text` as an address or a path."""
         raise NotImplementedError
 
 
-# What a field is set to is more than what it is read as. Type checkers take that from `__set__` and `__get__`, and a
-# default, which is none of these, has to be Any.
+# A field accepts more types than it returns. Type checkers infer that from `__set__` and `__get__`; a default, which
+# matches neither, has to be Any.
 if TYPE_CHECKING:
 
     class PathField:
@@ -152,7 +152,7 @@ else:
 
 
 CheckpointName = Annotated[StrPath | None, Option(is_checkpoint=True)]
-"""The argument of a call, of which the field is an OptionalName."""
+"""The function argument for an OptionalName field."""
 
 UNSET: Any = None
 NOTHING: Any = ()
@@ -160,19 +160,19 @@ NOTHING: Any = ()
 
 @dataclass_transform(frozen_default=True)
 class Options:
-    """The base of options classes, which are frozen dataclasses: each value is checked, and made of the field's type.
+    """Base class of options, which are frozen dataclasses: each value is checked and converted to the field's type.
 
-    A class that has rules for several fields together adds them in its own `__post_init__`, after this one.
+    A class with rules across several fields adds them in its own `__post_init__`, after this one.
 
     Raises:
-        OptionError: a value is of another type, not among the choices, or out of range.
+        OptionError: a value has the wrong type, is not among the choices, or is out of range.
     """
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        from dataclasses import dataclass  # with the code that reads sources, which `stats` does without
+        from dataclasses import dataclass  # imports code that reads sources, which `stats` does not need
 
         short_repr(dataclass(frozen=True, repr=False, kw_only=kw_only)(cls))
 
@@ -181,7 +181,7 @@ class Options:
 
 
 def check_fields(made: Any) -> None:
-    """Check the fields of a dataclass, and set each to what its type says.
+    """Check the fields of a dataclass, and convert each to its type.
 
     Raises:
         OptionError: as of `Options`.
@@ -199,7 +199,7 @@ def field_hints(owner: Any) -> dict[str, Any]:
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the arguments of each call against the annotations, and hand them on as these say.
+    """Check the arguments of each call against the annotations, and convert them accordingly.
 
     Raises:
         OptionError: as of `Options`.
@@ -225,10 +225,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def check(name: str, value: Any, hint: Any) -> Any:
-    """Return `value` as the annotated type `hint` says: a Path of a str, a tuple of a list, a float of an integer.
+    """Convert `value` to the annotated type `hint`: str to Path, list to tuple, integer to float.
 
     Raises:
-        OptionError: it is none, with `name` before the reason; for no name, the reason alone.
+        OptionError: it cannot be converted; the message is the reason, preceded by `name` if given.
     """
     try:
         converted = _converted(value, hint, Option())
@@ -242,7 +242,7 @@ def _error(name: str, refused: _RefusedError) -> OptionError:
 
 
 def _named_items(name: str, items: Iterable[Any]) -> Iterator[Any]:
-    """Yield items that are checked as they come."""
+    """Yield items, checking each one in turn."""
     try:
         yield from items
     except _RefusedError as error:
@@ -250,12 +250,12 @@ def _named_items(name: str, items: Iterable[Any]) -> Iterator[Any]:
 
 
 class _RefusedError(Exception):
-    """A value that is not taken.
+    """An invalid value.
 
     Attributes:
-        reason: the value, and what is taken.
-        place: which item of a list it is, as `[0]`.
-        is_of_value: whether it is of the right type all the same.
+        reason: the value, and the valid values.
+        place: the index of the list item, as `[0]`.
+        is_of_value: whether the value itself is invalid although its type is right.
     """
 
     def __init__(self, reason: str, place: str = "", *, is_of_value: bool = True) -> None:
@@ -275,7 +275,7 @@ def _converted(value: Any, hint: Any, option: Option) -> Any:
     kinds = [kind for kind in kinds if kind is not NoneType]
     if option.is_checkpoint:
         kinds = [str]
-    if any(kind is Path or get_origin(kind) is os.PathLike for kind in kinds):  # of which a str is one, then
+    if any(kind is Path or get_origin(kind) is os.PathLike for kind in kinds):  # a str is an Iterable as well
         kinds = [Path, *(kind for kind in kinds if kind not in (str, Path) and get_origin(kind) is not os.PathLike)]
         option = option._replace(is_location=option.is_location or any(map(_is_address, kinds)))
     refusals = []
@@ -296,7 +296,7 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def _one(value: Any, kind: Any, option: Option, kinds: Sequence[Any]) -> Any:
-    """Return `value` as one kind, which may stand among others."""
+    """Convert `value` to one kind of a possible union."""
     origin = get_origin(kind)
     if kind is Any or kind is object:
         return value
@@ -317,7 +317,9 @@ def _one(value: Any, kind: Any, option: Option, kinds: Sequence[Any]) -> Any:
         return _several(value, kind, option)
     named = origin or kind
     is_class = isinstance(named, type) and not getattr(named, "_is_protocol", False)
-    if is_class and not isinstance(value, named):  # of collections.abc as well; what is no class is not checked
+    if is_class and not isinstance(
+        value, named
+    ):  # collections.abc included; anything that is not a class is not checked
         raise _refusal(value, _called(kind))
     return value
 
@@ -352,7 +354,7 @@ _SCALARS: dict[Any, Callable[[Any, Option], Any]] = {int: _integer, float: _numb
 
 
 def _within(value: Any, option: Option) -> Any:
-    """Return a value that is among the choices and between the bounds."""
+    """Return the value if it is among the choices and within the bounds."""
     if option.choices and value not in option.choices:
         raise _RefusedError(not_a_choice(value, option.choices))
     if isinstance(value, str) or not option.range:
@@ -365,7 +367,7 @@ def _within(value: Any, option: Option) -> Any:
 
 
 def not_a_choice(value: Any, choices: Sequence[Any]) -> str:
-    """Say that `value` is none of `choices`, and which of them looks like it."""
+    """Say that `value` is not one of `choices`, and suggest a similar one."""
     from difflib import get_close_matches
     from reprlib import repr as shortened
 
@@ -392,7 +394,7 @@ def _path(value: Any, option: Option, address: type[Address] | None) -> Any:
 
 
 def _several(value: Any, kind: Any, option: Option) -> Any:
-    """Check the items of a list; those of an iterator come one by one where the kind allows that."""
+    """Check the items of a list; iterators are checked lazily if the kind allows it."""
     item, is_lazy = get_args(kind)[0], get_origin(kind) in _LAZY
     if item is Any and (isinstance(value, Sequence) or is_lazy) and not isinstance(value, _NO_LISTS):
         return value if isinstance(value, Iterable) else _items(value, kind)
@@ -402,7 +404,7 @@ def _several(value: Any, kind: Any, option: Option) -> Any:
 
 
 def _checked_items(values: Iterable[Any], hint: Any, option: Option) -> Iterator[Any]:
-    takes_any_text = str in _kinds(hint) and option == Option()  # of which there may be millions
+    takes_any_text = str in _kinds(hint) and option == Option()  # there may be millions
     for number, value in enumerate(values):
         try:
             yield value if takes_any_text and type(value) is str else _converted(value, hint, option)
@@ -418,7 +420,7 @@ def _items(value: Any, kind: Any) -> Sequence[Any]:
         for name in ("to_pylist", "to_list", "tolist"):
             if callable(convert := getattr(value, name, None)) and isinstance(items := convert(), list):
                 return items
-        if isinstance(value, Iterable) and not hasattr(value, "keys"):  # as a table has, which gives its columns' names
+        if isinstance(value, Iterable) and not hasattr(value, "keys"):  # like a table, which yields its column names
             return tuple(value)
     raise _refusal(value, _called(kind))
 
@@ -428,7 +430,7 @@ def _is_address(kind: Any) -> bool:
 
 
 def _called(kind: Any, *, many: bool = False) -> str:
-    """Say what a kind of value is called, with its article or in the plural."""
+    """Name a kind of value, with its article or in the plural."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated or origin in (UnionType, Union):
         parts = args[:1] if origin is Annotated else [one for one in args if one is not NoneType]
@@ -464,4 +466,4 @@ _LAZY = (Iterable, Iterator)
 _SEVERAL = (tuple, list, Sequence, *_LAZY)
 
 
-Force = Annotated[bool, Option("Replace an output that exists.")]
+Force = Annotated[bool, Option("Replace an existing output.")]

@@ -1,4 +1,4 @@
-"""Progress: the library tells its stages, and the caller listens with `with listening(print): …`."""
+"""Progress: the library reports its stages, and the caller listens with `with listening(print): …`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import TypeVar
 
 Item = TypeVar("Item")
 OnProgress = Callable[[str], None]
-"""Receives what is being done; a `Stage` where it is known how far that is."""
+"""Receives the current activity; a `Stage` if its progress is known."""
 
 
 class Stage(str):
-    """What is being done, as text, and how much of it is done.
+    """The current activity, as text, with its progress.
 
     Attributes:
         name: the same for all steps of a stage.
-        done: how many steps are finished.
-        total: how many there are; 0 where that is not known.
+        done: number of finished steps.
+        total: number of steps; 0 if unknown.
     """
 
     name: str
@@ -28,14 +28,14 @@ class Stage(str):
     __slots__ = ("done", "name", "total")
 
     def __new__(cls, name: str, done: int, total: int, detail: str = "") -> Stage:
-        """Say it as text, e.g. `optimizing 3 of 20: attention`; `detail` is of the step under way."""
+        """Write the stage as text, e.g. `optimizing 3 of 20: attention`; `detail` describes the current step."""
         step = f"{min(done + 1, total)} of {total}" if total else str(done + 1)
         stage = super().__new__(cls, f"{name} {step}{': ' if detail else ''}{detail}")
         stage.name, stage.done, stage.total = name, done, total
         return stage
 
     def time_left_s(self, elapsed_s: float) -> float | None:
-        """Return how long the stage still takes if it took `elapsed_s` so far; None if that is not known."""
+        """Return the estimated remaining seconds after `elapsed_s`; None if unknown."""
         return elapsed_s * (self.total - self.done) / self.done if self.done and self.total and elapsed_s else None
 
 
@@ -48,7 +48,7 @@ _listener: ContextVar[OnProgress] = ContextVar("_listener", default=ignore)
 
 @contextmanager
 def listening(on_progress: OnProgress) -> Iterator[None]:
-    """Pass what `tell` and `counted` say inside of the block to `on_progress`."""
+    """Pass reports of `tell` and `counted` inside the block to `on_progress`."""
     token = _listener.set(on_progress)
     try:
         yield
@@ -57,17 +57,17 @@ def listening(on_progress: OnProgress) -> Iterator[None]:
 
 
 def listener() -> OnProgress:
-    """Return what `tell` tells, for another thread to tell it."""
+    """Return the current listener, so that another thread can report to it."""
     return _listener.get()
 
 
 def tell(stage: str) -> None:
-    """Say what is being done to whoever listens."""
+    """Report the current activity to the listener."""
     _listener.get()(stage)
 
 
 def counted(items: Sequence[Item], name: str) -> Iterator[Item]:
-    """Give `items` one by one, and say before each how many of them are done."""
+    """Yield `items`, reporting before each one how many are done."""
     for number, item in enumerate(items):
         tell(Stage(name, number, len(items)))
         yield item

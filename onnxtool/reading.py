@@ -1,7 +1,7 @@
-"""Bounded readers: everything that comes from outside is read here, so that no file fills memory or blocks.
+"""Bounded readers: all external data is read here, so that no file can fill memory or block.
 
-Failures are the standard library's: `OSError` for a file that is too large or is no regular file, `ValueError` for
-content that cannot be parsed. Callers turn them into an error that says which file it is and what to do.
+Failures are standard exceptions: `OSError` for a file that is too large or not a regular file, `ValueError` for content
+that cannot be parsed. Callers turn them into an error that names the file and the remedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_BYTES = 1 << 28  # records and reports of the largest corpora
 MOST_CONFIG_BYTES = 1 << 20  # a configuration that people write has a few lines
 MOST_LINE_BYTES = 1 << 24
 MOST_DEPTH = 128
-MOST_DIGITS = 4300  # what Python converts to a number
+MOST_DIGITS = 4300  # Python's limit for converting a number
 STDIN = Path("-")
 GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 _READ_BYTES = 1 << 20
@@ -36,10 +36,10 @@ _SETTINGS = (".json", ".txt", ".model", ".jinja", ".vocab", ".bpe", ".tiktoken",
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a regular file for reading; a pipe would wait for a writer, and a device has no end.
+    """Open a regular file for reading; a pipe could block, and a device may have no end.
 
     Raises:
-        OSError: it is none, or cannot be read.
+        OSError: it is not a regular file, or cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -52,19 +52,19 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Read a regular file of at most `most` bytes.
 
     Raises:
-        OSError: it has more, is no regular file, or cannot be read.
+        OSError: it is larger, is not a regular file, or cannot be read.
     """
     with open_regular(path) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         require_size(size_bytes, path, most)
-        return file.read(size_bytes)  # not more than it had: what is written meanwhile is left
+        return file.read(size_bytes)  # at most its size at opening: anything appended since is ignored
 
 
 def require_small_settings(folder: Path) -> None:
-    """Look at the settings and vocabularies in a folder of a checkpoint before a library reads them without a bound.
+    """Check the settings and vocabularies in a checkpoint folder before a library reads them without limits.
 
     Raises:
-        OSError: one has more than MOST_BYTES, or is no regular file, for which a library would wait.
+        OSError: one is larger than MOST_BYTES, or is not a regular file, which could block a library.
     """
     for path in folder.iterdir():
         if path.suffix in _SETTINGS and path.exists() and not path.is_dir():
@@ -74,11 +74,11 @@ def require_small_settings(folder: Path) -> None:
 
 
 def load_array(path: Path) -> NDArray[Any]:
-    """Read an array that numpy.save wrote; one whose header promises more than the file has gets no memory.
+    """Read an array written by numpy.save, without allocating memory for a header that promises more than the file has.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no such file, or one of objects.
+        ValueError: it is not such a file, or holds objects.
     """
     import numpy as np
 
@@ -87,7 +87,7 @@ def load_array(path: Path) -> NDArray[Any]:
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError):
             raise
-        except Exception as error:  # numpy parses what it finds as Python, and asks for as much memory as that says
+        except Exception as error:  # numpy parses the header as a Python literal, and allocates what it says
             raise ValueError(f"{type(error).__name__} {error}") from error
     if not isinstance(mapped, np.ndarray):
         mapped.close()
@@ -96,7 +96,7 @@ def load_array(path: Path) -> NDArray[Any]:
 
 
 def require_size(size_bytes: int, path: object, most: int = MOST_BYTES) -> None:
-    """Raise OSError where a file has more than `most` bytes."""
+    """Raise OSError if a file has more than `most` bytes."""
     if size_bytes > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes", str(path))
 
@@ -138,7 +138,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML.
 
     Raises:
-        ValueError: it is none, nested too deep, or has a number of too many digits.
+        ValueError: it is not TOML, is nested too deep, or has a number with too many digits.
     """
     import tomllib
 
@@ -153,7 +153,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def open_lines(path: Path) -> AbstractContextManager[Lines]:
-    """Open a file of lines, packed by gzip where it ends in `.gz`; `-` is stdin.
+    """Open a text file, compressed with gzip if its name ends in `.gz`; `-` is stdin.
 
     Raises:
         OSError: it cannot be read.
@@ -164,7 +164,7 @@ def open_lines(path: Path) -> AbstractContextManager[Lines]:
 
 
 def lines_of(file: Lines) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held whole."""
+    """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held in full."""
     while line := file.readline(MOST_LINE_BYTES + 1):
         size = len(line)
         if size <= MOST_LINE_BYTES:

@@ -1,7 +1,7 @@
-"""What reports consist of: JSON values, and the inputs and outputs of a graph.
+"""Building blocks of reports: JSON values, and the inputs and outputs of a graph.
 
-Dtypes are written as numpy writes them (`float32`, `int64`). A dimension is an integer where it is fixed, its name
-where it is dynamic, and None where the file says nothing.
+Dtypes use numpy's names (`float32`, `int64`). A dimension is an integer if fixed, a name if dynamic, and None if the
+file does not specify it.
 """
 
 import math
@@ -17,9 +17,9 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 def short_repr(owner: type[T]) -> type[T]:
-    """Give a dataclass or a named tuple a `repr` of a line: arrays by type and shape, and what is long by its size.
+    """Give a dataclass or named tuple a one-line `repr`: arrays by type and shape, long values by their size.
 
-    Fields that have their default are left out.
+    Fields with their default value are omitted.
     """
     owner.__repr__ = _written_shortly  # type: ignore[method-assign]
     return owner
@@ -70,7 +70,7 @@ class PlannedFile(NamedTuple):
     """A file that a command would write.
 
     Attributes:
-        change: `new`; `replaced`, for a file that is there; or `unchanged`, for one of the same content.
+        change: `new`; `replaced` for an existing file; or `unchanged` for one with the same content.
     """
 
     path: str
@@ -79,10 +79,10 @@ class PlannedFile(NamedTuple):
 
 @short_repr
 class WritePlan(NamedTuple):
-    """What a command would write, found without doing its work.
+    """Files that a command would write, found without doing the work.
 
     Attributes:
-        notes: what is known only once the work is done.
+        notes: remarks on what is known only after the work.
     """
 
     command: str
@@ -91,14 +91,14 @@ class WritePlan(NamedTuple):
 
 
 def planned_files(paths: Iterable[Path]) -> tuple[PlannedFile, ...]:
-    """Return what becomes of the files at `paths`."""
+    """Return the planned change of each file in `paths`."""
     return tuple(PlannedFile(str(path), "replaced" if path.exists() else "new") for path in paths)
 
 
 def to_json(value: object) -> Json:
-    """Turn a report into JSON values: dataclasses and named tuples into objects, tuples into arrays, paths into text.
+    """Convert a report to JSON values: dataclasses and named tuples to objects, tuples to arrays, paths to text.
 
-    JSON knows no infinity and no NaN; a figure that is not finite becomes null.
+    JSON has no infinity or NaN; non-finite figures become null.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -117,7 +117,7 @@ def to_json(value: object) -> Json:
 
 
 def printable(text: str) -> str:
-    """Escape control characters, line breaks and marks that reorder text as Python writes them in a string."""
+    """Escape control characters, line breaks and bidirectional marks as in Python string literals."""
     if text.isprintable():
         return text
     return "".join(
@@ -126,7 +126,7 @@ def printable(text: str) -> str:
 
 
 def code_span(text: str) -> str:
-    """Write a name in Markdown as code; one that could end the span, or is empty, is spelled in entities instead."""
+    """Write a name as a Markdown code span, or in entities if it is empty or could end the span."""
     text = printable(text)
     if text.strip() and "`" not in text and not text.endswith("\\"):
         return f"`{text}`".replace("|", "\\|")
@@ -134,5 +134,5 @@ def code_span(text: str) -> str:
 
 
 def html_entity(character: str) -> str:
-    """Write a character for Markdown and HTML, where only letters and digits mean nothing else."""
+    """Escape a character for Markdown and HTML, where only letters and digits are safe."""
     return character if character.isalnum() else f"&#{ord(character)};"

@@ -1,13 +1,13 @@
-"""An ONNX file in place of PyTorch inside sentence-transformers, from a folder that the target of that name writes.
+"""Run an ONNX file instead of PyTorch inside sentence-transformers, from a folder written by the target of that name.
 
     import onnxtool.sentence_transformers
     from sentence_transformers import SentenceTransformer
 
     model = SentenceTransformer("models/NAME")
 
-SparseEncoder, CrossEncoder and MultiVectorEncoder load such folders as well. All that sentence-transformers does around
-the transformer, and the modules behind it, stay its own. It imports classes of other packages with
-`trust_remote_code=True` alone; importing this module makes its class known, so that the folder loads without.
+SparseEncoder, CrossEncoder and MultiVectorEncoder load such folders too. sentence-transformers still does everything
+around the transformer, including the modules after it. It imports classes from other packages only with
+`trust_remote_code=True`; importing this module registers its class, so that the folder loads without it.
 
 Written for sentence-transformers 6.2. Letters of shapes: B batch, S sequence.
 """
@@ -35,11 +35,10 @@ from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 CLASS = f"{__name__}.Transformer"  # as modules.json names it
 
 _FOLDER, _FILE = "onnx", "model.onnx"
-_CAUSAL = "text-generation"  # what a transformer is whose causal logits are scored
-# What model_kwargs may say of an ONNX file; `file_name`, `provider` and `export` as in sentence-transformers' own
-# ONNX backend.
+_CAUSAL = "text-generation"  # class of a transformer whose causal logits are scored
+# The model_kwargs for an ONNX file; `file_name`, `provider` and `export` as in sentence-transformers' own ONNX backend.
 _ARGUMENTS = ("file_name", "provider", "threads", "export")
-# How sentence-transformers says where a file lies; `model_kwargs` has the cache's folder as transformers calls it.
+# sentence-transformers' arguments for locating a file; `model_kwargs` has the cache folder under transformers' name.
 _WHERE = ("subfolder", "token", "cache_folder", "revision", "local_files_only")
 _PROVIDER_NAMES = {
     "auto": "auto",
@@ -49,20 +48,20 @@ _PROVIDER_NAMES = {
 
 
 class _MissingFileError(InputError, OSError):
-    """No such ONNX file; an OSError as well, which transformers raises, and callers of sentence-transformers catch."""
+    """No such ONNX file; also an OSError, which transformers raises and callers of sentence-transformers catch."""
 
 
 class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """An ONNX file with its session, where sentence-transformers expects a PreTrainedModel. It has no parameters.
+    """An ONNX file with its session, in the role of sentence-transformers' PreTrainedModel. It has no parameters.
 
-    A reranker that is a decoder gives its score in place of the logits of the last token: [B, 1, 1].
+    A decoder reranker returns its score instead of the last token's logits: [B, 1, 1].
 
     Attributes:
         config: the PretrainedConfig of the checkpoint.
         path: the ONNX file.
-        provider: `auto`, `cpu` or `cuda`, as it was asked for.
-        threads: intra-op threads; 0 for one a core.
-        is_causal: whether it is such a reranker.
+        provider: `auto`, `cpu` or `cuda`, as requested.
+        threads: intra-op threads; 0 for one per core.
+        is_causal: whether it is a decoder reranker.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
 
     @property
     def device(self) -> torch.device:
-        """Where tensors go in and come out: the CPU, whatever the provider."""
+        """The device of inputs and outputs: always the CPU, whatever the provider."""
         return torch.device("cpu")
 
     @property
@@ -93,7 +92,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         """Run the graph on int64 tensors [B, S] and return its outputs by name, as float32 on the device of the ids.
 
         Raises:
-            InputError: the graph has an input that the features lack, or texts are longer than its export has verified.
+            InputError: the features lack an input of the graph, or texts are longer than its export has verified.
             SessionError: onnxruntime fails on them.
         """
         ids = features["input_ids"]
@@ -105,7 +104,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
             )
         names = {*self._session.input_names}
         arrays = {name: tensor.cpu().numpy() for name, tensor in features.items() if name in names}
-        if "token_type_ids" in names:  # which PyTorch takes for zeros where a tokenizer gives none
+        if "token_type_ids" in names:  # PyTorch assumes zeros if the tokenizer returns none
             arrays.setdefault("token_type_ids", torch.zeros_like(ids, device="cpu").numpy())
         outputs = self._session.run(text_feeds(self._session.model, arrays))
         tensors = {name: torch.from_numpy(array).float().to(ids.device) for name, array in outputs.items()}
@@ -126,7 +125,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         return self
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Let the model be moved to any device, which changes nothing here, and refuse another precision."""
+        """Accept any device, which has no effect here, and refuse another precision."""
         dtype = fn(torch.zeros(1)).dtype
         if dtype != torch.float32:
             raise InputError(
@@ -141,7 +140,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         """Copy the ONNX file with its external data, as onnx/model.onnx, and write config.json into `folder`.
 
         Raises:
-            OutputExistsError: the file is loaded from there under another name, and would replace the one beside it.
+            OutputExistsError: the file was loaded from there under another name, and would replace the one next to it.
         """
         target = Path(folder) / _FOLDER
         target.mkdir(parents=True, exist_ok=True)
@@ -163,7 +162,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
             shutil.copyfile(source, copy)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a process needs to open the file again: a session cannot be sent to another one."""
+        """Return the state that another process needs to reopen the file: a session cannot be pickled."""
         return {name: value for name, value in self.__dict__.items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -173,15 +172,14 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
 
 
 class Transformer(modules.Transformer):
-    """sentence-transformers' own Transformer with an ONNX file in place of the PyTorch model."""
+    """sentence-transformers' Transformer with an ONNX file instead of the PyTorch model."""
 
     def __init__(self, model_name_or_path: str, **arguments: Any) -> None:
         """Load configuration, tokenizer and ONNX file.
 
         Raises:
-            OptionError: the backend is another one than `onnx`, or `torch`, which sentence-transformers asks for where
-                a user does not.
-            InputError: the file is missing, or asked for in a way that no ONNX file has.
+            OptionError: the backend is neither `onnx` nor `torch`, which is sentence-transformers' default.
+            InputError: the file is missing, or requested with options that no ONNX file supports.
         """
         if (backend := arguments.pop("backend", "onnx")) not in ("onnx", "torch"):
             raise OptionError(
@@ -194,12 +192,12 @@ class Transformer(modules.Transformer):
 
     @classmethod
     def load(cls, model_name_or_path: str, *arguments: Any, **named: Any) -> Self:
-        """Load the module from a folder or the hub, with the arguments of sentence-transformers' own.
+        """Load the module from a folder or the hub, with the same arguments as sentence-transformers' own.
 
-        An exported model has the files of the transformer at its top, wherever the checkpoint had them.
+        An exported model has the transformer's files at the top level, wherever the checkpoint had them.
 
         Raises:
-            OptionError: `model_kwargs` has what means nothing for an ONNX file.
+            OptionError: `model_kwargs` has entries that do not apply to an ONNX file.
         """
         asked = named.get("model_kwargs") or {}
         unknown = sorted({*asked} - {*_ARGUMENTS})
@@ -220,7 +218,7 @@ class Transformer(modules.Transformer):
         transformer_task: str,
         config: Any,
         backend: str,
-        is_peft_model: bool,  # which the backend onnx has refused already
+        is_peft_model: bool,  # already refused by the onnx backend
         **arguments: Any,
     ) -> OnnxModel:
         provider, threads = arguments.get("provider", "auto"), arguments.get("threads", 0)
@@ -233,13 +231,13 @@ class Transformer(modules.Transformer):
         return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads, is_causal=is_causal)
 
     def on_model_ready(self, model: BaseModel) -> None:
-        """Let the encoder say that it runs ONNX."""
+        """Report the ONNX backend."""
         super().on_model_ready(model)
         model.backend = "onnx"
 
 
 def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
-    """Find the ONNX file in the folder `onnx` of a checkpoint, or beside its other files."""
+    """Find the ONNX file in the folder `onnx` of a checkpoint, or next to its other files."""
     file_name = str(arguments.get("file_name", _FILE))
     names = [file_name] if "/" in file_name else [f"{_FOLDER}/{file_name}", file_name]
     given = {**arguments, "cache_folder": arguments.get("cache_dir")}
@@ -255,16 +253,16 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
             "`onnxtool export --target sentence-transformers`",
         )
     path = Path(found).absolute()
-    if not Path(model_name_or_path).is_dir():  # the hub gives one file at a time
+    if not Path(model_name_or_path).is_dir():  # the hub downloads one file at a time
         for location in {data.location for data in read_structure(path).external}:
-            with suppress(ValueError):  # it leads elsewhere, which the session refuses by name
+            with suppress(ValueError):  # a link to elsewhere, which the session refuses by name
                 modules.Transformer.load_file_path(
                     model_name_or_path, (PurePosixPath(name).parent / location).as_posix(), **where
                 )
     return path
 
 
-# In place of trust_remote_code, which would run the code of any package that a folder names. It is private, and without
-# it sentence-transformers asks for that flag.
+# Used instead of trust_remote_code, which would run the code of any package named in a folder. It is private; without
+# it sentence-transformers requires that flag.
 if hasattr(BaseModel, "_module_classes"):
     BaseModel._module_classes = {**BaseModel._module_classes, CLASS: Transformer}  # noqa: SLF001 - as said above

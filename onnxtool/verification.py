@@ -1,4 +1,4 @@
-"""How far a model is from its reference, case by case."""
+"""Results of comparing a model with its reference, case by case."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class VerificationCase:
     """One comparison of the model with its reference on the same inputs.
 
     Attributes:
-        description: what this case is about, e.g. `ragged, padded right`.
+        description: description of the case, e.g. `ragged, padded right`.
         inputs: the shape of each input.
         max_abs_error: the largest absolute difference over all outputs, on positions that are not padding.
         cosine: the smallest cosine similarity of an output with its reference, each flattened.
-        passed: whether every output was within the tolerance.
+        passed: whether every output is within the tolerance.
         worst_output: the output with the largest error.
-        failure: why the model did not run on these inputs at all; empty where it did.
-        equal_not_finite: the outputs that are NaN or infinite in some places, the same ones in both models. These
-            places count as equal.
-        nothing_measured: those of them that are so everywhere, of which nothing else was compared.
+        failure: why the model did not run on these inputs; empty if it did.
+        equal_not_finite: the outputs that are NaN or infinite at the same positions in both models. These positions
+            count as equal.
+        nothing_measured: the outputs that are NaN or infinite everywhere, so that nothing else was compared.
     """
 
     description: str
@@ -39,25 +39,23 @@ class VerificationCase:
 @short_repr
 @dataclass(frozen=True)
 class Verification:
-    """How far a model is from its reference.
+    """Differences between a model and its reference.
 
     A case passes where `|output - reference| <= atol + rtol * max|reference|` holds for every output, and the
     cosine of each is at least `cosine_required`.
 
     Attributes:
-        reference: what the model was compared with.
-        mask_effect: how far the reference's own outputs move when the padding is attended to; a figure below `atol`
-            means that these weights cannot show a wrong mask. None for a model without an attention mask.
-        padding_effect: how far the model's outputs move where other ids stand in the padding, at most; None where
-            that was not tried.
-        refused: cases that the reference itself does not run on, and that were left out therefore.
-        provider: where the model ran. The CPU provider computes half precision in float32, so it shows the rounding of
-            weights and not an overflow in between.
-        constant_outputs: the reference's outputs that are the same for all inputs, which every file agrees with that
-            gives them whatever it reads.
-        own_variation: how far the reference of a file that quantizes its activations as it runs moves by itself
-            between onnxruntime's optimization levels, which `atol` and `cosine_required` allow as well; None where the
-            usual tolerance was enough, or for other files.
+        reference: the model that served as reference.
+        mask_effect: how far the reference's outputs move when padding is attended to; below `atol`, these weights
+            cannot reveal a wrong mask. None for a model without an attention mask.
+        padding_effect: largest change of the model's outputs when padding holds other ids; None if not tried.
+        refused: cases that were skipped because the reference itself does not run on them.
+        provider: where the model ran. The CPU provider computes half precision in float32, so it shows rounded weights
+            but not overflows.
+        constant_outputs: the reference's outputs that are the same for all inputs, and therefore prove little.
+        own_variation: for files with dynamically quantized activations, how far the reference itself moves between
+            onnxruntime's optimization levels, which is added to the tolerance; None if the usual tolerance was enough,
+            or for other files.
     """
 
     passed: bool

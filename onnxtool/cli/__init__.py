@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
-    if sys.platform == "linux":  # what asks to end is heard once this is supervised, some milliseconds later
+    if sys.platform == "linux":  # termination signals are handled once this is supervised, some milliseconds later
         import signal
 
         signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

@@ -1,4 +1,4 @@
-"""`onnxtool artifacts`: file or checkpoint to what a training needs."""
+"""`onnxtool artifacts`: turn a file or checkpoint into training artifacts."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def command(
 ) -> None:
     """Make the training, eval and optimizer models and the checkpoint that on-device training needs.
 
-    They consist of standard operators only, so that any onnxruntime from 1.17 on trains with them: on CPU and CUDA, on
-    phones and in browsers.
+    They use standard operators only, so any onnxruntime from 1.17 on can train with them: on CPU and CUDA, on phones
+    and in browsers.
     """
     if (options.model_path is None) == (forward is None):
         raise click.UsageError("pass one of --model_path and --model_name")
     source = click.get_current_context().get_parameter_source
     for name in ("lora_targets", "lora_alpha"):
         if lora is None and source(name) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{name} is of adapters, which --lora RANK adds")
+            raise click.UsageError(f"--{name} applies to adapters, which --lora RANK adds")
     if lora is not None and not lora.targets:
-        raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' names what can be matched")
+        raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' lists what can be matched")
     options = replace(options, forward=forward, lora=lora)
     from onnxtool.training.artifacts.preparation import plan_training, prepare_training
 
@@ -104,7 +104,7 @@ def _adapters(lora: Lora) -> str:
 
 
 def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
-    """List the operators of a build of onnxruntime for a phone."""
+    """List the operators of an onnxruntime build for phones."""
     if build is None:
         return []
     operators = [
@@ -123,7 +123,7 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
 
 
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
-    """Describe how far one step of the written files is from PyTorch."""
+    """Describe how far one training step from the written files differs from PyTorch."""
     if proof is None:
         return []
     facts = [

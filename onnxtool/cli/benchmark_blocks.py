@@ -1,4 +1,4 @@
-"""How a benchmark is shown: blocks for text and Markdown, and CSV for spreadsheets."""
+"""Lay out a benchmark: blocks for text and Markdown, and CSV for spreadsheets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Compa
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
 from onnxtool.cli.streams import printable
 
-# Columns of the CSV beside those of the run.
+# CSV columns in addition to the run's own.
 _LATENCIES = ("min", "p50", "p90", "p95", "p99", "max", "mean", "stdev")
 _RESULT = ("throughput_samples_per_s", "throughput_tokens_per_s", "spread", "drift", "peak_rss_bytes")
 
 
 def benchmark_blocks(report: BenchmarkReport) -> list[Block]:
-    """Lay out the timings, a row per shape, with their warnings and the machine."""
+    """Lay out the timings, one row per shape, with warnings and the machine."""
     return [
         Facts(
             [
@@ -198,7 +198,7 @@ def _machine(report: BenchmarkReport) -> Iterator[Block]:
 
 
 def benchmark_csv(report: BenchmarkReport) -> str:
-    """Return a line of column names and a line for each shape; latencies are in milliseconds."""
+    """Return a header line and one line per shape; latencies are in milliseconds."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(

@@ -1,4 +1,4 @@
-"""`onnxtool clean`: finish or remove what killed runs have left."""
+"""`onnxtool clean`: finish or remove what killed runs left behind."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class _Report:
 
 @click.command(epilog="Example: onnxtool clean --dry_run")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]")
-@click.option("--dry_run", is_flag=True, help="Only list what would be done.")
+@click.option("--dry_run", is_flag=True, help="List what would be done, without doing it.")
 @result_options()
 def command(*, folder: Path, dry_run: bool, result: Result) -> None:
-    """List what killed runs have left in DIR and below it, and clean it up.
+    """List what killed runs left in DIR and its subfolders, and clean it up.
 
-    A run that is killed leaves a hidden folder beside its output. Half a set of files is removed. A set that was whole
-    already, and of which only some files had their names, is finished. What a run that is still going writes is left
-    alone, and so is what a run on another machine wrote: only there can be known whether it is going. A folder that
-    a clone or an archive may have brought is listed and left alone as well.
+    A killed run leaves a hidden folder next to its output. An incomplete set of files is removed; a complete set that
+    was only partly moved into place is finished. Files of a run that is still going are left alone, and so are files
+    written on another machine, because only that machine knows whether the run is still going. A folder that may come
+    from a clone or an archive is listed and left alone.
     """
     entries = [_entry(leftover, dry_run=dry_run) for leftover in find_leftovers(folder)]
     removed = sum(entry.size_bytes for entry in entries if entry.action == "removed")
@@ -59,7 +59,7 @@ def _entry(leftover: Leftover, *, dry_run: bool) -> _Entry:
     if dry_run:
         action = {"removed": "to remove", "finished": "to finish"}.get(action, action)
     elif action != "left alone" and not settle(leftover.path):
-        action = "left alone"  # another run has taken it up meanwhile
+        action = "left alone"  # another run has taken it over in the meantime
     return _Entry(str(leftover.path), leftover.state, leftover.size_bytes, action)
 
 

@@ -1,33 +1,33 @@
-"""The names of all commands, with what each of them does."""
+"""The names of all commands, with a one-line description of each."""
 
-# Each lives in the module of its name; it is imported when it is run, or when its own help is asked for.
+# Each lives in the module of the same name, which is imported only to run the command or show its help.
 COMMANDS = {
     "export": "Export a Hugging Face checkpoint to a verified ONNX file.",
-    "optimize": "Fuse and convert an ONNX file, verified against what went in.",
+    "optimize": "Fuse and convert an ONNX file, verified against the input.",
     "infer": "Run texts through an ONNX file, or time it.",
     "encode": "Encode a collection on several machines.",
-    "verify": "Compare an ONNX file with what it was made from.",
+    "verify": "Compare an ONNX file with its source.",
     "stats": "Summarize an ONNX file, or its difference from another.",
-    "evaluate": "Measure on a test collection how well a model finds.",
-    "artifacts": "Make what on-device training needs, of standard operators.",
+    "evaluate": "Measure retrieval quality on a test collection.",
+    "artifacts": "Make on-device training artifacts from standard operators.",
     "release": "Make a verified, described and signed release, or check one.",
-    "env": "Show versions, execution providers, and what is wrong here.",
-    "clean": "Finish or remove what killed runs have left.",
-    "completion": "Let a shell complete commands, options, paths and checkpoints.",
+    "env": "Show versions, execution providers, and problems here.",
+    "clean": "Finish or remove what killed runs left behind.",
+    "completion": "Set up shell completion of commands, options and paths.",
 }
 
-# Of commands that are groups.
+# Subcommands of command groups.
 SUBCOMMANDS = {
     "encode": {
-        "run": "Encode a collection by several processes, and publish it.",
-        "part": "Encode a part of a collection.",
-        "merge": "Check what all parts have encoded, and publish it as one.",
-        "status": "Show how far all parts are.",
+        "run": "Encode a collection with several processes, and publish it.",
+        "part": "Encode one part of a collection.",
+        "merge": "Check the output of all parts, and publish it as one.",
+        "status": "Show the progress of all parts.",
     }
 }
 
-# All that can be run, as it is written: `encode part` is one.
+# Everything that can be run, as typed: `encode part`, for example.
 RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUBCOMMANDS.get(name, ("",)))
 
-# The same, as tables of configuration files are called.
+# The same, as the names of configuration tables.
 TABLES = tuple(name.replace(" ", "_") for name in RUNNABLE)

@@ -1,4 +1,4 @@
-"""`onnxtool completion`: what a shell runs to complete commands, options, paths and the names of checkpoints."""
+"""`onnxtool completion`: shell completion of commands, options, paths and checkpoint names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.logs import log_options
 
 _SHELLS = ("bash", "zsh", "fish")
-_FOLDER = "models--"  # of a repository in the hub's cache: models--OWNER--NAME
+_FOLDER = "models--"  # folder of a repository in the hub's cache: models--OWNER--NAME
 
 
 @click.command(epilog="Example: onnxtool completion bash")
@@ -21,7 +21,7 @@ _FOLDER = "models--"  # of a repository in the hub's cache: models--OWNER--NAME
 def command(shell: str) -> None:
     """Print a script that lets SHELL complete onnxtool's commands, options, choices and paths.
 
-    --model_name completes folders, and ids of the hub that are in its cache. For bash, add the line
+    --model_name completes folders, and hub ids that are in the local cache. For bash, add the line
     eval "$(onnxtool completion bash)" to ~/.bashrc; for zsh likewise to ~/.zshrc; for fish, save the output as
     ~/.config/fish/completions/onnxtool.fish.
     """
@@ -34,14 +34,14 @@ def command(shell: str) -> None:
 
 
 def complete_checkpoint(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return folders, which the shell lists itself, and the ids in the cache that begin with `incomplete`."""
-    # The folder first: a script of click forgets what came before it.
+    """Return folders, which the shell lists itself, and cached ids that begin with `incomplete`."""
+    # The folder comes first: click's scripts drop whatever precedes it.
     return [CompletionItem(incomplete, type="dir"), *map(CompletionItem, cached_ids(incomplete))]
 
 
 def cached_ids(beginning: str = "") -> list[str]:
-    """Return the ids in the hub's cache that begin so, by name."""
-    # The library knows this folder as well, and takes longer to load than a person waits for a key.
+    """Return the ids in the hub's cache with this prefix, sorted by name."""
+    # huggingface_hub knows this folder too, but takes too long to load for a key press.
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     try:

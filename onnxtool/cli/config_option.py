@@ -1,4 +1,4 @@
-"""Options of commands from configuration files and the environment: checked by the options themselves."""
+"""Command options from configuration files and the environment, checked by the options themselves."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from onnxtool.options import check
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 PRECEDENCE = ("the command line", f"{PREFIX}COMMAND_OPTION in the environment", OWN_FILE, PROJECT_FILE, "the defaults")
-"""Where an option comes from, first that which stands above the others."""
+"""The sources of an option, in order of precedence."""
 
-# A file that lies in a folder, such as a repository that was cloned, is not the user: it sets what is harmless alone.
-# --config names a file that the user chose, which may set the rest but not what runs code or replaces files.
+# A file found in a folder, such as a cloned repository, does not speak for the user, so it may only set harmless
+# options. A file named with --config was chosen by the user and may set the rest, except what runs code or replaces
+# files.
 EFFECTS: dict[str, tuple[str, ...]] = {
     "it runs code of a checkpoint, or reads files that can run code": ("allow_pickle", "trust_remote_code"),
     "it replaces files": ("force",),
@@ -44,7 +45,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
         *("min_cosine", "public_key", "rtol", "sample_inputs", "verify", "verify.precision"),
     ),
 }
-"""Effects that options have beyond their command's result, with the options, or COMMAND.OPTION; all others are in
+"""Effects that options have beyond their command's result, each with its options or COMMAND.OPTION; all others are in
 HARMLESS. A name in neither is refused as well."""
 _NEVER_IN_FILES = frozenset(("allow_pickle", "force", "trust_remote_code"))
 HARMLESS = frozenset(
@@ -76,7 +77,7 @@ HARMLESS = frozenset(
 
 
 def effect_of(command: str, name: str) -> str | None:
-    """Return the effect of an option that a file of a folder must not have; None for one that is harmless."""
+    """Return the effect that bars an option from files found in a folder; None for a harmless option."""
     for effect, names in EFFECTS.items():
         if name in names or f"{command}.{name}" in names:
             return effect
@@ -84,7 +85,7 @@ def effect_of(command: str, name: str) -> str | None:
 
 
 class Configured(NamedTuple):
-    """An option that is configured, by a value that it takes."""
+    """A configured option with a valid value."""
 
     command: str
     option: str
@@ -93,32 +94,33 @@ class Configured(NamedTuple):
 
 
 def config_option(command: Command) -> Command:
-    """Add --config, and give options that are not on the command line what is configured."""
+    """Add --config, and apply configured values to options that are not on the command line."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
         is_eager=True,
         expose_value=False,
         callback=_configure,
-        help=f"Read options of this command from this TOML file, in place of {OWN_FILE} and {PROJECT_FILE} in the "
-        f"working directory or above it, up to the root of a git repository. Of an option counts, in this order: "
+        help=f"Read this command's options from this TOML file, instead of {OWN_FILE} and {PROJECT_FILE} in the "
+        "working directory or above it, up to the root of a git repository. Options are resolved in this order; the "
+        "first one that is set wins: "
         f"{', '.join(PRECEDENCE)}.",
     )(command)
 
 
 def configured(name: str) -> Configured | None:
-    """Return what is configured for an option of the command that runs, without the command line."""
+    """Return the configured value of an option of the running command, ignoring the command line."""
     return next((one for one in all_of(click.get_current_context()) if one.option == name), None)
 
 
 def all_of(context: click.Context) -> tuple[Configured, ...]:
-    """Return what is configured for the command that runs."""
+    """Return what is configured for the running command."""
     found: dict[str, Configured] = context.meta.get(__name__, {})
     return tuple(found.values())
 
 
 def sources_of(context: click.Context, text: str) -> str:
-    """Say, a line each, where configured options come from that `text`, an error, speaks of."""
+    """Name the source of each configured option that the error `text` mentions, one per line."""
     spoken = (
         one
         for one in all_of(context)
@@ -129,7 +131,7 @@ def sources_of(context: click.Context, text: str) -> str:
 
 
 def all_configured(commands: Iterable[tuple[str, click.Command]]) -> tuple[list[Configured], list[str]]:
-    """Return what is configured here for `commands`, by name, and what is wrong with it."""
+    """Return what is configured here for `commands`, by name, and the problems found."""
     found: list[Configured] = []
     problems: dict[str, None] = {}
     for name, command in commands:
@@ -154,7 +156,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
     """Return what is configured for a command, by option.
 
     Raises:
-        UsageError: a file cannot be read, or what it says is nothing that the options take.
+        UsageError: a file cannot be read, or a value is not valid for its option.
     """
     try:
         files = find_files() if path is None else [read_file(path)]
@@ -171,7 +173,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
         for parameter in context.command.params
         if isinstance(parameter, click.Option)
         for option in parameter.opts
-        if option.startswith("--") and option != "--config"  # which was read to come here
+        if option.startswith("--") and option != "--config"  # already read to get here
     }
     found = {}
     for name, setting in settings.items():
@@ -211,7 +213,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def _value(context: click.Context, option: click.Option, setting: Setting, *, is_own: bool) -> Any:
-    """Return what an option makes of a setting.
+    """Convert a setting to the option's type.
 
     Raises:
         UsageError: the type is wrong, or the option does not take the value.
@@ -220,7 +222,7 @@ def _value(context: click.Context, option: click.Option, setting: Setting, *, is
     try:
         if setting.folder is None:
             return option.type_cast_value(context, value.splitlines() if option.multiple else value)
-        if not (option.type.name == "1,8,…" and type(value) in (int, str)):  # or as the command line has it
+        if not (option.type.name == "1,8,…" and type(value) in (int, str)):  # or spelled as on the command line
             check("", value, _hint(option))
         if isinstance(option.type, click.Path):
             value = str(setting.folder / value)
@@ -236,7 +238,7 @@ def _value(context: click.Context, option: click.Option, setting: Setting, *, is
 
 
 def _hint(option: click.Option) -> Any:
-    """Return the type of a value in a file: that of the field, or of an option that a command has of its own."""
+    """Return the type of a value in a file: the field's type, or the type of a command-specific option."""
     if option.is_flag:
         return bool
     if isinstance(option.type, click.types.IntParamType) or option.count:

@@ -1,7 +1,8 @@
-"""What configuration files and the environment say of a command's options, as they say it; no click is needed for it.
+"""Read a command's options from configuration files and the environment, unconverted and without click.
 
-The nearest folder counts that has a table for the command, from the working directory up to the root of its git
-repository; without a repository it is the working directory alone, as anybody may write to what is above it.
+The nearest folder that has a table for the command wins, from the working directory up to the root of its git
+repository; outside a repository only the working directory is searched, because anyone may be able to write to its
+parents.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ PREFIX = "ONNXTOOL_"
 
 
 class Setting(NamedTuple):
-    """What is said of one option.
+    """The setting of one option.
 
     Attributes:
-        value: as TOML has it; of the environment, text.
+        value: as parsed from TOML; text from the environment.
         source: the file and the table, or the variable.
-        folder: where the file lies, to which paths in it are relative; None for the environment.
+        folder: the file's folder, which paths in it are relative to; None for the environment.
     """
 
     value: Any
@@ -34,10 +35,10 @@ class Setting(NamedTuple):
 
 
 class ConfigFile(NamedTuple):
-    """A file with tables of commands.
+    """A file with command tables.
 
     Attributes:
-        prefix: what stands before the name of a command in the head of its table.
+        prefix: what precedes the command's name in the table header.
     """
 
     path: Path
@@ -46,14 +47,14 @@ class ConfigFile(NamedTuple):
 
 
 def find_files() -> list[ConfigFile]:
-    """Return the files that configure onnxtool here, those that stand above others first.
+    """Return the files that configure onnxtool here, in order of precedence.
 
     Raises:
-        InputError: a file cannot be read, or its tables are none.
+        InputError: a file cannot be read, or its tables are not TOML tables.
     """
     try:
         here = Path.cwd()
-    except FileNotFoundError:  # the folder in which we are was removed
+    except FileNotFoundError:  # the working directory was removed
         return []
     above = (here, *here.parents)
     root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
@@ -77,10 +78,10 @@ def read_file(path: Path) -> ConfigFile:
 
 
 def settings_of(command: str, files: list[ConfigFile]) -> dict[str, Setting]:
-    """Return what `files`, in their order, and the environment above them say of options of `command`, by name.
+    """Return the settings of `command` by option name, from `files` in order, overridden by the environment.
 
     Raises:
-        InputError: a table is none.
+        InputError: a table is not a TOML table.
     """
     variables = dict(_variables(command))
     nearest = next((file.path.parent for file in files if command in file.tables), None)
@@ -96,7 +97,7 @@ def settings_of(command: str, files: list[ConfigFile]) -> dict[str, Setting]:
 
 
 def is_configured(command: str) -> bool:
-    """Whether anything is said of `command`, or a file may be wrong.
+    """Whether anything configures `command`, or a file may be wrong.
 
     Raises:
         InputError: a file cannot be read.
@@ -112,13 +113,13 @@ def _variables(command: str) -> Iterator[tuple[str, Setting]]:
 
 
 def _read(path: Path) -> ConfigFile | None:
-    """Return the tables of a file; None for a pyproject.toml that does not speak of onnxtool."""
+    """Return the tables of a file; None for a pyproject.toml that does not mention onnxtool."""
     try:
         text = read_text(path, MOST_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}", "check the path and its permissions") from error
     is_project = path.name == PROJECT_FILE
-    if is_project and "onnxtool" not in text:  # spares most projects the parser
+    if is_project and "onnxtool" not in text:  # most projects never need the parser
         return None
     try:
         tables: Any = parse_toml(text)

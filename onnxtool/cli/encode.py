@@ -1,4 +1,4 @@
-"""`onnxtool encode`: encode a collection by several processes, or on several machines."""
+"""`onnxtool encode`: encode a collection with several processes, or on several machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _output_option = click.option(
 
 
 def _corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that say what is encoded into which folder."""
+    """Add the options for the input, the model and the output folder."""
     for option in (
         _output_option,
         click.option(
@@ -32,7 +32,7 @@ def _corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "corpus",
             type=LocationType(),
             required=True,
-            help="The collection: a file, or a folder of files; of a test collection, its documents.",
+            help="The collection: a file or a folder of files; for a test collection, its documents are encoded.",
         ),
         click.option("--model_path", type=LocationType(), required=True, help="The ONNX file."),
     ):
@@ -41,7 +41,7 @@ def _corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OrderedGroup(click.Group):
-    """A group whose help lists commands in the order of their table."""
+    """A group whose help lists commands in table order."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_PURPOSES)
@@ -53,7 +53,7 @@ class _OrderedGroup(click.Group):
     epilog="Example: onnxtool encode status --output vectors/",
 )
 def command() -> None:
-    """Encode a collection by several processes, or on several machines: parts of it anywhere, and then merge them.
+    """Encode a collection with several processes, or in parts on several machines that are then merged.
 
     The files are byte for byte those of `onnxtool infer --input FILE --output NAME/`, which encodes in one process.
     """
@@ -75,10 +75,10 @@ def run(
     format_name: str,
     quiet: bool,
 ) -> int:
-    """Encode all splits of a collection that are not done by several processes, and publish them as merge does.
+    """Encode all remaining splits of a collection with several processes, and publish them as merge does.
 
-    A process that dies is started again. A text that ends a process by itself, or needs more than --memory_limit, is
-    rejected with its id, and the others go on. With --engine ray, the processes run on the nodes of the cluster that
+    A process that dies is restarted. A text that by itself kills a process, or needs more than --memory_limit, is
+    rejected with its id, and encoding goes on. With --engine ray, the processes run on the nodes of the cluster that
     RAY_ADDRESS names.
     """
     from onnxtool.encoding import encode_parts
@@ -105,11 +105,11 @@ def part(
     format_name: str,
     quiet: bool,
 ) -> None:
-    """Encode a part of the splits of a collection, on any machine that sees the folder.
+    """Encode one part of a collection's splits, on any machine that can access the folder.
 
-    A split is a piece of the collection, by the sizes of its files alone; each machine passes the same options but
-    --part. Splits that are done are left as they are, so that the same command goes on after a kill at any moment. A
-    text that ends the process that encodes, or needs more than --memory_limit, is rejected with its id.
+    A split is a piece of the collection, determined only by the sizes of its files; every machine passes the same
+    options except for --part. Finished splits are left as they are, so the same command resumes after being killed at
+    any moment. A text that kills the encoding process, or needs more than --memory_limit, is rejected with its id.
     """
     from onnxtool.encoding import encode_part
 
@@ -120,16 +120,18 @@ def part(
 
 @command.command(short_help=_PURPOSES["merge"], epilog="Example: onnxtool encode merge --output vectors/")
 @_output_option
-@click.option("--read_back", is_flag=True, help="Read every file again, also of a store, which checked what it got.")
-@click.option("--strict", is_flag=True, help="Publish nothing where an id occurs twice; else its first text is kept.")
+@click.option("--read_back", is_flag=True, help="Read every file again, even from a store that verified its uploads.")
+@click.option(
+    "--strict", is_flag=True, help="Publish nothing if an id occurs twice; by default its first text is kept."
+)
 @report_options
 def merge(*, output: Location, read_back: bool, strict: bool, format_name: str, quiet: bool) -> int:
-    """Check every shard by the digests of its files, and write the manifest and the rejected lines.
+    """Check the digests of every shard's files, and write the manifest and the rejected lines.
 
-    Where splits are missing or wrong, they are listed as `onnxtool encode part --splits` takes them, nothing is
+    Missing or damaged splits are listed in the form that `onnxtool encode part --splits` takes; nothing is then
     written, and the exit code is 1.
     """
-    del quiet  # it takes as long as reading the files
+    del quiet  # this takes as long as reading the files
     from onnxtool.encoding import merge_parts
 
     report = merge_parts(output, read_back=read_back, strict=strict)
@@ -147,7 +149,7 @@ def _exit_code(report: MergeReport | RunReport) -> int:
 @_output_option
 @report_options
 def status(*, output: Location, format_name: str, quiet: bool) -> None:
-    """Show how many splits are done, and how fast all machines together are."""
+    """Show how many splits are done, and the combined speed of all machines."""
     del quiet
     from onnxtool.encoding import corpus_status
 

@@ -1,4 +1,4 @@
-"""The group of commands, and how it is run: the only place that catches errors."""
+"""The command group and its entry point: the only place that catches errors."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError
 from onnxtool.version import __version__
 
-# Below that some of the libraries end the process as they are loaded, or wait for ever.
+# With less, some libraries end the process while loading, or wait forever.
 _LEAST_MEMORY_MB = 256
 _NO_MEMORY = re.compile("[Cc]annot allocate|start new thread|bad_alloc")
-_UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes say that as well
+_UNDER_A_LIMIT = re.compile("failed to map segment|NULL|return without exc")  # bugs and other causes produce it too
 
-# Names that other tools have for what a command here does.
+# Names that other tools use for these commands.
 _MEANT = {
     **dict.fromkeys(("bench", "benchmark", "perf", "profile"), "infer --benchmark"),
     **dict.fromkeys(("compare", "diff"), "stats MODEL BASE"),
@@ -53,7 +53,7 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is asked for, and suggest those that look like it."""
+        """Find the requested command, or suggest similar ones."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], COMMANDS, n=1)
             meant = _MEANT.get(args[0].lower(), *close)
@@ -62,7 +62,7 @@ class _LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was found; click itself would end with 1 where a reader is gone."""
+        """Run the resolved command; click itself would exit with 1 on a broken pipe."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -83,7 +83,7 @@ class _LazyGroup(click.Group):
 
 
 def _with_underscores(token: str) -> str:
-    """Let every option be written with hyphens as well; `--model-name` is `--model_name`."""
+    """Accept hyphens in every option: `--model-name` is `--model_name`."""
     return token.replace("-", "_")
 
 
@@ -98,15 +98,15 @@ def _with_underscores(token: str) -> str:
 )
 @click.version_option(__version__, prog_name="onnxtool")
 def main() -> None:
-    """From a Hugging Face checkpoint to a verified, optimized, timed and described ONNX model.
+    """Turn a Hugging Face checkpoint into a verified, optimized, timed and described ONNX model.
 
-    Options of a command come from the command line, else from ONNXTOOL_COMMAND_OPTION in the environment, else from
-    [COMMAND] of .onnxtool.toml, else from [tool.onnxtool.COMMAND] of pyproject.toml.
+    Options come from the command line, then ONNXTOOL_COMMAND_OPTION in the environment, then
+    [COMMAND] in .onnxtool.toml, then [tool.onnxtool.COMMAND] in pyproject.toml.
     """
 
 
 def find_command(path: str) -> click.Command:
-    """Return the command of RUNNABLE that is written so."""
+    """Return the matching command of RUNNABLE."""
     found: click.Command = main
     for name in path.split():
         assert isinstance(found, click.Group)  # noqa: S101  the first names are groups
@@ -144,7 +144,7 @@ def run_group(arguments: Sequence[str]) -> int:
     except click.ClickException as error:
         hint = ""
         if isinstance(error, click.UsageError):
-            # The parser of options knows no context.
+            # The option parser has no context.
             known = arguments[0] if arguments[0] in COMMANDS else ""
             path = error.ctx.command_path if error.ctx is not None else f"onnxtool {known}".strip()
             hint = f"{_ways_out(error)}see {path} --help"
@@ -154,7 +154,7 @@ def run_group(arguments: Sequence[str]) -> int:
     except BrokenPipeError:
         return _reader_is_gone()
     except OSError as error:
-        if error.errno is None:  # no failure of the system: other libraries derive theirs from OSError as well
+        if error.errno is None:  # not a system failure: other libraries derive their errors from OSError too
             raise
         drop_output()
         return report_error(f"{_place_of(error)}: {error.strerror}", "", 1)
@@ -170,7 +170,7 @@ def run_group(arguments: Sequence[str]) -> int:
 
 
 def _allowed_mb() -> int | None:
-    """Return the megabytes that a limit allows this process; None where there is no limit."""
+    """Return the memory limit of this process in megabytes; None if there is none."""
     if sys.platform == "win32":
         return None
     import resource
@@ -180,7 +180,7 @@ def _allowed_mb() -> int | None:
 
 
 def _place_of(error: OSError) -> str:
-    """Say what failed: a file, stdout where we or click write to it, or what a library asked of the system."""
+    """Describe what failed: a file, stdout written by us or click, or a library's system call."""
     if error.filename:
         return f"cannot read or write {error.filename}"
     import traceback
@@ -192,7 +192,7 @@ def _place_of(error: OSError) -> str:
 
 
 def _ways_out(error: click.UsageError) -> str:
-    """Say how to give the model where it is missing, and which commands have an option that this one lacks."""
+    """Say how to pass a missing model, and which commands have an option that this one lacks."""
     if not isinstance(error, click.NoSuchOption | click.MissingParameter):
         return ""
     name = error.option_name if isinstance(error, click.NoSuchOption) else ""
@@ -213,6 +213,6 @@ def _ways_out(error: click.UsageError) -> str:
 
 
 def _reader_is_gone() -> int:
-    """Stop as other tools do where their output has no reader any more (`| head`); nothing is left to say."""
+    """Stop silently, as other tools do, when the reader of the output is gone (`| head`)."""
     drop_output()
     return 141

@@ -1,4 +1,4 @@
-"""`onnxtool env`: versions, execution providers, and what is wrong with this installation."""
+"""`onnxtool env`: versions, execution providers, and problems with this installation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onnxtool.runtime.environment import EnvironmentReport
 @click.command(epilog="Example: onnxtool env --format json")
 @result_options()
 def command(*, result: Result) -> None:
-    """Show what is installed, which execution providers can run here, and what is wrong.
+    """Show what is installed, which execution providers can run here, and any problems.
 
     Problems are listed, each with its remedy; a machine without a GPU is not a problem.
     """

@@ -1,4 +1,4 @@
-"""`onnxtool evaluate`: how well a model finds what is relevant."""
+"""`onnxtool evaluate`: measure retrieval quality."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from onnxtool.reports import WritePlan, planned_files
     type=PathType(),
     required=True,
     metavar="DIR",
-    help="A collection as BEIR has them: corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv; or TREC's topics and qrels.",
+    help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics and qrels.",
 )
 @derived_options(options=EvaluateOptions)
-@click.option("--save_run", type=PathType(), metavar="FILE", help="Write what was found, in TREC's format.")
+@click.option("--save_run", type=PathType(), metavar="FILE", help="Write the ranked results in TREC run format.")
 @dry_run_option
 @result_options([*FORMATS, "html"], "; html is one page with a chart of quality against time")
 def command(
@@ -47,11 +47,12 @@ def command(
     dry_run: bool,
     result: Result,
 ) -> int:
-    """Search a test collection with an ONNX file, and measure how well it finds what is relevant.
+    """Search a test collection with an ONNX file, and measure its retrieval quality.
 
     Documents and queries are encoded with the checkpoint's own prompts, every document is compared with every query,
-    and the measures are those of trec_eval. Rerankers order what BM25 or --candidates found. With --against, another
-    file or the checkpoint itself answers the same queries, and the difference gets a test and an interval.
+    and the measures follow trec_eval. Rerankers reorder the results of BM25 or --candidates. With --against, another
+    file or the checkpoint itself answers the same queries, and the difference is reported with a significance test and
+    a confidence interval.
     """
     written = [path for path in (result.output, save_run) if path is not None]
     for path in written:

@@ -1,4 +1,4 @@
-"""How an evaluation is laid out: its measures, what differs from the base, the gates, and a page with charts."""
+"""Lay out an evaluation: measures, differences from the base, gates, and a page with charts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXT_OF_A_QUERY = 70
 
 
 def evaluation_blocks(report: EvaluationReport) -> list[Block]:
-    """Lay out the measures, and the comparison where there is one."""
+    """Lay out the measures, and the comparison if there is one."""
     model = report.model
     blocks: list[Block] = [
         Facts(
@@ -103,7 +103,7 @@ def _cut(text: str) -> str:
 
 
 class _Point(NamedTuple):
-    """A system: its name, what it costs, its quality with the interval, and its color."""
+    """A system: its name, its cost, its quality with the interval, and its color."""
 
     name: str
     cost: float
@@ -124,7 +124,7 @@ def evaluation_page(report: EvaluationReport) -> str:
 
 
 def _charts(report: EvaluationReport) -> str:
-    """Draw the first measure against the time of a query, and against the size of the file."""
+    """Plot the first measure against query time, and against file size."""
     measure, ours = next(iter(report.measures.items()))
     systems = [(report.model, ours.mean, ours.low, ours.high, "var(--model)")]
     if report.against is not None:
@@ -143,7 +143,7 @@ def _charts(report: EvaluationReport) -> str:
 
 
 def _chart(points: Sequence[_Point], title: str) -> str:
-    """Draw points with their intervals; the same figures are in the tables, so a reader of the screen is told where."""
+    """Draw points with their intervals; the tables hold the same figures, which the label tells screen readers."""
     most = max(point.cost for point in points) * (1 + _MARGIN)
     low, high = min(point.low for point in points), max(point.high for point in points)
     span = (high - low) or 0.1

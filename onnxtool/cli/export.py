@@ -1,4 +1,4 @@
-"""`onnxtool export`: checkpoint to file."""
+"""`onnxtool export`: export a checkpoint to an ONNX file."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from onnxtool.reports import TensorInfo, planned_files
 )
 @model_argument("model_name", "CHECKPOINT")
 @derived_options(options=ExportOptions)
-@click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the file straight after.")
-@click.option("--stats", is_flag=True, help="Print the summary of the graph as well.")
+@click.option("--optimize", is_flag=True, help="Run `onnxtool optimize` on the exported file.")
+@click.option("--stats", is_flag=True, help="Also print a summary of the graph.")
 @dry_run_option
 @report_options
 def command(
     options: ExportOptions, *, optimize: bool, stats: bool, dry_run: bool, format_name: str, quiet: bool
 ) -> None:
-    """Export a Hugging Face checkpoint to an ONNX file, with its tokenizer and configuration beside it.
+    """Export a Hugging Face checkpoint to an ONNX file, with its tokenizer and configuration next to it.
 
-    The architecture is the one that config.json names, the outputs and dynamic axes are found by running it, and the
-    file is compared with PyTorch on several shapes, masks and texts before it is kept.
+    The architecture is taken from config.json, outputs and dynamic axes are found by running the model, and the file is
+    kept only after it has been compared with PyTorch on several shapes, masks and texts.
     """
-    from onnxtool.export import export_model, plan_export  # with all that traces, which --help needs not
+    from onnxtool.export import export_model, plan_export  # imports tracing, which --help does not need
     from onnxtool.export.preparation import partner_paths
     from onnxtool.export.target import find_target
 
@@ -98,7 +98,7 @@ def command(
 
 
 def export_blocks(report: ExportReport) -> list[Block]:
-    """Describe an export: what was made of what, its signature, and its verification."""
+    """Describe an export: source and output, signature, and verification."""
     facts = [
         ("Exported", f"{report.source} ({report.architecture}, {report.model_type})"),
         ("Output", report.output),

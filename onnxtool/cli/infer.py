@@ -39,7 +39,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.reports import WritePlan, planned_files
 
 _STDOUT = Path("-")
-# Parameters by what they are for.
+# Parameters by purpose.
 _ALWAYS = frozenset({"model_path", "provider", "threads"})
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
@@ -48,7 +48,7 @@ _BESIDE_CORPORA = _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {
 
 
 class _OutputType(LocationType):
-    """A path that remembers whether it was written as a folder, with a separator at its end; a store has folders."""
+    """A path that remembers whether it was given as a folder, with a trailing separator; stores are always folders."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path."""
@@ -60,8 +60,8 @@ class _OutputType(LocationType):
 class _Command(SectionedCommand):
     titles: ClassVar = {
         "generation": "Options for models that write text",
-        "corpus": "Options for the vectors of a collection (--input FILE --output NAME/)",
-        "files": "Files that show how far a collection is",
+        "corpus": "Options for encoding a collection (--input FILE --output NAME/)",
+        "files": "Files that report encoding progress",
         "timing": "Options for --benchmark",
     }
 
@@ -75,19 +75,21 @@ class _Command(SectionedCommand):
     timing=BenchmarkOptions,
     files=ProgressOptions,
 )
-@click.option("--stream", is_flag=True, help="Print what a model writes while it does, and nothing else to stdout.")
-@click.option("--vectors", is_flag=True, help="Print the embeddings themselves as well; JSON always has them.")
+@click.option("--stream", is_flag=True, help="Print generated text as it is produced, and nothing else, to stdout.")
+@click.option("--vectors", is_flag=True, help="Also print the embeddings themselves; JSON always includes them.")
 @click.option(
     "--benchmark",
     is_flag=True,
-    help="Time the model: on the texts of --text and --input, else on generated inputs of several shapes.",
+    help="Time the model on the texts of --text and --input, or on generated inputs of several shapes.",
 )
-@click.option("--plot", type=PathType(), metavar="FILE", help="Draw the latencies of each shape: .png, .svg or .pdf.")
+@click.option(
+    "--plot", type=PathType(), metavar="FILE", help="Plot the latencies of each shape to a .png, .svg or .pdf file."
+)
 @click.option(
     "--output",
     type=_OutputType(),
-    help="Write the result to this file instead of stdout, which is -, in the format of its suffix. A folder that "
-    "exists or is written with / at its end gets a vector for each text of --input.",
+    help="Write the result to this file instead of stdout (-), in the format of its suffix. A folder that "
+    "exists or ends with / receives a vector for each text of --input.",
 )
 @dry_run_option
 @format_options(
@@ -113,10 +115,9 @@ def command(
 ) -> int:
     """Run texts through an ONNX file with the checkpoint's own tokenizer, or time it with --benchmark.
 
-    What is printed depends on what the model is for: the terms of a sparse encoder and their weights, how similar
-    texts are to each other, labels, texts ranked for a query, entities, the answer to a question, tokens for a mask.
-    Decoders with a cache write with --max_new_tokens, and give candidates for the next token without it;
-    encoder-decoders always write.
+    The output depends on the model's task: terms and weights of a sparse encoder, similarities between texts, labels,
+    texts ranked for a query, entities, the answer to a question, or tokens for a mask. Decoders with a cache generate
+    text with --max_new_tokens, and list candidates for the next token without it; encoder-decoders always generate.
     """
     destination = None if output == _STDOUT else output
     if format_name == "csv" and not benchmark:
@@ -146,10 +147,10 @@ def command(
 
 
 def _check(options: InferOptions, *, is_benchmark: bool) -> None:
-    """Refuse what a job on texts does not use, and a job without any.
+    """Refuse options that have no effect on the job, and a job with nothing to run.
 
     Raises:
-        UsageError: an option does nothing, or there is nothing to run.
+        UsageError: an option has no effect, or there is nothing to run.
     """
     given = click.get_current_context().params
     for name in ("model_path", "input", "output"):
@@ -173,7 +174,7 @@ def _check(options: InferOptions, *, is_benchmark: bool) -> None:
 
 
 def _plan(options: InferOptions, paths: Sequence[Path], output: Result) -> None:
-    """Say what would be written, where the model and the texts can be read."""
+    """Say what would be written, if the model and the texts can be read."""
     from onnxtool.infer.pictures import takes_pictures
     from onnxtool.infer.run import given_texts
 

@@ -1,4 +1,4 @@
-"""The job of `onnxtool infer` on texts: answers and what models write, as tables, JSON or lines."""
+"""The text jobs of `onnxtool infer`: answers and generated text, as tables, JSON or lines."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from onnxtool.model_file import ModelFile
 if TYPE_CHECKING:
     from onnxtool.checkpoint.text_files import TextInput
 
-# What the two columns of candidates are called, by kind.
+# Titles of the two candidate columns, by kind.
 _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "labels": ("label", "score")}
-# A wider table of all pairs does not fit a screen; the nearest text of each is shown instead.
+# A larger table of all pairs does not fit a screen; each text's nearest neighbour is shown instead.
 _MAX_MATRIX = 12
 _MAX_TEXT_WIDTH = 80
 _NUMBERS_SHOWN = 5  # of an embedding
@@ -34,11 +34,11 @@ _NUMBERS_SHOWN = 5  # of an embedding
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is shown of answers.
+    """Display options for answers.
 
     Attributes:
-        stream: whether what a model writes is printed while it does.
-        vectors: whether embeddings are printed as well.
+        stream: whether generated text is printed as it is produced.
+        vectors: whether embeddings are printed too.
     """
 
     stream: bool
@@ -46,10 +46,10 @@ class Wanted:
 
 
 def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Wanted, output: Result) -> None:
-    """Answer the texts of `options`, or write after them, and print what came out.
+    """Answer or continue the texts of `options`, and print the result.
 
     Raises:
-        UsageError: an option does nothing for a model that writes, or a stream goes elsewhere than to stdout.
+        UsageError: an option has no effect on text generation, or a stream would not go to stdout.
     """
     from onnxtool.infer.generation.writing import writes_text
     from onnxtool.infer.pictures import takes_pictures
@@ -89,7 +89,7 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
 
 
 def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
-    """Print what a model writes while it does."""
+    """Print generated text as it is produced."""
     from onnxtool.infer.run import write_texts
 
     if output.output is not None or output.format_name != "text":
@@ -108,7 +108,7 @@ def _stream(options: InferOptions, generation: GenerateOptions, output: Result) 
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
-    """Lay out the results by what the model is for."""
+    """Lay out the results by the model's task."""
     facts = Facts([("Model", report.model), ("Task", report.task), ("Provider", report.provider)])
     blocks: list[Block] = [facts, *(Note(note) for note in report.notes)]
     if report.rankings:
@@ -122,7 +122,7 @@ def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
 
 
 def generation_blocks(report: GenerationReport) -> list[Block]:
-    """Lay out what a model wrote after each text."""
+    """Lay out the text generated after each prompt."""
     facts = Facts(
         [
             ("Model", report.model),
@@ -160,7 +160,7 @@ def _answer_block(kind: str, answer: TextAnswer) -> Block:
 
 
 def _vector(shape: tuple[int, ...], vector: tuple[float, ...]) -> str:
-    """Show the first numbers of an embedding, and its length in both senses."""
+    """Show the first numbers of an embedding, its shape and its norm."""
     if not vector:
         return format_shape(shape)
     first = " ".join(f"{number:.4f}" for number in vector[:_NUMBERS_SHOWN])
@@ -219,7 +219,7 @@ def _is_of_pictures(report: InferReport) -> bool:
 
 
 def _columns(report: InferReport) -> tuple[str, ...]:
-    """Return what is shown of each text or picture; a picture has no tokens."""
+    """Return the cells for each text or image; an image has no tokens."""
     return ("picture",) if _is_of_pictures(report) else ("tokens", "text")
 
 
@@ -244,7 +244,7 @@ def _how_read(answer: TextAnswer) -> str:
 
 
 def _label(answer: TextAnswer) -> str:
-    """Name a text by its id and how it begins, on one line."""
+    """Label a text with its id and its beginning, on one line."""
     short = _one_line(answer.text)
     return short if answer.id is None else f"[{answer.id}] {short}"
 

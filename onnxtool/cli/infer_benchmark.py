@@ -1,4 +1,4 @@
-"""The job `onnxtool infer --benchmark`: time a model."""
+"""`onnxtool infer --benchmark`: time a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from onnxtool.infer.options import InferOptions
 def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | None, output: Result) -> int:
     """Time a model on the texts of `options`, or on generated inputs, and print the report.
 
-    Returns:
-        The exit code, which is 1 where a gate is met.
+    Returns: The exit code, which is 1 if a gate fails.
 
     Raises:
         UsageError: a gate or a baseline cannot be used, or the plot cannot be drawn as asked.

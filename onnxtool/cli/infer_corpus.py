@@ -1,4 +1,4 @@
-"""How `onnxtool infer` encodes a corpus: its progress, and its report."""
+"""Encode a corpus in `onnxtool infer`: progress and report."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def corpus_progress(
     quiet: bool,
     files: ProgressOptions = ProgressOptions(),  # noqa: B008  a constant
 ) -> Iterator[None]:
-    """Show on stderr how far the run inside of the block is, and write it into files that were asked for."""
+    """Show the progress of the block's run on stderr, and write it to the requested files."""
     with progress(quiet=quiet):
         show, written, state = listener(), ProgressFiles(files), "failed"
 

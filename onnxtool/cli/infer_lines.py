@@ -1,4 +1,4 @@
-"""How `onnxtool infer` answers any number of texts: a line of JSON for each, as soon as it is answered."""
+"""Answer any number of texts in `onnxtool infer`: one line of JSON each, as soon as it is answered."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 FORMAT = "jsonl"
 MAX_IN_ONE_REPORT = 10_000
-"""More texts are answered in lines where no format is asked for: a report of all of them is held in memory."""
+"""Larger numbers of texts default to lines, because a single report is held in memory."""
 
 
 def is_lines_file(output: Path | None) -> bool:
-    """Whether the name of an output says that it holds JSON Lines."""
+    """Whether an output's name ends like a JSON Lines file."""
     return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{FORMAT}")
 
 
 def write_lines(reports: Iterator[InferReport | GenerationReport], output: Result) -> None:
-    """Print a line of JSON for each answer of `reports`, or write them to the output, packed for `.gz`.
+    """Print a line of JSON for each answer of `reports`, or write them to the output, compressed for `.gz`.
 
-    What a report has beside its answers is said on stderr at the end.
+    The rest of the report goes to stderr at the end.
     """
     count, last = 0, None
-    # A bar that rewrites its line would run into the lines of a terminal.
+    # A progress bar would garble the lines on a terminal.
     is_shown = output.output is None and sys.stdout.isatty()
     with progress(quiet=output.quiet or is_shown), _lines(output.output, force=output.force) as write:
         for report in reports:
@@ -57,7 +57,7 @@ def _lines(output: Path | None, *, force: bool) -> Iterator[Callable[[str], obje
         return
     with staged(output, force=force) as staging, staging.model_path.open("wb") as raw:
         packed = output.name.lower().endswith(".gz")
-        # Without the time, the same answers are the same bytes.
+        # Without a timestamp, the same answers give the same bytes.
         binary = gzip.GzipFile(output.name.removesuffix(".gz"), "wb", fileobj=raw, mtime=0) if packed else raw
         with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
             yield file.write

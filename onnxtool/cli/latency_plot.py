@@ -1,4 +1,4 @@
-"""Draw a benchmark: every run of each shape as a point, with the median and the 95th percentile."""
+"""Plot a benchmark: every run of each shape as a point, with the median and the 95th percentile."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MAX_POINTS = 2000  # of a shape; more are one blot
 
 
 def check_plot(path: Path) -> None:
-    """Refuse a plot that could not be drawn after an hour of timing.
+    """Refuse an impossible plot now, rather than after an hour of timing.
 
     Raises:
-        UsageError: the suffix is no picture's.
+        UsageError: the suffix is not an image format.
         OutputWriteError: matplotlib is not installed.
     """
     if path.suffix.lower() not in _SUFFIXES:
@@ -39,15 +39,15 @@ def draw_latencies(report: BenchmarkReport, path: Path, *, force: bool) -> None:
     """Draw `report` into the file at `path`.
 
     Raises:
-        OutputExistsError: the file is there and `force` is not set.
+        OutputExistsError: the file exists and `force` is not set.
         OutputWriteError: the file cannot be written.
     """
-    # Nothing is shown, so a backend that the environment names is not used; matplotlib refuses unknown ones.
+    # Nothing is displayed, so the backend named in the environment is ignored; matplotlib refuses unknown ones.
     os.environ.pop("MPLBACKEND", None)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except Exception as error:  # what a matplotlibrc of wrong values, or a broken installation, raises
+    except Exception as error:  # raised for an invalid matplotlibrc or a broken installation
         raise OutputWriteError(f"cannot draw {path}: matplotlib does not load: {error}", "leave out --plot") from error
 
     figure = Figure(figsize=(max(6.0, 2.0 + 1.3 * len(report.results)), 4.8), layout="constrained")
@@ -65,7 +65,7 @@ def _draw(axes: Any, report: BenchmarkReport) -> None:
         across = [place - _WIDTH_OF_POINTS / 2 + index * step for index in range(len(samples))]
         axes.scatter(across, samples, s=8, color="tab:blue", alpha=0.45, linewidths=0, label=_once("a run", place))
         ends = (place - 0.36, place + 0.36)
-        # The numbers stand apart where the lines are close together.
+        # Keep the numbers apart where the lines are close together.
         for name, style, above in (("p50", "-", "top"), ("p95", "--", "bottom")):
             value = getattr(result.latency_ms, name)
             text = f"{value:.3g}" if value < 100 else f"{value:.0f}"
@@ -94,7 +94,7 @@ def _once(label: str, place: int) -> str:
 
 
 def _title(report: BenchmarkReport) -> str:
-    # A dollar sign would begin a formula, and names of files are anybody's.
+    # A dollar sign would start a formula, and file names are arbitrary.
     name = printable(Path(report.model).name).replace("$", r"\$")
     threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
     return f"{name}: latency of a run on {report.provider}, {threads}\n{printable(report.environment.cpu)}"

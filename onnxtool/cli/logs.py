@@ -1,4 +1,4 @@
-"""-v, -vv and --log_level: what the library says of its work, with the time, on stderr."""
+"""-v, -vv and --log_level: log the library's work to stderr, with timestamps."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _OF_VERBOSITY = (logging.WARNING, logging.INFO, logging.DEBUG)
 
 
 def log_options(command: Command) -> Command:
-    """Add -v and --log_level, which set up logging before the command runs and take it back behind it."""
+    """Add -v and --log_level, which set up logging before the command runs and undo it afterwards."""
     level = click.option(
         "--log_level",
         type=NameChoice(tuple(_LEVELS), case_sensitive=False),
         callback=_set_level,
         expose_value=False,
-        help="What to log on stderr, with the time.  [default: warning; info with -v, debug with -vv]",
+        help="What to log to stderr, with timestamps.  [default: warning; info with -v, debug with -vv]",
     )
     verbose = click.option(
         "-v",
@@ -34,13 +34,13 @@ def log_options(command: Command) -> Command:
         count=True,
         callback=_set_verbosity,
         expose_value=False,
-        help="Log what each step did, such as passes and export strategies; -vv logs every case, file and session too.",
+        help="Log each step, such as passes and export strategies; -vv also logs every case, file and session.",
     )
     return verbose(level(command))
 
 
 class _Formatter(logging.Formatter):
-    """Writes a record on one line without control characters: names of a model are untrusted."""
+    """Write a record on one line without control characters: names in a model are untrusted."""
 
     default_msec_format = "%s.%03d"
 
@@ -55,7 +55,7 @@ def _set_level(context: click.Context, _parameter: click.Parameter, value: str |
 
 
 def _set_verbosity(context: click.Context, _parameter: click.Parameter, value: int) -> None:
-    if value and __name__ not in context.meta:  # a level that was chosen by name stands
+    if value and __name__ not in context.meta:  # keep a level that was set explicitly
         _configure(context, _OF_VERBOSITY[min(value, len(_OF_VERBOSITY) - 1)])
 
 
@@ -65,7 +65,7 @@ def _configure(context: click.Context, level: int) -> None:
     handler.setFormatter(_Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     before = logger.level, logger.propagate, list(logger.handlers)
     logger.handlers = [handler]
-    logger.propagate = False  # a library may have given the root logger a handler
+    logger.propagate = False  # a library may have added a handler to the root logger
     logger.setLevel(level)
 
     for one in all_of(context):

@@ -1,4 +1,4 @@
-"""`onnxtool optimize`: file to better file."""
+"""`onnxtool optimize`: fuse and convert an ONNX file."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Qua
     "--data",
     type=PathType(),
     metavar="DIR",
-    help="With --precision auto, a test collection on which a candidate must not meet --fail_if; see evaluate.",
+    help="With --precision auto, a test collection on which no candidate may meet --fail_if; see evaluate.",
 )
 @click.option(
     "--fail_if",
     multiple=True,
     metavar="EXPR",
-    help="What refuses a candidate on --data, such as 'ndcg@10<-0.5%' against the input; may be given several times.",
+    help="Reject a candidate on --data by this gate, e.g. 'ndcg@10<-0.5%' against the input; may be repeated.",
 )
-@click.option("--measure", multiple=True, metavar="NAME", help="What to measure on --data, as evaluate does.")
-@click.option("--stats", is_flag=True, help="Print the summaries of both graphs.")
+@click.option("--measure", multiple=True, metavar="NAME", help="Measure to compute on --data, as in evaluate.")
+@click.option("--stats", is_flag=True, help="Print summaries of both graphs.")
 @dry_run_option
 @report_options
 def command(
@@ -50,10 +50,10 @@ def command(
 ) -> None:
     """Fuse an ONNX file's operators for an execution provider, and convert it to another precision.
 
-    The passes run in a fixed order, each says what it changed, and the result is compared with the input on several
-    shapes and masks before it is kept.
+    The passes run in a fixed order and report their changes; the result is kept only after it has been compared with
+    the input on several shapes and masks.
     """
-    from onnxtool.optimize import optimize_model, plan_optimization  # with all passes, which --help needs not
+    from onnxtool.optimize import optimize_model, plan_optimization  # imports all passes, which --help does not need
 
     if data is None and (fail_if or measure):
         raise click.UsageError(f"{'--fail_if' if fail_if else '--measure'} is for a test collection: pass --data DIR")
@@ -81,7 +81,7 @@ def command(
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
-    """Describe an optimization: the summaries where asked for, what the passes did, and the verification."""
+    """Describe an optimization: the passes, the verification, and summaries on request."""
     blocks: list[Block] = []
     if stats:
         blocks += summary_blocks(report.before, "Original ONNX model summary")
@@ -133,7 +133,7 @@ def _fusion(count: FusionCount) -> str:
 
 
 def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
-    """Describe what was tried on this machine, and why not where it was not possible."""
+    """Describe what was tried on this machine, and why a candidate was ruled out."""
     if not candidates:
         return []
     shapes = tuple(dict.fromkeys(shape for one in candidates for shape in one.latency_ms))
@@ -154,7 +154,7 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
 
 
 def _quantized(quantization: Quantization | None, ranking: Ranking | None) -> list[Block]:
-    """Describe what is in fewer bits, how far it is off, and which layers could not afford it."""
+    """Describe the quantized layers, the error, and the layers kept in higher precision."""
     if quantization is None:
         return []
     precision, kept = quantization.precision, quantization.kept

@@ -1,4 +1,4 @@
-"""Options of commands: made from the fields of options classes, and those that several commands share."""
+"""Command options: generated from the fields of options classes, plus options that several commands share."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class _Field(NamedTuple):
 
 
 class FieldOption(click.Option):
-    """The option of a field, whose values are checked by what its class says of them.
+    """The option of a field, whose values are checked by the field's class.
 
     Attributes:
-        section: the keyword of the options class that has the field.
+        section: the keyword of the field's options class.
     """
 
     section = ""
@@ -58,7 +58,7 @@ class FieldOption(click.Option):
         self.field, self.hint = field, field.hint
 
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Return what was parsed, as the field has it."""
+        """Return the parsed value as the field's type."""
         parsed = super().type_cast_value(ctx, value)
         return parsed if parsed is None else self.checked(parsed, ctx)
 
@@ -66,7 +66,7 @@ class FieldOption(click.Option):
         """Return a value of the field's type.
 
         Raises:
-            BadParameter: the field does not take it.
+            BadParameter: the value is not valid for the field.
         """
         try:
             return check("", value, self.field.hint)
@@ -75,10 +75,10 @@ class FieldOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command of several jobs, whose help has the options of each job under a title of its own.
+    """A command with several jobs, whose help groups the options of each job under a title.
 
     Attributes:
-        titles: by the keyword of an options class; options of all others come first.
+        titles: titles by options class keyword; all other options come first.
     """
 
     titles: ClassVar[Mapping[str, str]] = {}
@@ -96,10 +96,10 @@ class SectionedCommand(click.Command):
 
 
 def derived_options(**classes: type) -> Callable[[Command], Command]:
-    """Add an option for each field of `classes` that has an `Option`; `--output` and `--force` come last.
+    """Add an option for each field of `classes` with an `Option`; `--output` and `--force` come last.
 
-    Classes that share an option get the same value. The command gets an object of each class by its keyword, or None
-    where a required option of the class was not given; only the first class insists on its own.
+    Classes that share an option get the same value. The command receives an instance of each class by keyword, or None
+    if a required option of the class is missing; only the first class enforces its required options.
     """
     fields = {keyword: _fields(options_class) for keyword, options_class in classes.items()}
     first = next(iter(fields))
@@ -121,7 +121,7 @@ def derived_options(**classes: type) -> Callable[[Command], Command]:
                 objects[keyword] = None if any(given[name] is None for name in needed) else options_class(**given)
             return command(**objects, **{name: value for name, value in values.items() if name not in options})
 
-        # As click's own decorators do, which run from the last line to the first.
+        # Like click's own decorators, which apply from the last line to the first.
         params = [*getattr(command, "__click_params__", ()), *(options[name] for name in reversed(ordered))]
         vars(call)["__click_params__"] = params
         return call  # type: ignore[return-value]  # click calls it with what it parsed
@@ -135,7 +135,7 @@ def option_names(options_class: type) -> frozenset[str]:
 
 
 def _fields(options_class: type) -> list[_Field]:
-    """Read the fields of a dataclass or named tuple that are options; those that it takes by name alone come last."""
+    """Read the fields of a dataclass or named tuple that are options; keyword-only fields come last."""
     defaults, named = getattr(options_class, "_field_defaults", None), set()
     if defaults is None:
         defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
@@ -191,7 +191,7 @@ def _value_type(kind: Any, described: Option) -> click.ParamType[Any]:
 
 
 class _Integer(click.IntRange):
-    """An integer with bounds, which the help shows, and the field checks."""
+    """An integer with bounds, shown in the help and checked by the field."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse it."""
@@ -199,7 +199,7 @@ class _Integer(click.IntRange):
 
 
 class _Number(click.FloatRange):
-    """A number likewise."""
+    """A float with bounds, likewise."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse it."""
@@ -212,7 +212,7 @@ def report_options(command: Command) -> Command:
 
 
 def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
-    """Add --format, which takes one of `formats` and says `more` of them, --quiet, --config, and those of logging."""
+    """Add --format, which takes one of `formats` with `more` in its help, --quiet, --config and the logging options."""
 
     def decorate(command: Command) -> Command:
         quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
@@ -229,22 +229,22 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
 
 
 def output_options(meaning: str) -> Callable[[Command], Command]:
-    """Add --output, whose help is `meaning`, and --force."""
+    """Add --output, with `meaning` as its help, and --force."""
 
     def decorate(command: Command) -> Command:
-        command = click.option("--force", is_flag=True, help="Replace an output that exists.")(command)
+        command = click.option("--force", is_flag=True, help="Replace an existing output.")(command)
         return click.option("--output", type=PathType(), help=meaning)(command)
 
     return decorate
 
 
 class Result(NamedTuple):
-    """What becomes of the report of a command.
+    """The destination of a command's report.
 
     Attributes:
-        output: the file that gets it; None for stdout.
+        output: the file to write; None for stdout.
         force: whether to replace that file.
-        quiet: whether no progress is shown.
+        quiet: whether to hide progress.
     """
 
     output: Path | None
@@ -253,7 +253,7 @@ class Result(NamedTuple):
     quiet: bool
 
     def check(self, *others: Path | None) -> None:
-        """Refuse the file, and others, where they cannot be written."""
+        """Refuse the output, and other files, that cannot be written."""
         for path in (self.output, *others):
             if path is not None:
                 check_writable(path, force=self.force)
@@ -263,17 +263,17 @@ class Result(NamedTuple):
         emit(report, blocks, self.format_name, output=self.output, force=self.force)
 
     def write(self, text: str) -> None:
-        """Print or write a text that has its format already."""
+        """Print or write text that is already formatted."""
         write_out(text, output=self.output, force=self.force)
 
 
 def is_given(name: str) -> bool:
-    """Whether a parameter of the running command was chosen, and is not the default."""
+    """Whether a parameter of the running command was set explicitly."""
     return click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def refuse(names: AbstractSet[str], reason: str) -> None:
-    """Refuse parameters on the command line that would do nothing.
+    """Refuse command-line parameters that would have no effect.
 
     Raises:
         UsageError: one was passed.
@@ -292,13 +292,13 @@ _SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
 
 
 def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> str:
-    """Return the format that the suffix of `output` stands for, unless --format was given."""
+    """Return the format for the suffix of `output`, unless --format was given."""
     by_suffix = "" if output is None or is_given("format_name") else _SUFFIXES.get(output.suffix.lower(), "")
     return by_suffix if by_suffix in formats else format_name
 
 
 def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable[[Command], Command]:
-    """Add --output, --force, --format and --quiet, which the command gets as its `result`, and what comes with them."""
+    """Add --output, --force, --format and --quiet, passed to the command as `result`, and related options."""
 
     def decorate(command: Command) -> Command:
         @wraps(command)
@@ -315,7 +315,7 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
 
 
 class PathType(click.Path):
-    """A path as a pathlib.Path; whether it exists is for the library to say, with a hint."""
+    """A path as a pathlib.Path; existence is checked by the library, which adds a hint."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -360,7 +360,7 @@ class CountList(click.ParamType[tuple[int, ...]]):
 
 
 def model_argument(name: str, metavar: str = "MODEL") -> Callable[[Command], Command]:
-    """Let the value of the option `name` be given without its name as well: `onnxtool optimize model.onnx`."""
+    """Accept the value of the option `name` as an argument too: `onnxtool optimize model.onnx`."""
 
     def decorate(command: Command) -> Command:
         params: list[click.Parameter] = vars(command)["__click_params__"]
@@ -394,5 +394,5 @@ def dry_run_option(command: Command) -> Command:
     return click.option(
         "--dry_run",
         is_flag=True,
-        help="Check options and inputs as far as that is quick, say which files would be written, and write none.",
+        help="Run the quick checks of options and inputs, list the files that would be written, and write none.",
     )(command)

@@ -1,4 +1,4 @@
-"""Templates of HTML, and the HTML page of a report: text is escaped, and numbers may have bars."""
+"""HTML templates, and the HTML page of a report: text is escaped, and numbers may have bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LONG = re.compile(r"[^\s&;]{25,}")  # entities stay whole
 
 
 def render_template(name: str, filters: Mapping[str, Callable[..., Any]], **values: object) -> str:
-    """Fill in a template of HTML or SVG of this package; every text is escaped."""
+    """Fill in an HTML or SVG template from this package; all text is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -36,10 +36,10 @@ def blocks_page(title: str, blocks: Sequence[Block], gates: Sequence[str] = (), 
     """Write the blocks of a report as an HTML page.
 
     Args:
-        title: of the page, and of what stands before the first heading.
-        blocks: what text and Markdown show.
-        gates: what each gate that is met says.
-        chart: markup of our own, shown before the tables.
+        title: title of the page and of the content before the first heading.
+        blocks: the blocks shown in text and Markdown.
+        gates: the message of each failed gate.
+        chart: trusted markup, shown before the tables.
     """
     heading, sections, notes = "Summary", [], []
     for block in blocks:
@@ -58,7 +58,7 @@ def blocks_page(title: str, blocks: Sequence[Block], gates: Sequence[str] = (), 
 def sections_page(
     title: str, sections: Sequence[Section], gates: Sequence[str], notes: Sequence[str] = (), chart: str = ""
 ) -> str:
-    """Write sections as an HTML page, below the gates that are met, the notes and a chart."""
+    """Write sections as an HTML page, below failed gates, notes and a chart."""
     from markupsafe import Markup
 
     return render_template(
@@ -73,10 +73,10 @@ def sections_page(
 
 
 def _words(text: str) -> Markup:
-    """Escape a text whose names break after their separators; words that are longer break anywhere, where they must."""
+    """Escape text and let names break after separators; longer words break anywhere if necessary."""
     from markupsafe import Markup, escape
 
-    # Short pieces stay where they are: `.onnx` at the end of a file's name.
+    # Do not break before short pieces, such as `.onnx` at the end of a file name.
     pieces = re.split(r"(?<=[./:])(?=[A-Za-z]\w{5})", printable(text))
     broken = "<wbr>".join(_LONG.sub(r'<span class="long">\g<0></span>', str(escape(piece))) for piece in pieces)
     return Markup(broken)  # noqa: S704  each piece is escaped

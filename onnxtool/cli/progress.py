@@ -1,4 +1,4 @@
-"""What a person sees on stderr while a command works: one line that rewrites itself, or a line a stage in a log."""
+"""Progress on stderr while a command works: one line that rewrites itself, or one log line per stage."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _LOGGER = logging.getLogger(__name__)
-LINE_EVERY_S = 10.0  # of a stage that goes on, in a log
+LINE_EVERY_S = 10.0  # between log lines of a running stage
 
 
 def is_interactive() -> bool:
-    """Whether stderr is a terminal whose lines can be rewritten, and gets no lines of a log between them."""
+    """Whether stderr is a terminal whose lines can be rewritten, with no log lines in between."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not _is_logged()
 
 
 def _is_logged() -> bool:
-    """Whether stages go to the log of -v. A level that somebody else has set for all loggers shows nothing here."""
+    """Whether stages go to the log of -v. A level set elsewhere for all loggers does not count."""
     return bool(logging.getLogger("onnxtool").handlers) and _LOGGER.isEnabledFor(logging.INFO)
 
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[None]:
-    """Say on stderr what the library tells inside of the block: a bar on a terminal, else a line a stage."""
+    """Report the library's progress inside the block on stderr: a bar on a terminal, else one line per stage."""
     with ExitStack() as stack:
         if quiet:
             show: OnProgress = ignore
@@ -49,7 +49,7 @@ def progress(*, quiet: bool) -> Iterator[None]:
 
 @contextmanager
 def stage_bar() -> Iterator[OnProgress]:
-    """Give a function that shows a stage on the terminal: how much of it is done, the time it took and has left."""
+    """Provide a function that shows a stage on the terminal: its progress, elapsed time and remaining time."""
     from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -67,7 +67,7 @@ def stage_bar() -> Iterator[OnProgress]:
             nonlocal name
             if _name(stage) != name:
                 shown.reset(task)
-                # Which `reset` would leave as it was where it is not known now.
+                # `reset` would keep the old value if it is unknown now.
                 shown.tasks[0].total = (stage.total or None) if isinstance(stage, Stage) else None
                 name = _name(stage)
             done = stage.done if isinstance(stage, Stage) else 0
@@ -78,11 +78,11 @@ def stage_bar() -> Iterator[OnProgress]:
 
 @contextmanager
 def bar(*columns: object) -> Iterator[Progress]:
-    """Show columns of rich on stderr, and leave nothing behind."""
+    """Show rich columns on stderr, and erase them at the end."""
     from rich.console import Console
     from rich.progress import Progress
 
-    # Bound to the stream itself: what is run may replace sys.stderr to keep others quiet.
+    # Bound to the stream itself: the block may replace sys.stderr to silence libraries.
     with Progress(*columns, console=Console(file=sys.stderr), transient=True) as shown:  # type: ignore[arg-type]
         yield shown
 
@@ -92,21 +92,21 @@ def _say(line: str) -> None:
 
 
 class Lines:
-    """Prints a line for each new stage, and one now and then while it goes on."""
+    """Print a line for each new stage, and one now and then while it lasts."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
         say: Callable[[str], object] = _say,
     ) -> None:
-        """Begin; `clock` gives seconds, and `say` prints a line."""
+        """Start; `clock` returns seconds, and `say` prints a line."""
         self._clock = clock
         self._say = say
         self._name = ""
         self._start = self._last = 0.0
 
     def __call__(self, stage: str) -> None:
-        """Say it, or not."""
+        """Print the stage if it is new or a line is due."""
         now = self._clock()
         is_new = _name(stage) != self._name
         if is_new:
@@ -129,6 +129,6 @@ def _name(stage: str) -> str:
 
 
 def _left(elapsed_s: float | None, stage: str) -> str:
-    """Say how long a stage still takes, once some of it is done."""
+    """Return the remaining time of a stage as text, once some of it is done."""
     left_s = stage.time_left_s(elapsed_s or 0.0) if isinstance(stage, Stage) else None
     return "" if left_s is None else f"{clock(left_s)} left"

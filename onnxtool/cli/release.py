@@ -1,4 +1,4 @@
-"""`onnxtool release`: a folder that is complete, described and signed, or the check of one."""
+"""`onnxtool release`: make or check a complete, described and signed folder."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog="Example: onnxtool release --config release.toml")
-@click.option("--config", type=PathType(), metavar="FILE", help="What the release is made of, in TOML.")
-@click.option("--output", type=PathType(), metavar="DIR", help="The folder of the release; else what --config says.")
-@click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder, and make none.")
-@click.option("--public_key", type=PathType(), metavar="FILE", help="Of the one who signed it, for --check.")
-@click.option("--identity", default="", metavar="WHO", help="Who signed it by Sigstore, e.g. an address.")
-@click.option("--issuer", default="", metavar="URL", help="Of OpenID Connect, which says who --identity is.")
+@click.option("--config", type=PathType(), metavar="FILE", help="TOML file that describes the release.")
+@click.option("--output", type=PathType(), metavar="DIR", help="Folder of the release; overrides --config.")
+@click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder instead of making one.")
+@click.option("--public_key", type=PathType(), metavar="FILE", help="Public key of the signer, for --check.")
+@click.option("--identity", default="", metavar="WHO", help="Sigstore identity of the signer, e.g. an email address.")
+@click.option("--issuer", default="", metavar="URL", help="OpenID Connect issuer that vouches for --identity.")
 @click.option(
     "--push",
     metavar="ID",
-    help="Upload the release to this repository of the hub, once it passes its check; HF_TOKEN is the token.",
+    help="Upload the release to this hub repository once it passes its check; the token is read from HF_TOKEN.",
 )
-@click.option("--private", is_flag=True, help="Make the repository of --push private, where it is new.")
-@click.option("--dry_run", is_flag=True, help="Say which steps would run and why, and run none.")
-@click.option("--force", is_flag=True, help="Replace a release that is there.")
+@click.option("--private", is_flag=True, help="Make the --push repository private if it is new.")
+@click.option("--dry_run", is_flag=True, help="List the steps that would run and why, without running them.")
+@click.option("--force", is_flag=True, help="Replace an existing release.")
 @click.option(
     "--format",
     "format_name",
@@ -62,9 +62,9 @@ def command(
 ) -> int:
     """Make a release from a checkpoint: export, optimize, verify, evaluate, describe and sign.
 
-    Steps whose inputs are those of the last run are not run again. What is written is a whole: models of every
-    precision and target, tokenizer, model card, bill of materials, digests, and a signature where a key is named. A
-    gate that is met leaves no folder.
+    Steps whose inputs are unchanged since the last run are skipped. The folder is written as a whole: models of every
+    precision and target, tokenizer, model card, bill of materials, digests, and a signature if a key is given. A failed
+    gate leaves no folder.
     """
     if (config is None) == (check is None):
         raise click.UsageError("pass either --config, to make a release, or --check, to check one")
@@ -107,7 +107,7 @@ def command(
 
 
 def release_blocks(report: ReleaseReport) -> list[Block]:
-    """Lay out what was done, and what the release holds."""
+    """Lay out the steps, and the contents of the release."""
     steps = [
         (one.name, one.state, one.reason, format_duration(one.seconds * 1e3) if one.state == "ran" else "")
         for one in report.steps
@@ -139,7 +139,7 @@ def release_blocks(report: ReleaseReport) -> list[Block]:
 
 
 def check_blocks(report: CheckReport) -> list[Block]:
-    """Lay out what was checked, and what is wrong."""
+    """Lay out the checks and the problems found."""
     facts = [
         ("Release", report.release),
         ("Files", str(report.num_files)),

@@ -1,8 +1,8 @@
-"""Turn a report into text, Markdown or JSON.
+"""Render a report as text, Markdown or JSON.
 
-A command describes its report as a few blocks once; the three formats are made here. Text is a rich table on a
-terminal and plain columns elsewhere, so that a log or a pipe gets no escape codes. Names in a model file are
-untrusted: characters that are not printable are shown as escapes, in every format.
+A command describes its report once, as a few blocks; the three formats are made here. Text is a rich table on a
+terminal and plain columns elsewhere, so logs and pipes get no escape codes. Names in a model file are untrusted:
+unprintable characters are escaped in every format.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from onnxtool.reports import Dimension, TensorInfo, WritePlan
 
 
 class Heading(NamedTuple):
-    """A line that says what follows."""
+    """A heading line."""
 
     text: str
 
 
 class Facts(NamedTuple):
-    """Names with values, a line each."""
+    """Names with values, one line each."""
 
     rows: Sequence[tuple[str, str]]
 
 
 class Table(NamedTuple):
-    """Columns with a title each; every cell is text. Columns named in `numbers` are aligned to the right."""
+    """Titled columns; every cell is text. Columns named in `numbers` are right-aligned."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -41,18 +41,18 @@ class Table(NamedTuple):
 
 
 def table_of(rows: Sequence[Mapping[str, str]], *, names: Collection[str] = ()) -> Table:
-    """Make a table of rows, each column to cell; the columns are numbers but for `names`."""
+    """Make a table of rows, each a mapping of column to cell; all columns except `names` are numbers."""
     columns = tuple(rows[0])
     return Table(columns, [tuple(row.values()) for row in rows], frozenset(columns).difference(names))
 
 
 class Note(NamedTuple):
-    """A sentence that a reader must not miss."""
+    """A note that readers must not miss."""
 
     text: str
 
 
-_LEAST_TEXT = 12  # characters of a column of text, on a narrow terminal
+_LEAST_TEXT = 12  # minimum width of a text column on a narrow terminal
 
 Block = Heading | Facts | Table | Note
 
@@ -100,7 +100,7 @@ def write_out(text: str, *, output: Path | None, force: bool) -> None:
 
 
 def format_shape(shape: Iterable[Dimension]) -> str:
-    """Write a shape as `[batch_size, sequence, 384]`; `?` where the file says nothing."""
+    """Write a shape as `[batch_size, sequence, 384]`, with `?` for unknown dimensions."""
     return f"[{', '.join('?' if dimension is None else str(dimension) for dimension in shape)}]"
 
 
@@ -110,7 +110,7 @@ def format_tensor(info: TensorInfo) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """Write bytes in decimal units, three digits or so."""
+    """Write bytes in decimal units with about three digits."""
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if abs(size) >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -118,7 +118,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_duration(milliseconds: float) -> str:
-    """Write a duration in seconds from one second on, else in milliseconds."""
+    """Write a duration in seconds if at least one second, else in milliseconds."""
     return f"{milliseconds / 1e3:.1f} s" if milliseconds >= 1e3 else f"{milliseconds:.1f} ms"
 
 
@@ -182,7 +182,7 @@ def _markdown(blocks: Sequence[Block]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Keep names of a model, which are untrusted, from being read as Markdown or HTML."""
+    """Keep untrusted names in a model from being read as Markdown or HTML."""
     for character in "\\`*_|<>[]":
         text = text.replace(character, f"\\{character}")
     return text.replace("\n", " ")
@@ -210,7 +210,7 @@ def _print_rich(blocks: Sequence[Block]) -> None:
                 natural = sum(max(width, len(title)) + 2 for title, width in zip(columns, widths, strict=True))
                 for title, width in zip(columns, widths, strict=True):
                     is_number = title in numbers
-                    # No figure is ever cut: a terminal that is narrower than all of them gets longer lines.
+                    # Figures are never truncated: on a narrower terminal, lines get longer.
                     table.add_column(
                         Text(title.replace("_", "_\n") if natural > console.width else title),
                         justify="right" if is_number else "left",

@@ -1,8 +1,8 @@
-"""The form of `stats` that scripts and reviews call most, without click.
+"""A fast path without click for the form of `stats` that scripts and reviews call most.
 
-Reading a model of half a gigabyte takes a tenth of what starting up takes, and half of that is click. So
-`onnxtool stats MODEL [BASE] --format json` is recognized here and makes the same library calls as the command. All
-other forms, and all failures, are left to the command, which reports them.
+Reading a model of half a gigabyte takes a tenth of the startup time, and half of the startup is click. So `onnxtool
+stats MODEL [BASE] --format json` is recognized here and makes the same library calls as the command. All other forms,
+and all failures, are left to the command.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onnxtool.errors import OnnxtoolError
 
 
 def take_shortcut(arguments: Sequence[str]) -> int | None:
-    """Run `arguments` and return the exit code; None where they are not of this form, and nothing was printed."""
+    """Run `arguments` and return the exit code; None, with nothing printed, if they have another form."""
     paths = _paths(arguments)
     if paths is None:
         return None
@@ -34,7 +34,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
         sys.stdout.write(json_document(report))
         sys.stdout.flush()
     except BrokenPipeError:
-        drop_output()  # the reader of our output is gone (`| head`); nothing is left to say
+        drop_output()  # the reader of our output is gone (`| head`)
         return 141
     except OSError as error:
         drop_output()
@@ -43,7 +43,7 @@ def take_shortcut(arguments: Sequence[str]) -> int | None:
 
 
 def _paths(arguments: Sequence[str]) -> list[Path] | None:
-    """Return MODEL and BASE; None where anything is given but these, `--format json` and `--quiet`."""
+    """Return MODEL and BASE; None if anything other than these, `--format json` and `--quiet` is given."""
     if arguments[:1] != ["stats"]:
         return None
     paths = []

@@ -1,4 +1,4 @@
-"""`onnxtool stats`: the summary of a model, or its difference from a base, and gates on either."""
+"""`onnxtool stats`: summarize a model or its difference from a base, with gates on either."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _LOGGER = logging.getLogger(__name__)
 @derived_options(asked=Settings)
 @result_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
 def command(asked: Settings, *, model: Path, base: Path | None, result: Result) -> int:
-    """Summarize the ONNX file MODEL, or say how it differs from the ONNX file BASE.
+    """Summarize the ONNX file MODEL, or show how it differs from the ONNX file BASE.
 
-    Reads the structure and hardly any weights, so gigabytes take no longer. Nodes inside of If, Loop and Scan count.
+    Reads the structure and hardly any weights, so large files take no longer. Nodes inside If, Loop and Scan count.
     """
     _LOGGER.info("reading %s", " and ".join(str(path) for path in (model, base) if path is not None))
     gates = _parse_gates(asked.fail_if, has_base=base is not None)
@@ -62,7 +62,7 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
 
 
 def _shape(asked: Settings) -> Shape | None:
-    """Return the shape whose cost is to be estimated; None where none was requested."""
+    """Return the shape whose cost is to be estimated; None if none was requested."""
     rows, tokens = asked.batch_size, asked.sequence_length
     if rows is None and tokens is None:
         return None
@@ -70,7 +70,7 @@ def _shape(asked: Settings) -> Shape | None:
 
 
 def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | TextGate]:
-    """Parse the gates of the command line, and those that are configured, of which relative ones wait for a base.
+    """Parse gates from the command line and the configuration; configured relative gates apply only with a base.
 
     Raises:
         UsageError: an expression is malformed.
@@ -81,7 +81,7 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | T
     from onnxtool.summary.gates import Gate, parse_any_gate
 
     gates = []
-    # A command line adds to the gates of a repository.
+    # The command line adds to a repository's gates.
     of_file = configured("fail_if")
     source, fixed = ("", ()) if of_file is None else (of_file.source, of_file.value)
     if expressions == fixed:
@@ -100,10 +100,10 @@ def _parse_gates(expressions: Sequence[str], *, has_base: bool) -> list[Gate | T
 
 
 def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> list[str]:
-    """Return what each gate that is met says.
+    """Return the message of each failed gate.
 
     Raises:
-        UsageError: a gate names what the report does not have.
+        UsageError: a gate names a figure that the report does not have.
     """
     if not gates:
         return []
@@ -123,7 +123,7 @@ def _met_gates(gates: Sequence[Gate | TextGate], report: Stats | Difference) -> 
 
 
 def _refused_license(allowed: Sequence[str], report: Stats | Difference) -> list[str]:
-    """Say that the license of the model is none of those that are allowed, where any are named."""
+    """Report a model license that is not among the allowed ones, if any are configured."""
     from onnxtool.model_file.metadata import License
 
     stats = report.model if isinstance(report, Difference) else report

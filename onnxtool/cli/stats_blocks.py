@@ -1,4 +1,4 @@
-"""A summary and a difference as sections, which text, Markdown and HTML show in this order, and as blocks for text."""
+"""Summaries and differences as sections, in the order shown by text, Markdown and HTML, and as text blocks."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class Section(NamedTuple):
     """A table with its title, for text, Markdown and HTML alike.
 
     Attributes:
-        names: columns of names from a model file, which Markdown shows as code.
-        numbers: columns that are aligned to the right in text and HTML.
-        bars: columns of numbers to a part of 1 for each row, which HTML draws as a bar.
-        is_long: whether text and HTML show the first rows only.
-        is_whole: whether they show long cells whole.
-        is_facts: whether text shows a line for each row, `name: value`.
+        names: columns of names from a model file, shown as code in Markdown.
+        numbers: columns that are right-aligned in text and HTML.
+        bars: columns of numbers, each with a fraction from 0 to 1 per row that HTML draws as a bar.
+        is_long: whether text and HTML show only the first rows.
+        is_whole: whether they show long cells in full.
+        is_facts: whether text shows each row as a line `name: value`.
     """
 
     title: str
@@ -64,13 +64,13 @@ def summary_blocks(stats: Stats, title: str, *, details: bool = False) -> list[B
 
 
 def difference_blocks(difference: Difference) -> list[Block]:
-    """Describe what separates a model from its base: the figures first, then what changed in detail."""
+    """Describe how a model differs from its base: figures first, then changes in detail."""
     title = f"{difference.model.path} against {difference.base.path}"
     return _blocks(title, difference_sections(difference), difference_notes(difference))
 
 
 def _blocks(title: str, sections: Sequence[Section], notes: Sequence[str] = ()) -> list[Block]:
-    """Make the blocks of the sections; the first, of figures, has the title itself as its heading."""
+    """Make the blocks of the sections; the first, the figures, uses the title as its heading."""
     figures, *others = sections
     blocks: list[Block] = [Heading(title), *_section_blocks(figures)[1:], *map(Note, notes)]
     for section in others:
@@ -79,7 +79,7 @@ def _blocks(title: str, sections: Sequence[Section], notes: Sequence[str] = ()) 
 
 
 def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
-    """Return what is said of one model: figures, graph, weights and cost; with `details` verification and parts too."""
+    """Return the sections of one model: figures, graph, weights, cost; with `details`, verification and parts."""
     columns = ("Name", "Dtype", "Shape")
     weights = [
         (dtype, f"{stats.parameters.get(dtype, 0):,}", format_bytes(size))
@@ -109,7 +109,7 @@ def summary_sections(stats: Stats, *, details: bool = True) -> list[Section]:
 
 
 def difference_sections(difference: Difference) -> list[Section]:
-    """Return the figures of both models, the verification of the model, and what changed, a section for each kind."""
+    """Return the figures of both models, the model's verification, and one section for each kind of change."""
     base, model, delta = difference.base, difference.model, difference.delta
     columns = ("Name", "Base", "Model")
     entries = [
@@ -139,7 +139,7 @@ def difference_sections(difference: Difference) -> list[Section]:
 
 
 def difference_notes(difference: Difference) -> list[str]:
-    """Return what callers of the base must know, or what was not compared where nothing differs."""
+    """Return what callers of the base must know or, if nothing differs, what was not compared."""
     delta = difference.delta
     notes = interface_notes(difference.base, difference.model, delta.inputs, delta.outputs)
     if notes or any((delta.ops, delta.weights, delta.layers, delta.renamed)):
@@ -149,7 +149,7 @@ def difference_notes(difference: Difference) -> list[str]:
 
 
 def _verification_section(stats: Stats) -> Section:
-    """Return what the file records of the comparison of each step with its reference."""
+    """Return the verification recorded in the file for each step."""
     columns, rows = verification_table(stats.steps)
     return Section("Verification, as the model records it", columns, rows, is_long=True)
 
@@ -231,7 +231,7 @@ def _changed_counts(
     model: Mapping[str, int],
     show: Callable[[int], str] = "{:,}".format,
 ) -> Section:
-    """Return those of the names of which the base and the model have another count."""
+    """Return the names whose counts differ between the base and the model."""
     counts = [(name, base.get(name, 0), model.get(name, 0)) for name in names]
     counts = [(name, before, after) for name, before, after in counts if before != after]
     rows = [(name, show(before), show(after), signed(after - before, show)) for name, before, after in counts]
@@ -241,12 +241,12 @@ def _changed_counts(
 
 
 def _most_changed(changes: MappingDelta, base: Stats, model: Stats) -> list[str]:
-    """Return the operators that differ, those that differ most first."""
+    """Return the operators that differ, largest difference first."""
     return sorted(names_of(changes), key=lambda op: (-abs(model.ops.get(op, 0) - base.ops.get(op, 0)), op))
 
 
 def _parts(amounts: Iterable[int]) -> list[float]:
-    """Return each amount as a part of the largest."""
+    """Return each amount as a fraction of the largest."""
     amounts = list(amounts)
     largest = max(amounts, default=0) or 1
     return [amount / largest for amount in amounts]
@@ -316,7 +316,7 @@ def _difference_figures(base: Stats, model: Stats) -> list[Row]:
 
 
 def _section_blocks(section: Section) -> list[Block]:
-    """Make a heading and a table in which no cell is so long that it hides the others."""
+    """Make a heading and a table, with long cells shortened."""
     rows, left_out = shown_rows(section)
     if not section.is_facts:
         body: Block = Table(section.columns, rows, frozenset(section.numbers))
@@ -328,7 +328,7 @@ def _section_blocks(section: Section) -> list[Block]:
 
 
 def shown_rows(section: Section) -> tuple[Sequence[Sequence[str]], str]:
-    """Return the rows that text and HTML show, and what they say of the others; empty where these are all."""
+    """Return the rows that text and HTML show, and a note about omitted rows; empty if there are none."""
     rows = section.rows[:MAX_ROWS] if section.is_long else section.rows
     more = len(section.rows) - len(rows)
     if not section.is_whole:

@@ -1,8 +1,8 @@
-"""A summary and a difference as Markdown for a comment on a pull request.
+"""Summaries and differences as Markdown for a pull request comment.
 
-At the top, in twelve lines at most, what a reviewer needs; below, folded, what changed in detail. The same files give
-the same text on every run. Names come from model files, which are untrusted: they stand in code spans, where nothing
-of them is read as Markdown, HTML or the mention of a person.
+The top, at most twelve lines, holds what a reviewer needs; detailed changes are folded below. The same files always
+give the same text. Names come from untrusted model files: they are put in code spans, where nothing is read as
+Markdown, HTML or a mention.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onnxtool.cli.stats_wording import (
 from onnxtool.reports import code_span, html_entity, printable
 from onnxtool.summary.figures import Difference, Stats
 
-# GitHub refuses a comment of more than 65,536 characters.
+# GitHub refuses comments of more than 65,536 characters.
 _MAX_LENGTH = 60_000
 _MAX_CELL_LENGTH = 100
 _MAX_GATES = 3
@@ -62,7 +62,7 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
 
 
 def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str:
-    """Write what separates two models as Markdown."""
+    """Write the difference of two models as Markdown."""
     base, model, delta = difference.base, difference.model, difference.delta
     rows = [
         _figure("Number of nodes", model.num_nodes, base.num_nodes),
@@ -99,7 +99,7 @@ def _figure(name: str, after: int, before: int) -> tuple[str, str, str, str]:
 
 
 def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
-    """Return a line that says which gates fail, and how the file was made; none where there is nothing to say."""
+    """Return lines naming the failed gates and how the file was made, if there is anything to report."""
     parts = []
     if gates:
         more = f" and {len(gates) - _MAX_GATES} more" if len(gates) > _MAX_GATES else ""
@@ -139,11 +139,11 @@ def _cell(text: str, *, is_name: bool) -> str:
 
 
 def _text(text: str) -> str:
-    """Escape what is read as Markdown or HTML; what would mention a person or an issue, or is a link, becomes code."""
+    """Escape Markdown and HTML; mentions of people or issues, and links, become code."""
     if any(mark in text.lower() for mark in ("@", "#", "://", "www.")):
         return code_span(text)
     text = "".join(html_entity(character) if character in "\\`*|<>[]&~" else character for character in printable(text))
-    # Within a word an underscore is only that.
+    # Inside a word, an underscore has no special meaning.
     return " ".join(
         word.replace("_", "&#95;") if word[:1] == "_" or word[-1:] == "_" else word for word in text.split(" ")
     )

@@ -1,4 +1,4 @@
-"""How the figures of a model, and what separates two, are worded: for text, Markdown and HTML alike."""
+"""Word the figures of a model and of a difference, for text, Markdown and HTML alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _UNCHANGED, _CHANGED = "unchanged", "changed"
 _MAX_CELL_LENGTH = 160
 _MAX_DEPTH = 3
 _VERIFICATION = ("reference", "max_abs_error", "cosine_min", "cases")
-# What a step records of its verification, in the words of the report that export and optimize print.
+# The verification figures that a step records, worded as in the reports of export and optimize.
 _VERIFICATION_LABELS = {
     "reference": "Verified against",
     "verified_on": "Verified on",
@@ -26,43 +26,43 @@ _VERIFICATION_LABELS = {
     "padding_effect": "Moving the padding moves them by",
 }
 _VERIFICATION_KEYS = frozenset({*_VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
-_NUM_STEPS = 3  # the last of them stand side by side, which fits a telephone; onnxtool's own files have two
+_NUM_STEPS = 3  # only the last ones are shown side by side, to fit a phone; onnxtool's own files have two
 _NOT_RECORDED = "-"
 
-# A row of a comparison: what it is about, the base's, the model's, and how much that is more.
+# A row of a comparison: the name, the base's value, the model's value, and the change.
 Row = tuple[str, str, str, str]
 
 
 def join(counts: Mapping[str, int], show: Callable[[int], str] = str) -> str:
-    """Write counts in a line: `float32 8.0 kB, int64 24 B`."""
+    """Write counts on one line: `float32 8.0 kB, int64 24 B`."""
     return ", ".join(f"{name} {show(count)}" for name, count in counts.items()) or "none"
 
 
 def shorten(text: str, length: int = _MAX_CELL_LENGTH) -> str:
-    """Cut a text that would hide the others, and say how long it was."""
+    """Shorten long text, and state its full length."""
     return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
 def replaced(name: str, after: int | str | None, before: int | str | None) -> Row:
-    """Return a row of a value of which no difference can be taken, such as a version."""
+    """Return the row of a value without a numeric difference, such as a version."""
     was, now = (ABSENT if value is None else str(value) or "not stated" for value in (before, after))
     return name, was, now, _UNCHANGED if after == before else _CHANGED
 
 
 def compared(name: str, after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> Row:
-    """Return a row of a figure."""
+    """Return the row of a figure."""
     return name, show(before), show(after), growth(after, before, show)
 
 
 def comparison(before: str, after: str, change: str) -> str:
-    """Write a row in a line: `3, was 5 (-2, -40.0%)`."""
+    """Write a row on one line: `3, was 5 (-2, -40.0%)`."""
     if change == _UNCHANGED:
         return f"{after}, unchanged"
     return f"{after}, was {before}" + (f" ({change})" if change != _CHANGED else "")
 
 
 def growth(after: int, before: int, show: Callable[[int], str] = "{:,}".format) -> str:
-    """Write how much a figure has grown: `-2, -40.0%`."""
+    """Write the change of a figure: `-2, -40.0%`."""
     if after == before:
         return _UNCHANGED
     percent = f", {(after - before) / before:+.1%}" if before else ""
@@ -75,7 +75,7 @@ def signed(amount: int, show: Callable[[int], str] = "{:,}".format) -> str:
 
 
 def format_count(count: float) -> str:
-    """Write a large count with three digits or so: `11.2 G`."""
+    """Write a large count with about three digits: `11.2 G`."""
     for unit, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(count) >= factor:
             return f"{count / factor:.1f} {unit}"
@@ -83,29 +83,29 @@ def format_count(count: float) -> str:
 
 
 def needs(stats: Stats) -> str:
-    """Write what must be there to load a model."""
+    """Write what is needed to load a model."""
     opsets = join(stats.opsets) if stats.opsets else "no opset"
     return f"{opsets}; IR {stats.ir_version}; onnxruntime {stats.min_onnxruntime or 'of no release that is known'}"
 
 
 def shape_of(cost: Cost) -> str:
-    """Write the shape of the inputs that a cost is for."""
+    """Write the input shape that a cost applies to."""
     return f"{cost.batch_size} x {cost.sequence_length}"
 
 
 def names_of(changes: MappingDelta) -> list[str]:
-    """Return everything that differs, by name."""
+    """Return all differences by name."""
     return sorted([*changes.added, *changes.removed, *changes.changed])
 
 
 def counts_of(changes: MappingDelta) -> str:
-    """Write how much differs: `1 added, 2 removed, 3 changed`; empty where nothing does."""
+    """Write the numbers of changes: `1 added, 2 removed, 3 changed`; empty if nothing differs."""
     counts = {"added": changes.added, "removed": changes.removed, "changed": changes.changed}
     return ", ".join(f"{len(entries)} {what}" for what, entries in counts.items() if entries)
 
 
 def entry_rows(changes: MappingDelta, show: Callable[[Json], str]) -> list[tuple[str, str, str]]:
-    """Return name, base's and model's of every entry that differs."""
+    """Return name, base value and model value of every entry that differs."""
     rows = []
     for name in names_of(changes):
         change = changes.changed.get(name)
@@ -117,7 +117,7 @@ def entry_rows(changes: MappingDelta, show: Callable[[Json], str]) -> list[tuple
 
 
 def show_weight(value: Json) -> str:
-    """Write an initializer as a difference tells it: `float32 [768, 768]`, with the start of its hash."""
+    """Write an initializer of a difference: `float32 [768, 768]`, with the start of its hash."""
     if not isinstance(value, dict) or not isinstance(value.get("shape"), list):
         return show(value)
     digest = str(value.get("sha256", ""))[:12]
@@ -134,7 +134,7 @@ def signatures(tensors: Iterable[TensorInfo]) -> dict[str, str]:
 
 
 def metadata_of(stats: Stats) -> dict[str, str]:
-    """Return the metadata, with the record of steps as the names of the steps."""
+    """Return the metadata, with the recorded steps reduced to their names."""
     values = dict(stats.metadata)
     if stats.steps:
         values[STEPS_KEY] = ", ".join(str(step.get("step", "?")) for step in stats.steps)
@@ -142,7 +142,7 @@ def metadata_of(stats: Stats) -> dict[str, str]:
 
 
 def license_of(stats: Stats) -> str:
-    """Return the license with what tells another one from its like."""
+    """Return the license with the details that distinguish it from similar ones."""
     described = str(License(stats.license, stats.license_name))
     return f"{described}, {stats.license_link}" if stats.license_link else described
 
@@ -163,7 +163,7 @@ def interface_notes(base: Stats, model: Stats, inputs: MappingDelta, outputs: Ma
 
 
 def step_row(number: int, step: Mapping[str, Json]) -> tuple[str, str]:
-    """Write a step that onnxtool recorded: its name, and its details but for those of its verification."""
+    """Write a recorded step: its name and its details, without the verification."""
     details = {key: value for key, value in step.items() if key not in _VERIFICATION_KEYS}
     passes = details.get("passes")
     if isinstance(passes, dict):
@@ -174,15 +174,15 @@ def step_row(number: int, step: Mapping[str, Json]) -> tuple[str, str]:
 
 
 def step_title(number: int, step: Mapping[str, Json]) -> str:
-    """Write which step it is: `2. optimize int8`."""
+    """Write the title of a step: `2. optimize int8`."""
     words = [show(step[key]) for key in ("step", "precision") if key in step]
     return f"{number}. {shorten(' '.join(words), 40)}"
 
 
 def verification_table(steps: Sequence[Mapping[str, Json]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return columns and rows of what the last steps recorded of their verification; no row where none did.
+    """Return columns and rows of the verification recorded by the last steps; no rows if none did.
 
-    Whoever writes a file may record anything, so that a value may be of any type.
+    Files are untrusted and may record anything, so a value may have any type.
     """
     numbered = [(number, step) for number, step in enumerate(steps, 1) if "verified" in step][-_NUM_STEPS:]
     columns = ("Figure", *(step_title(number, step) for number, step in numbered))
@@ -215,12 +215,12 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
 
 
 def _bound(value: Json) -> str:
-    """Write a tolerance with all of its digits: a cosine of 0.99999 is not 1."""
+    """Write a tolerance with all digits: a cosine of 0.99999 is not 1."""
     return f"{value:g}" if isinstance(value, float) else show(value)
 
 
 def last_verification(stats: Stats) -> str:
-    """Write how the last step that made a file was verified; empty for a file of another tool."""
+    """Write how the last step was verified; empty for files made by other tools."""
     if not stats.steps:
         return ""
     step = stats.steps[-1]
@@ -232,7 +232,7 @@ def last_verification(stats: Stats) -> str:
 
 
 def show(value: Json, depth: int = 0) -> str:
-    """Write a JSON value of a step for a reader: `yes`, `1.2e-06`, `(a 1, b 2)`."""
+    """Write a JSON value of a step in readable form: `yes`, `1.2e-06`, `(a 1, b 2)`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

@@ -1,6 +1,6 @@
-"""What is printed, without click: UTF-8 streams, JSON documents, and text without control characters.
+"""Output without click: UTF-8 streams, JSON documents, and text without control characters.
 
-Names come from model files, which are untrusted: no escape sequence of theirs may reach a terminal.
+Names come from untrusted model files: no escape sequence in them may reach a terminal.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from onnxtool.reports import to_json
 
 
 def ready_streams() -> None:
-    """Make stdout and stderr accept all text as UTF-8, in every locale and even where they were closed.
+    """Make stdout and stderr accept all text as UTF-8, in every locale and even if they are closed.
 
-    JSON knows no other encoding, and names of models are of any script. A closed stream becomes the null device: a
-    file that is opened later would take its descriptor, and get what libraries print.
+    JSON allows no other encoding, and model names may use any script. A closed stream becomes the null device:
+    otherwise a file opened later would take its descriptor and receive what libraries print.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         stream = getattr(sys, name)
@@ -35,7 +35,7 @@ def ready_streams() -> None:
 
 
 def drop_output() -> None:
-    """Discard what stdout still buffers after a failed write: Python would write it again at exit."""
+    """Discard stdout's buffer after a failed write: Python would write it again at exit."""
     _drop(sys.stdout)
 
 
@@ -44,7 +44,7 @@ def _drop(stream: TextIO) -> None:
 
 
 def report_error(message: str, hint: str, code: int) -> int:
-    """Print an error and its way out to stderr, and return `code`."""
+    """Print an error and its hint to stderr, and return `code`."""
     label = "error:"
     if sys.platform != "win32" and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         label = f"\x1b[31m\x1b[1m{label}\x1b[0m"
@@ -53,7 +53,7 @@ def report_error(message: str, hint: str, code: int) -> int:
         if hint:
             print(f"hint: {_lines(hint)}", file=sys.stderr)  # noqa: T201
         sys.stderr.flush()
-    except OSError:  # the exit code still tells
+    except OSError:  # the exit code still reports it
         _drop(sys.stderr)
     return code
 
@@ -64,12 +64,12 @@ def _lines(text: str) -> str:
 
 
 def json_document(report: object) -> str:
-    """Write `report` as JSON in which all control characters are escaped."""
+    """Write `report` as JSON with all control characters escaped."""
     return _json(report, indent=2)
 
 
 def json_line(report: object) -> str:
-    """Write `report` as one line of JSON, with the characters escaped that `json_document` escapes."""
+    """Write `report` as one line of JSON, escaped like `json_document`."""
     return _json(report, indent=None)
 
 
@@ -77,11 +77,11 @@ def _json(report: object, indent: int | None) -> str:
     values = to_json(report)
     text = json.dumps(values, indent=indent, ensure_ascii=False, allow_nan=False)
     if not all(line.isprintable() for line in text.split("\n")):
-        # JSON itself escapes only some of the control characters.
+        # JSON itself escapes only some control characters.
         text = json.dumps(values, indent=indent, ensure_ascii=True, allow_nan=False)
     return text + "\n"
 
 
 def is_text(argument: str) -> bool:
-    """Whether an argument is valid text: Python decodes other bytes to lone surrogates, which no library accepts."""
+    """Whether an argument is valid text: Python decodes invalid bytes to lone surrogates, which no library accepts."""
     return not any("\ud800" <= character <= "\udfff" for character in argument)

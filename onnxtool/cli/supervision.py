@@ -1,14 +1,14 @@
-"""Run a command in a child process, so that a signal or a death in C++ is one line and one exit code.
+"""Run a command in a child process, so that a signal or a crash in C++ gives one line and one exit code.
 
-Most that a file could do to onnxruntime is found before (see `onnxtool.runtime.probation`). What is left, a division
-that the processor refuses in the middle of a benchmark or a machine without memory, ends a process without a word. The
-child is forked before anything large is imported, which takes about a millisecond, and keeps the terminal, the folder
-and the place in its job. This process only waits.
+Most of the harm that a file can do to onnxruntime is found beforehand (see `onnxtool.runtime.probation`). The rest,
+such as a trapped division in the middle of a benchmark or a machine out of memory, ends a process without a message.
+The child is forked before anything large is imported, which takes about a millisecond, and keeps the terminal, the
+working directory and its place in the job. This process only waits.
 
-It alone hears the signals that ask to end: the child and all that the child starts have them blocked, so a signal to
-the whole group does what one to this process does. The child is told by a signal of its own, unwinds, and is silent
-from then on; this process reports. A child that computes in C++ does not hear that before it is done, which may be
-never: it gets some seconds, and what it has staged is removed once it is killed.
+Only this process handles termination signals: they are blocked in the child and its descendants, so a signal to the
+whole group has the same effect as one to this process. The child is notified by a separate signal, unwinds, and prints
+nothing more; this process reports. A child that computes in C++ notices only when it returns, which may be never: it
+gets some seconds, and its staged files are removed once it is killed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _spoken = {2}  # the descriptors of stderr, whatever sys.stderr is meanwhile
 
 
 def supervised(run: Callable[[], int]) -> int:
-    """Return what `run` returns in a child process; 128 and the number of a signal that asked to end it.
+    """Return what `run` returns in a child process, or 128 plus the number of the signal that ended it.
 
-    Of several signals, the first one counts; of two that come before this process looks, the one with the lower number,
-    as the kernel keeps no order of them. Where a signal that nothing handles ends the child, that is 1, with an error.
-    Systems other than Linux run it in this process.
+    The first of several signals counts; of two that are pending together, the one with the lower number, as the kernel
+    keeps no order of them. If an unhandled signal ends the child, the result is 1, with an error. Systems other
+    than Linux run it in this process.
     """
     if sys.platform != "linux":
         return _alone(run)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may have ignored it, and then nobody is told
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the parent may have ignored it, in which case nothing is reported
     ending = {number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
-    # What arrives before the child handles signals waits, and none ends this process.
+    # Signals that arrive before the child handles them stay pending, and none ends this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ending | {signal.SIGCHLD})
     parent, alive = os.pipe()
     child = os.fork()
@@ -74,7 +74,7 @@ def supervised(run: Callable[[], int]) -> int:
         code = _report_stopped(asked, staged, is_killed=again == math.inf)
     else:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else _report_death(os.WTERMSIG(status))
-    os._exit(code)  # there is nothing to finalize, which takes some milliseconds
+    os._exit(code)  # nothing needs finalizing, which would take some milliseconds
 
 
 def _alone(run: Callable[[], int]) -> int:
@@ -96,9 +96,9 @@ def _alone(run: Callable[[], int]) -> int:
 
 
 def _quiet_libraries() -> None:
-    """Drop warnings, and what libraries in C++ and Rust print on stderr, unless a level of the log is given.
+    """Drop warnings, and what C++ and Rust libraries print to stderr, unless a log level is given.
 
-    What they have to say is an exception, or a death that the parent reports; a panic prints a page ahead of it.
+    Errors arrive as exceptions, or as a crash that the parent reports; a panic prints a page beforehand.
     """
     if any(word.startswith(("-v", "--verbose", "--log")) for word in sys.argv[1:]):
         return
@@ -111,7 +111,7 @@ def _quiet_libraries() -> None:
 
 
 def _stop(_number: int, frame: FrameType | None) -> None:
-    """Unwind, so that staged files go, and print nothing more: what libraries say of it is of no use."""
+    """Unwind, so that staged files are removed, and print nothing more: what libraries print meanwhile is of no use."""
     with suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         for descriptor in _spoken:
@@ -120,7 +120,7 @@ def _stop(_number: int, frame: FrameType | None) -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Let the kernel end this process (SIGIO) when its parent closes the other end of a pipe, by dying as well."""
+    """Let the kernel end this process (SIGIO) when its parent closes the other end of a pipe, or dies."""
     import fcntl
 
     fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
@@ -131,7 +131,7 @@ def _die_with(parent: int) -> None:
 
 
 def _staged_by(process: int) -> set[Path]:
-    """Return the folders in which a process stages files, and files that have no name yet: it has them open."""
+    """Return a process's staging folders and unnamed files, found through its open descriptors."""
     found = set()
     with suppress(OSError):
         for descriptor in Path(f"/proc/{process}/fd").iterdir():
@@ -169,15 +169,15 @@ def _report_death(number: int) -> int:
     name = signal_name(number)
     if number == signal.SIGKILL:
         return report_error(
-            "the command was killed (SIGKILL): the machine ran out of memory, or somebody did it",
+            "the command was killed (SIGKILL): the machine ran out of memory, or someone killed it",
             "use smaller batches or shorter texts, or a machine with more memory; onnxtool encode rejects a text of a "
             "corpus that does this, and goes on; no output was replaced",
             1,
         )
     return report_error(
         f"a library died on the input ({name}), and the command with it",
-        "no output was replaced; -v shows what the library printed; do not trust the file, look at it with onnxtool "
-        "stats, or make it again; where a text "
-        "of a corpus did it, onnxtool encode rejects that and goes on",
+        "no output was replaced; -v shows what the library printed; do not trust the file; inspect it with onnxtool "
+        "stats, or make it again; if a text "
+        "of a corpus caused it, onnxtool encode rejects the text and goes on",
         1,
     )

@@ -1,4 +1,4 @@
-"""How a verification is shown, which export and optimize share."""
+"""Lay out a verification, for export and optimize."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onnxtool.verification import Verification
 
 
 def verdict(verification: Verification | None, output: str) -> Block:
-    """Say last what the command made, and whether it was verified."""
+    """Conclude with the command's output, and whether it was verified."""
     return Facts([("Not verified" if verification is None else "Verified", output)])
 
 
 def verification_blocks(verification: Verification | None) -> list[Block]:
     """Describe a verification, or note that there was none."""
     if verification is None:
-        return [Note("not verified (--no_verify): it is not known how well this file agrees with its source")]
+        return [Note("not verified (--no_verify): agreement with the source is unknown")]
     facts = [
         ("Verified against", verification.reference),
         ("max_abs_error", f"{verification.max_abs_error:.3g}"),
@@ -76,7 +76,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
 
 
 def _refused(verification: Verification) -> str:
-    """Return the cases that were left out, each reason once."""
+    """Return the skipped cases, each reason once."""
     cases: dict[str, list[str]] = {}
     for case in verification.refused:
         description, _, reason = case.partition(" (")
@@ -85,7 +85,7 @@ def _refused(verification: Verification) -> str:
 
 
 def _not_finite(verification: Verification) -> Iterator[str]:
-    """Say which outputs are NaN or infinite in both, and in how many cases nothing else of them was compared."""
+    """Say which outputs are NaN or infinite in both models, and in how many cases nothing else was compared."""
     cases = verification.cases
     for name in sorted({name for case in cases for name in case.equal_not_finite}):
         num_cases = sum(name in case.equal_not_finite for case in cases)

@@ -1,4 +1,4 @@
-"""`onnxtool verify`: compare a file with what it was made from."""
+"""`onnxtool verify`: compare a file with its source."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from onnxtool.cli.verification import verification_blocks
 @derived_options(options=VerifyOptions)
 @result_options()
 def command(options: VerifyOptions, *, model: Path, reference: str, result: Result) -> int:
-    """Compare the ONNX file MODEL with REFERENCE: an ONNX file, or a checkpoint as a folder or an id on the hub.
+    """Compare the ONNX file MODEL with REFERENCE: an ONNX file, or a checkpoint given as a folder or hub id.
 
-    Both run on many lengths, batch sizes and paddings, or on --sample_inputs. Exits 1 where an output differs by more
-    than is allowed.
+    Both run on many lengths, batch sizes and paddings, or on --sample_inputs. Exits with 1 if an output differs by more
+    than the tolerance.
     """
     from onnxtool.agreement import verify
 

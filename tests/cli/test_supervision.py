@@ -55,7 +55,7 @@ def test_what_libraries_print_is_not_ahead_of_an_error() -> None:
     [
         (signal.SIGSEGV, "a library died on the input (SIGSEGV)"),
         (signal.SIGFPE, "a library died on the input (SIGFPE)"),
-        (signal.SIGKILL, "the command was killed (SIGKILL): the machine ran out of memory, or somebody did it"),
+        (signal.SIGKILL, "the command was killed (SIGKILL): the machine ran out of memory, or someone killed it"),
     ],
 )
 def test_a_death_is_one_error(number: signal.Signals, said: str) -> None:
