@@ -1,8 +1,8 @@
-"""Put texts into the chat template of a checkpoint's tokenizer, as Transformer of sentence-transformers 6.2 does it.
+"""Render texts with the chat template of a checkpoint's tokenizer, like Transformer of sentence-transformers 6.2.
 
-A text is a message of a user, a pair is one of a `query` and one of a `document`, and a prompt is one of the system.
-transformers renders them. A template is a program that came with a checkpoint, and its sandbox lets it loop over ten
-thousand million numbers or ask for a text as large as the memory, so that it runs in a guarded child process.
+A text is a `user` message, a pair is a `query` and a `document` message, and a prompt is a `system` message.
+transformers renders them. A template is a program that comes with a checkpoint, and its sandbox allows loops over ten
+billion numbers or texts as large as memory, so it runs in a guarded child process.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from onnxtool.reports import Json, short_repr
 
 TEMPLATE_NAME = "chat_template.jinja"
 _TOKENIZER = "tokenizer_config.json"
-# What a checkpoint is for where texts are messages; text that is generated is asked for otherwise.
+# Tasks whose texts are messages; generation takes its prompts in another way.
 _TASKS = ("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification", RANKING)
 _ROLES = ("query", "document")
-# Pairs whose chats must differ, as sentence-transformers tries them: by the query, and by the document.
+# Pairs whose chats must differ, as tried by sentence-transformers: in the query, and in the document.
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
-# Two texts that no tokenizer ends alike, by which the tokens behind a text are found.
+# Two texts that no tokenizer ends with the same tokens, used to find the tokens after a text.
 FILLERS = ("0", "1 2 3 4")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# How a template that takes content in parts is known, and the models that are known by themselves.
+# Signs of a template that takes content in parts, and the models known to have one.
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 _FLAT_MODELS = ("apertus", "deepseek_v3", "gpt_oss", "seed_oss")
-# Arguments of apply_chat_template that are no variables of a template; all others are passed on to it.
+# Arguments of apply_chat_template that are not template variables; all others are passed to the template.
 NO_VARIABLES = frozenset(
     (
         *("chat_template", "continue_final_message", "max_length", "padding", "return_assistant_tokens_mask"),
@@ -55,14 +55,14 @@ _CHILD = GuardedChild(f"{__name__}:render_chats", ("transformers.utils.chat_temp
 @short_repr
 @dataclass(frozen=True)
 class ChatTemplate:
-    """The template, and what it is rendered with.
+    """A chat template and its rendering settings.
 
     Attributes:
-        source: in Jinja's language.
-        is_flat: whether the content of a message is a text; else a list with a part of that text.
-        special_tokens: by their names, such as `eos_token`.
+        source: Jinja source.
+        is_flat: whether the content of a message is a text; otherwise it is a list with one text part.
+        special_tokens: by name, such as `eos_token`.
         passed: variables that the checkpoint sets, such as `add_generation_prompt`.
-        restores_end: whether what the template writes behind a text is put at the end of one that is cut.
+        restores_end: whether the tokens that the template writes after a text are restored when the text is truncated.
         files: the checkpoint, for errors.
     """
 
@@ -75,15 +75,15 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, files: CheckpointFiles, modules: SentenceModules, task: str) -> ChatTemplate | None:
-        """Read it; None for a checkpoint whose texts are read as they are.
+        """Read the template; None for a checkpoint that reads texts as they are.
 
         Args:
             files: the checkpoint.
-            modules: of the checkpoint.
-            task: what the model is for.
+            modules: the checkpoint's modules.
+            task: the model's task.
 
         Raises:
-            OnnxtoolError: the checkpoint speaks of messages and has no template, or one that is no text.
+            OnnxtoolError: the checkpoint expects messages, and its template is missing or not a string.
         """
         config = as_object(modules.transformer.get("modality_config"))
         is_stated = bool(modules.modules) and "message" in config
@@ -105,10 +105,10 @@ class ChatTemplate:
 
     @classmethod
     def for_answers(cls, files: CheckpointFiles) -> ChatTemplate:
-        """Read the template of a tokenizer for texts that a model is to answer: it ends where the answer begins.
+        """Read a tokenizer's template for prompts to be answered: it ends where the answer begins.
 
         Raises:
-            OnnxtoolError: there is none, or one that is no text.
+            OnnxtoolError: the template is missing or not a string.
         """
         source = _stored_template(files)
         if source is None:
@@ -120,16 +120,16 @@ class ChatTemplate:
 
     @cached_property
     def reads_task(self) -> bool:
-        """Whether it writes something else for a query than for a document."""
+        """Whether it renders queries and documents differently."""
         return "task" in self._ask([], {})
 
     def render(self, texts: Sequence[Text], prompt: str = "", task: str | None = None) -> list[str]:
-        """Return the chats of texts and pairs.
+        """Render texts and pairs as chats.
 
         Args:
             texts: texts, and pairs of texts.
-            prompt: what the system says; empty for nothing.
-            task: what the texts are for, `query` or `document`, for templates that read it; None for neither.
+            prompt: the system message; empty for none.
+            task: `query` or `document`, for templates that read it; None for neither.
 
         Raises:
             OnnxtoolError: the template cannot be read, fails, or reaches a limit of time or memory.
@@ -144,7 +144,7 @@ class ChatTemplate:
         return chats
 
     def _ask(self, conversations: list[list[dict[str, Json]]], variables: Mapping[str, Json]) -> list[str]:
-        """Render in the child; without conversations, return the names of variables that the template reads."""
+        """Render in the child; without conversations, return the names of the template's variables."""
         size = len(str(conversations))
         num_bytes = _MOST_BYTES + _BYTES_A_CHARACTER * size
         try:
@@ -160,7 +160,7 @@ class ChatTemplate:
         return found
 
     def messages(self, text: Text, prompt: str = "") -> list[dict[str, Json]]:
-        """Return what the template is given: a message of the system for a prompt, and those of the text."""
+        """Return the messages: a system message for the prompt, then the messages of the text."""
         parts = (("user", text),) if isinstance(text, str) else tuple(zip(_ROLES, text, strict=True))
         said = (*((("system", prompt),) if prompt else ()), *parts)
         return [
@@ -168,7 +168,7 @@ class ChatTemplate:
         ]
 
     def require_pairs(self) -> None:
-        """Refuse a template that leaves a query or a document out, as sentence-transformers does.
+        """Refuse a template that omits the query or the document, as sentence-transformers does.
 
         Raises:
             OnnxtoolError: it does.
@@ -183,7 +183,7 @@ class ChatTemplate:
             )
 
     def fillers(self, text: Text) -> tuple[Text, Text]:
-        """Return two other texts, or pairs, of the form of `text`, whose chats have what is written behind a text."""
+        """Return two other texts, or pairs, of the same form as `text`, whose chats share the ending after the text."""
         first, second = FILLERS
         return (first, second) if isinstance(text, str) else ((first, first), (second, second))
 
@@ -195,13 +195,14 @@ class ChatTemplate:
 
 
 def render_chats(request: list[Any]) -> list[str]:
-    """Render chats, or name the variables of a template, as transformers 5.23 does; called in the child.
+    """Render chats, or list the variables of a template, like transformers 5.23; called in the child.
 
     Args:
-        request: the template, the conversations, what they are rendered with, and the most characters of a chat.
+        request: the template, the conversations, the rendering settings, and the maximum length of a chat in
+        characters.
 
     Raises:
-        ValueError: the template cannot be read, fails, or makes too much.
+        ValueError: the template cannot be read, fails, or produces too much text.
     """
     from jinja2 import TemplateSyntaxError
     from transformers.utils import chat_template_utils
@@ -224,7 +225,7 @@ def render_chats(request: list[Any]) -> list[str]:
 
 
 def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
-    """Return the tokens by which two chats of different texts end; none where one of them is all of the other's end."""
+    """Return the common ending tokens of two chats of different texts; none if one chat is the ending of the other."""
     count = 0
     while count < min(len(first), len(second)) and first[-1 - count] == second[-1 - count]:
         count += 1
@@ -232,13 +233,13 @@ def common_end(first: Sequence[int], second: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_flat(files: CheckpointFiles, source: str) -> bool:
-    """Whether a template takes the content of a message as a text, as far as its source tells."""
+    """Whether a template takes message content as a text, judging by its source."""
     is_structured = any(pattern in source for pattern in _STRUCTURED)
     return files.read("config.json").get("model_type") in _FLAT_MODELS or not is_structured
 
 
 def _stored_template(files: CheckpointFiles) -> str | None:
-    """Return the template, as transformers looks for it; of several, that called `default`."""
+    """Return the template that transformers would use; `default` if there are several."""
     text = files.read_text(TEMPLATE_NAME)
     if text is not None:
         return text

@@ -1,4 +1,4 @@
-"""The small files of a checkpoint: each one is found and parsed once, whoever asks for it."""
+"""The small files of a checkpoint, each found and parsed once."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Array = TypeVar("_Array")
-_MOST_MODULE_BYTES = 1 << 32  # the weights of a module; the largest are tables of vectors of tokens
+_MOST_MODULE_BYTES = 1 << 32  # weights of a module; token embedding tables are the largest
 
-# What makes a folder an adapter of PEFT, beside a model or alone.
+# The file that marks a PEFT adapter, alone or next to a model.
 ADAPTER_NAME = "adapter_config.json"
 MODULE_WEIGHTS = "model.safetensors"
-# The layers of an M3 embedder beside its transformer: weights of tokens, and vectors of tokens.
+# The extra layers of an M3 embedder: token weights and token vectors.
 M3_FILES = ("sparse_linear.pt", "colbert_linear.pt")
 MODULE_PICKLE = "pytorch_model.bin"
 
 
 class CheckpointFiles(ABC):
-    """A checkpoint as the files that it has. Subclasses say where these are, and which error a bad one is.
+    """A checkpoint as a set of files. Subclasses define where they are, and which error a malformed one raises.
 
     Attributes:
-        allow_pickle: whether weights may come from a pickle where there are no others.
+        allow_pickle: whether weights may come from a pickle if there are no others.
     """
 
     allow_pickle: bool = False
@@ -40,22 +40,22 @@ class CheckpointFiles(ABC):
     @property
     @abstractmethod
     def label(self) -> str:
-        """How errors call the checkpoint: its folder, or its id on the hub."""
+        """The checkpoint's name in errors: its folder or hub id."""
 
     @abstractmethod
     def locate(self, name: str) -> Path | None:
-        """Return the path of the file called `name`, relative to the checkpoint; None where there is none."""
+        """Return the path of the file `name`, relative to the checkpoint; None if it does not exist."""
 
     @abstractmethod
     def malformed(self, name: str, reason: str) -> OnnxtoolError:
-        """Make the error for a file that is not what it should be."""
+        """Make the error for a malformed file."""
 
     @abstractmethod
     def refuse(self, message: str, hint: str = "") -> OnnxtoolError:
-        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+        """Make the error for a checkpoint with unsupported features."""
 
     def unpickle(self, path: Path) -> bytes:
-        """Return the tensors of a pickle as a file of safetensors.
+        """Return the tensors of a pickle as a safetensors file.
 
         Raises:
             OnnxtoolError: pickles are not read here.
@@ -63,7 +63,7 @@ class CheckpointFiles(ABC):
         raise self.refuse(f"{path} is a pickle, which can run code")
 
     def read_json(self, name: str) -> Json:
-        """Return the content of the JSON file called `name`; None where there is none.
+        """Return the content of the JSON file `name`; None if it does not exist.
 
         Raises:
             OnnxtoolError: it is not JSON, or cannot be read.
@@ -79,10 +79,10 @@ class CheckpointFiles(ABC):
         return self._parsed[name]
 
     def read_text(self, name: str) -> str | None:
-        """Return the content of the file called `name`; None where there is none.
+        """Return the content of the file `name`; None if it does not exist.
 
         Raises:
-            OnnxtoolError: it is no UTF-8, or cannot be read.
+            OnnxtoolError: it is not UTF-8, or cannot be read.
         """
         path = self.locate(name)
         try:
@@ -93,7 +93,7 @@ class CheckpointFiles(ABC):
             raise self.malformed(name, f"not UTF-8: {error}") from None
 
     def read(self, name: str) -> dict[str, Json]:
-        """Return the JSON object in the file called `name`, or an empty one where there is no such file.
+        """Return the JSON object in the file `name`, or an empty one if it does not exist.
 
         Raises:
             OnnxtoolError: it is not a JSON object, or cannot be read.
@@ -106,13 +106,13 @@ class CheckpointFiles(ABC):
         return content
 
     def read_tensors(self, folder: str, names: Collection[str] | None = None) -> dict[str, NDArray[np.float32]]:
-        """Return the weights of the module in `folder` as float32; from a pickle only where that is allowed.
+        """Return the weights of the module in `folder` as float32; from a pickle only if that is allowed.
 
-        Tensors of integers and truths are left out: they count steps of a training.
+        Integer and boolean tensors are skipped: they are counters of training steps.
 
         Args:
-            folder: of the module; empty for the checkpoint's own.
-            names: the tensors that are read; None for all.
+            folder: the module's folder; empty for the checkpoint's own.
+            names: the tensors to read; None for all.
 
         Raises:
             OnnxtoolError: there are none, or they cannot be read.
@@ -125,7 +125,7 @@ class CheckpointFiles(ABC):
         return self._read_module(folder, convert)
 
     def read_integers(self, folder: str) -> dict[str, NDArray[np.int64]]:
-        """Return what the module in `folder` has beside weights, such as indices of rows, as int64; see read_tensors.
+        """Return the integer tensors of the module in `folder`, such as row indices, as int64; see read_tensors.
 
         Raises:
             OnnxtoolError: there is no file, or it cannot be read.
@@ -133,7 +133,7 @@ class CheckpointFiles(ABC):
         return self._read_module(folder, lambda _name, entry: _to_int64(entry) if entry["dtype"] in _INTEGERS else None)
 
     def _read_module(self, folder: str, convert: Callable[[str, dict[str, Any]], _Array | None]) -> dict[str, _Array]:
-        """Return what `convert` makes of the tensors of a module, without those of which it makes nothing."""
+        """Return a module's tensors after `convert`, dropping those for which it returns nothing."""
         from safetensors import SafetensorError, deserialize
 
         inside = f"{folder}/" if folder else ""
@@ -168,7 +168,7 @@ class CheckpointFiles(ABC):
 
 
 _INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
-_NO_WEIGHTS = ("I", "U", "BOOL")  # how safetensors begins the names of integers and truths
+_NO_WEIGHTS = ("I", "U", "BOOL")  # prefixes of integer and boolean dtypes in safetensors
 
 
 def _to_int64(entry: dict[str, Any]) -> NDArray[np.int64]:
@@ -178,7 +178,7 @@ def _to_int64(entry: dict[str, Any]) -> NDArray[np.int64]:
 
 
 def _to_float32(entry: dict[str, Any]) -> NDArray[np.float32]:
-    """Return a tensor of a safetensors file. NumPy has no bfloat16, which is the upper half of a float32."""
+    """Return a tensor from a safetensors file. NumPy lacks bfloat16, which is the upper half of a float32."""
     import numpy as np
 
     data, dtype = entry["data"], entry["dtype"]

@@ -1,4 +1,4 @@
-"""The folder with a model's tokenizer and configuration: how people name it, where it is, and its small files."""
+"""Locate and read the folder with a model's tokenizer and configuration."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from onnxtool.reports import short_repr
 
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)
 _PAGE = re.compile(r"(?P<id>[^/]+/[^/]+)(?:/(?:tree|blob|resolve|commit)/(?P<revision>[^/]+)(?:/.*)?)?/?")
-# Of Windows, where a drive or a backslash is in a path and in no id.
+# On Windows, paths contain a drive or a backslash, and ids never do.
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:[\\/]|.*\\")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a folder in the hub's cache is of: `models--ORG--NAME/snapshots/COMMIT`.
+    """The origin of a folder in the hub's cache: `models--ORG--NAME/snapshots/COMMIT`.
 
     Attributes:
-        model_id: the id on the hub.
-        commit: of its repository.
+        model_id: the hub id.
+        commit: the commit of the repository.
     """
 
     model_id: str
@@ -46,7 +46,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, folder: Path) -> Snapshot | None:
-        """Read it from an absolute path; None for a folder that is no snapshot."""
+        """Parse an absolute path; None for a folder that is not a snapshot."""
         repository, *names = folder.parent.parent.name.split("--")
         if folder.parent.name != "snapshots" or repository != "models" or not all(names) or not 1 <= len(names) <= 2:
             return None
@@ -54,7 +54,7 @@ class Snapshot:
 
 
 def path_parts(model_name: str) -> tuple[str, ...]:
-    """Return the parts of an id, or of a folder's path; the last is the name. A snapshot has the parts of its id."""
+    """Return the parts of an id or folder path; the last is the name. A snapshot yields the parts of its id."""
     if not Path(model_name).is_dir():
         return tuple(model_name.split("/"))
     path = Path(os.path.abspath(model_name))  # noqa: PTH100  resolve() would follow links to other names
@@ -63,10 +63,10 @@ def path_parts(model_name: str) -> tuple[str, ...]:
 
 
 def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | None]:
-    """Return the id that the address of a page on the hub has, and its revision; other names as they are.
+    """Return the id and revision in the URL of a hub page; other names are returned unchanged.
 
     Raises:
-        CheckpointError: it is an address that leads to no model, or to another revision than `revision`.
+        CheckpointError: the URL does not lead to a model, or its revision differs from `revision`.
     """
     found = _URL.fullmatch(model_name.strip())
     if found is None:
@@ -86,7 +86,7 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
 
 
 def require_cached_commit(model_name: str, revision: str | None) -> None:
-    """Refuse a cache of the hub in which no regular file names the commit: huggingface_hub would wait for a pipe.
+    """Refuse a hub cache whose commit reference is not a regular file: huggingface_hub would block on a pipe.
 
     Raises:
         CheckpointError: there is a pipe, a socket, a device or a folder.
@@ -100,7 +100,7 @@ def require_cached_commit(model_name: str, revision: str | None) -> None:
 
 
 def is_path(model_name: str) -> bool:
-    """Whether a name can only be a path: no id looks like that."""
+    """Whether a name can only be a path, because no id has that form."""
     return (
         model_name.startswith(("/", "./", "../", "~", "."))
         or model_name.count("/") > 1
@@ -111,7 +111,7 @@ def is_path(model_name: str) -> bool:
 
 TOKENIZER_NAME = "tokenizer.json"
 
-# What is fetched from the hub: everything that decides how a text is read and an output is understood.
+# Files fetched from the hub: everything that determines how texts are read and outputs interpreted.
 _LOGGER = logging.getLogger(__name__)
 _HUB_PATTERNS = (
     TOKENIZER_NAME,
@@ -127,7 +127,7 @@ _HUB_PATTERNS = (
     "sentence_*_config.json",
     ENCODER_NAME,
     METADATA_NAME,
-    # Folders of modules. The transformer may lie in one as well, and then the tokenizer does; its weights are large.
+    # Module folders. One may hold the transformer and its tokenizer; the transformer's weights are large.
     "*_*/config.json",
     f"*_*/{ROUTER_NAME}",
     "*Transformer/*.json",
@@ -137,29 +137,29 @@ _HUB_PATTERNS = (
     "*_LayerNorm/model.safetensors",
     "*_SparseStaticEmbedding/model.safetensors",
 )
-# What describes the checkpoint as a whole.
+# Files that describe the checkpoint as a whole.
 AT_THE_TOP = (MODULES_NAME, ROUTER_NAME, ENCODER_NAME, METADATA_NAME, "README.md")
-# What `optimize` writes, which shares the folder of the model that it came from.
+# Suffixes of `optimize` outputs, which share the folder of their source model.
 _OPTIMIZED = re.compile(r"-(optimized|fp16|int8|int4)$")
 
 
 class ModuleFiles(CheckpointFiles):
-    """A checkpoint whose transformer may lie in the folder of a module, or in that of a Router's route.
+    """A checkpoint whose transformer may lie in a module's folder, or in the folder of a Router's route.
 
     Attributes:
-        route: the one of a Router that is meant; None for a checkpoint without routes.
+        route: the selected route of a Router; None for a checkpoint without routes.
     """
 
     route: str | None
 
     @abstractmethod
     def file_at(self, name: str) -> Path | None:
-        """Return the path of the file at `name` exactly, relative to the checkpoint; None where there is none."""
+        """Return the path of the file at exactly `name`, relative to the checkpoint; None if it does not exist."""
 
     def locate(self, name: str) -> Path | None:
-        """Return the path of a file of the checkpoint; None where it has none.
+        """Return the path of a file of the checkpoint; None if it does not exist.
 
-        A file of the transformer, such as config.json, is looked for in the transformer's folder first.
+        Files of the transformer, such as config.json, are looked up in the transformer's folder first.
         """
         if "/" not in name and name not in AT_THE_TOP and self.transformer_folder:
             found = self.file_at(f"{self.transformer_folder}/{name}")
@@ -169,28 +169,28 @@ class ModuleFiles(CheckpointFiles):
 
     @cached_property
     def transformer_folder(self) -> str:
-        """The folder of the checkpoint with the model of transformers; empty for its top, where most have it."""
+        """The checkpoint's folder with the transformers model; empty for the top level, the usual case."""
         return transformer_folder(self, self.route)
 
     @cached_property
     def sentence_modules(self) -> SentenceModules:
-        """What sentence-transformers computes with the checkpoint.
+        """The checkpoint's sentence-transformers modules.
 
         Raises:
-            OnnxtoolError: a file of it is malformed, or modules.json names a path outside the checkpoint.
+            OnnxtoolError: a file is malformed, or modules.json names a path outside the checkpoint.
         """
         return as_multi_vector(SentenceModules.of(self, self.route), self)
 
 
 @dataclass(frozen=True)
 class CheckpointFolder(ModuleFiles):
-    """A folder that holds tokenizer.json and, where the checkpoint has them, its other small files.
+    """A folder that holds tokenizer.json and, if present in the checkpoint, its other small files.
 
     Attributes:
-        path: where it is.
-        tokenizer_sha256: of a tokenizer.json that reads texts as transformers does, by the stamp of the model; empty
-            where there is none.
-        described: what a user says in place of its modules.json; None for nothing.
+        path: the folder.
+        tokenizer_sha256: hash, from the model's stamp, of a tokenizer.json that reads texts as transformers does; empty
+            if there is none.
+        described: modules described by the user instead of modules.json; None for no description.
     """
 
     path: Path
@@ -200,7 +200,7 @@ class CheckpointFolder(ModuleFiles):
 
     @cached_property
     def sentence_modules(self) -> SentenceModules:
-        """What sentence-transformers computes with the checkpoint, or what a user says of it."""
+        """The checkpoint's sentence-transformers modules, or the user's description of them."""
         return super().sentence_modules if self.described is None else self.described
 
     @property
@@ -209,16 +209,16 @@ class CheckpointFolder(ModuleFiles):
         return str(self.path)
 
     def file_at(self, name: str) -> Path | None:
-        """Return the path of a file in the folder; None where there is none."""
+        """Return the path of a file in the folder; None if it does not exist."""
         path = self.path / name
         return path if path.is_file() else None
 
     def malformed(self, name: str, reason: str) -> InputError:
-        """Make the error for a file of the checkpoint that is not what it should be."""
+        """Make the error for a malformed file of the checkpoint."""
         return InputError(f"{self.path / name} is malformed: {reason}", "export the model again, or pass --model_name")
 
     def refuse(self, message: str, hint: str = "") -> InputError:
-        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+        """Make the error for a checkpoint with unsupported features."""
         return InputError(
             message, hint or "use sentence-transformers for this checkpoint, or pass --model_name with the right one"
         )
@@ -227,22 +227,22 @@ class CheckpointFolder(ModuleFiles):
 def find_checkpoint_folder(
     model: ModelFile, model_name: StrPath | None = None, *, needs: Sequence[str] = (TOKENIZER_NAME,)
 ) -> CheckpointFolder:
-    """Find the tokenizer and configuration of `model`; of a model of pictures, its image processor.
+    """Find the tokenizer and configuration of `model`, or the image processor of an image model.
 
-    A folder has one of the files that it `needs`. `model_name`, a folder or an id on the hub, decides where it is
-    given. Else the folder that the model's metadata names, folders named after the model, and the model's own folder
-    are tried; for a symbolic link, then those beside its target.
+    A folder must contain one of the files in `needs`. If `model_name`, a folder or hub id, is given, it decides.
+    Otherwise the folder named in the model's metadata, folders named after the model, and the model's own folder are
+    tried; for a symbolic link, then those next to its target.
 
     Raises:
         InputError: there is no tokenizer, or it cannot be fetched.
-        ModelFileError: the model's metadata names a folder that is not beside it.
+        ModelFileError: the model's metadata names a folder that is not next to it.
     """
     if model_name is not None:
         return replace(
             _named_folder(model, os.fspath(model_name), needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, "")
         )
     tried = list(dict.fromkeys(_candidates(model, model.path)))
-    if model.path.is_symlink():  # a model in a cache or a store has its files beside the target, or beside the link
+    if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
         folder = CheckpointFolder(path, tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
@@ -260,7 +260,7 @@ def _candidates(model: ModelFile, path: Path) -> Iterator[Path]:
         yield beside / stamped
     yield beside / path.stem
     yield beside / _OPTIMIZED.sub("", path.stem)
-    # The layouts of the hub: everything in one folder, or the graph in a folder `onnx` inside it.
+    # The hub's layouts: everything in one folder, or the graph in a subfolder `onnx`.
     yield beside
     if beside.name == "onnx":
         yield beside.parent
@@ -293,13 +293,13 @@ def _named_folder(model: ModelFile, model_name: str, needs: Sequence[str]) -> Ch
 
 
 def _fetch(model_name: str, revision: str | None) -> Path:
-    """Fetch the small files of a checkpoint from the hub, or take them from the local cache where it is offline."""
+    """Fetch the small files of a checkpoint from the hub, or from the local cache when offline."""
     from huggingface_hub import snapshot_download
 
     _LOGGER.info("fetching %s from the hub or its cache", model_name)
     try:
         return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
-    except (OSError, ValueError) as error:  # the roots of everything that huggingface_hub raises for its users
+    except (OSError, ValueError) as error:  # base classes of all of huggingface_hub's user-facing errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"{model_name!r} is neither a folder here nor a checkpoint that can be fetched from the hub: {reason}",
@@ -307,18 +307,18 @@ def _fetch(model_name: str, revision: str | None) -> Path:
         ) from error
 
 
-# What looks like a name; a prompt that is none of the checkpoint's has at least a space or a colon.
+# Looks like a name; a literal prompt has at least a space or a colon.
 _NAME = re.compile(r"[\w.-]+")
 
 
 @short_repr
 @dataclass(frozen=True)
 class Prompts:
-    """What may be written before a text.
+    """Prompts to put before texts.
 
     Attributes:
         by_name: the texts, such as `query: `, by name.
-        default: the name of the one that is used where no other is asked for; None for no prompt.
+        default: the name of the default prompt; None for no prompt.
     """
 
     by_name: Mapping[str, str]
@@ -326,10 +326,10 @@ class Prompts:
 
     @classmethod
     def of(cls, folder: CheckpointFiles) -> Prompts:
-        """Read them from config_sentence_transformers.json, or from where an older late-interaction encoder has them.
+        """Read prompts from config_sentence_transformers.json, or from an older late-interaction encoder's files.
 
         Raises:
-            InputError: the file is malformed, or its default is none of its prompts.
+            InputError: the file is malformed, or its default is not one of its prompts.
         """
         config = as_multi_vector(SentenceModules.of(folder), folder).encoder
         stated = config.get("prompts") or {}
@@ -342,16 +342,16 @@ class Prompts:
         return cls(by_name, default)
 
     def find(self, prompt: str | None, task: str | None = None) -> str:
-        """Return the text to write before others.
+        """Return the text of a prompt.
 
         Args:
-            prompt: a name, or the text itself; empty for none, and None for the one of the task, or the checkpoint's
-                default where there is no task.
-            task: `query` or `document`, as encode_query and encode_document of sentence-transformers. It has a prompt
-                of its name or none: version 6.2 does not fall back to the default, nor to one called `passage`.
+            prompt: a name, or the text itself; empty for none; None for the task's prompt, or the checkpoint's default
+                without a task.
+            task: `query` or `document`, as for encode_query and encode_document of sentence-transformers. It uses the
+                prompt of that name or none: version 6.2 falls back neither to the default nor to one called `passage`.
 
         Raises:
-            InputError: it reads like a name, and the checkpoint has no such prompt.
+            InputError: it looks like a name, and the checkpoint has no such prompt.
         """
         if prompt is None and task is not None:
             return self.by_name.get(task, "")

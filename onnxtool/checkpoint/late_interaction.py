@@ -1,8 +1,8 @@
-"""Late-interaction encoders (ColBERT), described as MultiVectorEncoder of sentence-transformers 6.2 reads them.
+"""Describe late-interaction encoders (ColBERT) as MultiVectorEncoder of sentence-transformers 6.2 reads them.
 
-Three layouts become one description: that of sentence-transformers itself; PyLate's, whose settings stand in
-config_sentence_transformers.json; and that of Stanford's ColBERT, which has no modules.json, its settings in
-artifact.metadata, and the projection among the weights of the transformer.
+Three layouts become one description: sentence-transformers' own; PyLate's, with its settings in
+config_sentence_transformers.json; and that used by Stanford's ColBERT, which has no modules.json, keeps its settings in
+artifact.metadata, and stores the projection with the transformer's weights.
 
 Khattab and Zaharia, 2020, arXiv:2004.12832.
 """
@@ -31,12 +31,12 @@ METADATA_NAME = "artifact.metadata"
 _STANFORD = "HF_ColBERT"
 _PYLATE = "ColBERT"
 _ROLES = ("query", "document")
-# Where Stanford's ColBERT pads queries to, and PyLate, where their files do not say it.
+# Default query length of Stanford's ColBERT and of PyLate.
 _USUAL_LENGTH = 32
 # Settings of the transformer module that PyLate keeps with those of the encoder.
 _OF_TRANSFORMER = ("query_length", "document_length", "query_expansion")
-_MOST_TOKENS = 1 << 16  # that a query is expanded to: more than any encoder takes
-# By any of these keys, queries are expanded unless do_query_expansion says no.
+_MOST_TOKENS = 1 << 16  # tokens in an expanded query: more than any encoder takes
+# If any of these keys is present, queries are expanded unless do_query_expansion is false.
 _PYLATE_KEYS = (
     *_OF_TRANSFORMER,
     *("do_query_expansion", "attend_to_expansion_tokens", "attend_to_mask_tokens"),
@@ -46,13 +46,13 @@ _PYLATE_KEYS = (
 
 @dataclass(frozen=True)
 class QueryExpansion:
-    """Tokens behind a short query, whose vectors count as well.
+    """Tokens appended to a short query, whose vectors count too.
 
     Attributes:
-        length: the tokens of a query with them, at least.
-        is_exact: whether a longer query is cut to that length; else it stays as it is.
-        attend: whether the model sees them. It does not in ColBERT: their own vectors see the query.
-        token: repeated; None for the tokenizer's mask token, or for the token that ends a text where it has none.
+        length: the minimum number of tokens in an expanded query.
+        is_exact: whether a longer query is truncated to that length; otherwise it stays as it is.
+        attend: whether the model attends to them. In ColBERT it does not, but they attend to the query.
+        token: the repeated token; None for the tokenizer's mask token, or its end-of-text token if it has no mask.
     """
 
     length: int
@@ -62,10 +62,10 @@ class QueryExpansion:
 
     @classmethod
     def of(cls, modules: SentenceModules, files: CheckpointFiles) -> QueryExpansion | None:
-        """Read it from the settings of the transformer module; None where queries are not expanded.
+        """Read the transformer module's settings; None if queries are not expanded.
 
         Raises:
-            OnnxtoolError: a setting is unknown, or none that sentence-transformers takes.
+            OnnxtoolError: a setting is unknown, or not accepted by sentence-transformers.
         """
         stated = modules.transformer.get("query_expansion")
         if stated is None:
@@ -106,12 +106,12 @@ class QueryExpansion:
 
         Args:
             find: returns the id of a token; None for an unknown one.
-            usual: the mask token and the token that ends a text; None where the tokenizer names none.
+            usual: the mask token and the end-of-text token; None if the tokenizer has none.
             files: the checkpoint, for errors.
             pads_left: whether the tokenizer pads on the left.
 
         Raises:
-            OnnxtoolError: the tokenizer has no such token, or its tokens before a text have no vectors of their own.
+            OnnxtoolError: the tokenizer has no such token, or tokens before a text have no meaningful vectors.
         """
         if pads_left and not (self.is_exact and self.attend):
             effect = (
@@ -134,7 +134,7 @@ class QueryExpansion:
 
 
 def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
-    """Return what sentence-transformers 6.2 computes with a late-interaction encoder; `modules` for any other.
+    """Return the modules of a late-interaction encoder as in sentence-transformers 6.2; `modules` for any other.
 
     Raises:
         OnnxtoolError: a file is malformed.
@@ -154,7 +154,7 @@ def _is_pylate(modules: SentenceModules, files: CheckpointFiles) -> bool:
 
 
 def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceModules:
-    """Put PyLate's settings where sentence-transformers has them, and what it computes inline among the modules."""
+    """Convert PyLate's settings to sentence-transformers' layout, and its inline steps to modules."""
     encoder = modules.encoder
     prompts = dict(as_object(encoder.get("prompts")))
     prefixes = {}
@@ -168,14 +168,14 @@ def _of_settings(modules: SentenceModules, files: CheckpointFiles) -> SentenceMo
         skipped = encoder.get("skiplist_words")
         if skipped is None and (modules.encoder_class == _PYLATE or prefixes):
             skipped = list(string.punctuation)
-        if modules.encoder_class != _PYLATE:  # read as any embedder is, without what makes one vector of a text
+        if modules.encoder_class != _PYLATE:  # read like any embedder, without the pooling to one vector
             chain = [module for module in chain if module.kind != "Pooling" and not _is_of_vectors(module)]
         chain += _counting(files, skipped)
     return replace(
         modules,
         modules=tuple(chain),
         encoder={**encoder, "model_type": MULTI_VECTOR, "prompts": prompts},
-        # What the transformer module says itself comes first.
+        # The transformer module's own settings take precedence.
         transformer={**_settings_of_transformer(encoder), **modules.transformer},
         prefixes=tuple(prefixes.values()),
     )
@@ -197,7 +197,7 @@ def _settings_of_transformer(encoder: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def _of_stanford(files: CheckpointFiles) -> SentenceModules:
-    """Describe a checkpoint of Stanford's ColBERT by its artifact.metadata, or by defaults where it is missing."""
+    """Describe a checkpoint of Stanford's ColBERT from its artifact.metadata, or by defaults if that is missing."""
     metadata = files.read(METADATA_NAME)
     markers = zip(_ROLES, ("query_token_id", "doc_token_id"), ("[unused0]", "[unused1]"), strict=True)
     prompts = {
@@ -207,7 +207,7 @@ def _of_stanford(files: CheckpointFiles) -> SentenceModules:
     settings: dict[str, Json] = {"query_expansion": {"strategy": "fixed", "attend": attend, "length": length}}
     if metadata.get("doc_maxlen") is not None:
         settings["document_length"] = metadata["doc_maxlen"]
-    # The projection lies among the weights of the transformer, and its shape is that of its weight.
+    # The projection is stored with the transformer's weights, and its shape comes from its weight.
     projection: dict[str, Json] = {
         "bias": False,
         "activation_function": "torch.nn.Identity",
@@ -228,7 +228,7 @@ def _of_stanford(files: CheckpointFiles) -> SentenceModules:
 
 
 def _counting(files: CheckpointFiles, skipped: Json) -> tuple[StoredModule, ...]:
-    """Return what says which tokens count, and what scales their vectors."""
+    """Return the modules that select the tokens and scale their vectors."""
     return (
         StoredModule("MultiVectorMask", "", {"skiplist_words": skipped}, files),
         StoredModule("Normalize", "", {"module_input_name": TOKENS}, files),
@@ -236,7 +236,7 @@ def _counting(files: CheckpointFiles, skipped: Json) -> tuple[StoredModule, ...]
 
 
 def _on_tokens(module: StoredModule) -> StoredModule:
-    """Let a Dense that does not say on what it works do so on tokens, as in a multi-vector encoder."""
+    """Apply a Dense without a stated input to tokens, as in a multi-vector encoder."""
     if module.kind != "Dense" or module.settings.get("module_input_name") is not None:
         return module
     return replace(module, settings={**module.settings, "module_input_name": TOKENS})

@@ -1,4 +1,4 @@
-"""How many tokens a model takes, which file says so, and what is left of a longer text: a part of it, or windows."""
+"""Token limits of a model and their sources, and truncation or windowing of longer texts."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from onnxtool.model_file.metadata import MAX_LENGTH_KEY, VERIFIED_LENGTH_KEY
 from onnxtool.model_file.wire import read_nodes
 from onnxtool.reports import Json, short_repr
 
-# Model types whose positions start behind the padding token's id, so that their table has that many rows and one
-# more than the text may have tokens (transformers' create_position_ids_from_input_ids).
+# Model types whose positions start after the padding token's id, so that their table has that many rows, plus one, more
+# than a text may have tokens (transformers' create_position_ids_from_input_ids).
 _PADDED_POSITIONS = frozenset(
     (
         *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     )
 )
-# What a checkpoint of sentence-transformers is for. Its limit is how it is used for these, not what its model takes.
+# Tasks of sentence-transformers checkpoints. Their limit reflects intended use, not the model's capacity.
 _SENTENCE_TASKS = (
     *("sentence-similarity", "sparse-encoding", "feature-extraction", "text-classification"),
     *(RANKING, LATE_INTERACTION),
 )
-_DEFAULT_PAD_ID = 1  # what the configurations of all these types default to
+_DEFAULT_PAD_ID = 1  # default of all these model types' configurations
 # Tokenizers without a limit say 1e30 (transformers' VERY_LARGE_INTEGER).
 _UNLIMITED = 10**9
-# Exporters keep the names of parameters; relative and rotary positions have no such table.
+# Exporters keep parameter names; relative and rotary positions have no such table.
 _POSITION_TABLE = re.compile(r"(?<!relative_)position_embeddings?\.|embed_positions\.|\bwpe\.")
 
 
 @dataclass(frozen=True, order=True)
 class Limit:
-    """The most tokens that a model takes, special ones included, and where that is written."""
+    """The maximum number of tokens, including special ones, and its source."""
 
     tokens: int
     source: str
 
 
 def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
-    """Return the smallest limit set for texts, or None where there is none.
+    """Return the smallest limit set for texts, or None if there is none.
 
-    The export's stamp says how many tokens the model takes; of a file without one, as other tools write them, it is
-    deduced from the graph and the checkpoint's files.
+    The limit comes from the export's stamp; for files without one, made by other tools, it is deduced from the graph
+    and the checkpoint's files.
 
     Raises:
         InputError: a file of the checkpoint is malformed.
-        ModelFileError: the stamp is no number of tokens.
+        ModelFileError: the stamp is not a number of tokens.
     """
     stamped = [limit for limit in (_stamped_limit(model, MAX_LENGTH_KEY), verified_limit(model)) if limit is not None]
     limits = (*stamped, *_shape_limit(model)) if stamped else _deduced_limits(model, folder)
@@ -61,9 +61,9 @@ def text_limit(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit |
 
 
 def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limit | None:
-    """Return the limit of queries, or of documents, where the checkpoint has one of its own; None where it has none.
+    """Return the checkpoint's separate limit for queries or documents; None if it has none.
 
-    As in sentence-transformers it takes the place of the limit of texts, longer or shorter: up to what the graph takes.
+    As in sentence-transformers, it replaces the limit for texts, whether longer or shorter, up to the graph's limit.
 
     Args:
         model: the file.
@@ -79,23 +79,23 @@ def limit_of_task(model: ModelFile, folder: CheckpointFolder, task: str) -> Limi
 
 
 def graph_limit(model: ModelFile, folder: CheckpointFolder | None) -> Limit | None:
-    """Return the limit beyond which the graph fails or was not verified; None where none shows, or without tokens."""
+    """Return the limit beyond which the graph fails or was not verified; None if none is known, or without tokens."""
     if all(info.dtype.startswith("float") for info in model.structure.inputs):
-        return None  # pictures and sound; their positions are of patches and frames
+        return None  # images and audio; their positions count patches and frames
     return min(_graph_limits(model, reserved_positions(folder)), default=None)
 
 
 def verified_limit(model: ModelFile) -> Limit | None:
-    """Return up to which length export compared the file with the checkpoint; None where it did not.
+    """Return the maximum length at which export compared the file with the checkpoint; None if it did not.
 
     Raises:
-        ModelFileError: the stamp is no number of tokens.
+        ModelFileError: the stamp is not a number of tokens.
     """
     return _stamped_limit(model, VERIFIED_LENGTH_KEY)
 
 
 def reserved_positions(folder: CheckpointFolder | None) -> int:
-    """Return how many rows at the start of the position table no token ever uses."""
+    """Return the number of unused rows at the start of the position table."""
     config = folder.read("config.json") if folder else {}
     if str(config.get("model_type")) not in _PADDED_POSITIONS:
         return 0
@@ -104,7 +104,7 @@ def reserved_positions(folder: CheckpointFolder | None) -> int:
 
 
 def fixed_shape(model: ModelFile) -> tuple[int | None, int | None]:
-    """Return the batch size and the sequence length that the graph is fixed to, None where an axis is dynamic."""
+    """Return the graph's fixed batch size and sequence length, None for dynamic axes."""
     for info in model.structure.inputs:
         if info.name == "input_ids" and len(info.shape) == 2:
             batch, sequence = info.shape
@@ -156,7 +156,7 @@ def _graph_limits(model: ModelFile, reserved: int) -> Iterator[Limit]:
 
 def _integer(config: dict[str, Json], key: str) -> int | None:
     value = config.get(key)
-    # model_max_length is written as 1e30 by some tokenizers, which JSON reads as a float.
+    # Some tokenizers write model_max_length as 1e30, which JSON reads as a float.
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
@@ -167,20 +167,20 @@ Value = TypeVar("Value")
 # A text, or a pair of texts.
 Text = str | tuple[str, str]
 
-# A text is huge from so many characters on for each token that is kept of it, and from so many in all.
+# A text is huge if it exceeds both this many characters per kept token and this many in total.
 _CHARACTERS_A_TOKEN, _LEAST_HUGE = 64, 1 << 14
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How texts are read.
+    """Tokenization options.
 
     Attributes:
-        with_offsets: whether to say where in the text the tokens are, which costs time.
-        cut_side: on which side long texts are cut, `left` or `right`; None for what the tokenizer says.
-        keeps_first: whether the first text of a pair stays whole; else the longer one is cut first.
-        num_leading: so many characters of a text, which are a prompt, stand in each of its windows; needs offsets.
-        adds_special: whether tokens are put around a text; a chat template writes its own.
+        with_offsets: whether to return token positions in the text, which costs time.
+        cut_side: truncation side, `left` or `right`; None for the tokenizer's setting.
+        keeps_first: whether the first text of a pair stays whole; otherwise the longer one is truncated first.
+        num_leading: number of leading characters, the prompt, that are repeated in each window; needs offsets.
+        adds_special: whether special tokens are added around a text; a chat template writes its own.
     """
 
     with_offsets: bool = False
@@ -196,14 +196,14 @@ PLAIN = ReadOptions()
 @short_repr
 @dataclass(frozen=True)
 class TokenOffsets:
-    """Where in the texts the tokens are.
+    """Positions of tokens in their texts.
 
     Attributes:
-        parts: 0 for tokens of the text, or of the first of a pair; 1 for those of the second; -1 for what the
-            tokenizer added.
-        spans: first character, and the one behind the last, in the text that the token is of; (0, 0) where added.
-        words: which word of that text; tokens of the same word have the same number. -1 where added.
-        first: how many tokens of the text that is cut stand before this window.
+        parts: 0 for tokens of the text, or of the first text of a pair; 1 for tokens of the second; -1 for added
+            tokens.
+        spans: start and end (exclusive) of the token in its text, in characters; (0, 0) for added tokens.
+        words: index of the word in that text, shared by its tokens; -1 for added tokens.
+        first: number of tokens of the truncated text before this window.
     """
 
     parts: tuple[int, ...]
@@ -212,7 +212,7 @@ class TokenOffsets:
     first: int = 0
 
     def framed(self, count: int, *, before: bool) -> TokenOffsets:
-        """Return them with `count` added tokens before or behind."""
+        """Return the positions with `count` added tokens before or after."""
         nowhere, places = (-1,) * count, ((0, 0),) * count
         if before:
             return TokenOffsets(nowhere + self.parts, places + self.spans, nowhere + self.words, self.first)
@@ -222,17 +222,17 @@ class TokenOffsets:
 @short_repr
 @dataclass(frozen=True)
 class EncodedText:
-    """A text, or a pair of texts, as the model reads it, without padding.
+    """A tokenized text or pair of texts, without padding.
 
     Attributes:
-        ids: the tokens, special ones included.
+        ids: token ids, including special tokens.
         segment_ids: the segment of each token.
         is_special: whether the tokenizer added the token, for each.
         truncated: whether the text was longer than the limit; windows are not truncated.
-        offsets: where in the texts the tokens are; None where that was not asked for.
-        num_prompt: so many tokens at the start are not pooled over, because they are a prompt.
-        attended: whether the model sees the token, for each; None where it sees all.
-        counted: whether the vector of the token counts, for each, in late interaction; None where all count.
+        offsets: positions of the tokens in the texts; None unless requested.
+        num_prompt: number of leading prompt tokens that are excluded from pooling.
+        attended: whether the model attends to each token; None if it attends to all.
+        counted: whether each token's vector counts in late interaction; None if all count.
     """
 
     ids: tuple[int, ...]
@@ -248,7 +248,7 @@ class EncodedText:
         return len(self.ids)
 
     def keep(self, kept: Sequence[range], *, truncated: bool, first: int = 0) -> EncodedText:
-        """Return the tokens of `kept` alone, ranges of positions in their order."""
+        """Return only the tokens in `kept`, ranges of positions in order."""
         offsets = self.offsets
         if offsets is not None:
             offsets = TokenOffsets(
@@ -260,20 +260,20 @@ class EncodedText:
 
 @dataclass(frozen=True)
 class WholeText:
-    """A text, or a pair of texts, before anything is cut off.
+    """A tokenized text or pair of texts before truncation.
 
     Attributes:
-        parts: the positions of the tokens of each text, which stand together; all others the tokenizer added.
+        parts: the contiguous positions of each text's tokens; the tokenizer added all others.
     """
 
     encoded: EncodedText
     parts: tuple[range, ...]
 
     def cut(self, limit: Limit, side: str, *, keeps_first: bool = False) -> EncodedText:
-        """Return what is left within `limit`; what the tokenizer added stays.
+        """Truncate to `limit`, keeping the tokens that the tokenizer added.
 
         Raises:
-            InputError: nothing of the text would be left.
+            InputError: nothing would be left of the text.
         """
         if len(self.encoded) <= limit.tokens:
             return self.encoded
@@ -296,12 +296,12 @@ class WholeText:
         return self.encoded.keep(_with_framing(len(self.encoded), self.parts, kept), truncated=True)
 
     def windows(self, limit: Limit, overlap: int, num_leading: int = 0) -> list[EncodedText]:
-        """Return windows of at most `limit` tokens over the last text; what comes before it is in each of them.
+        """Return windows of at most `limit` tokens over the last text, each preceded by the tokens before that text.
 
         Args:
-            limit: the most tokens of a window.
-            overlap: tokens that neighbours share.
-            num_leading: the tokens of so many characters at the start of the first text are in each window as well.
+            limit: the maximum number of tokens in a window.
+            overlap: number of tokens shared by neighbouring windows.
+            num_leading: number of leading characters of the first text whose tokens are repeated in each window.
 
         Raises:
             InputError: windows with that overlap have no room.
@@ -309,7 +309,7 @@ class WholeText:
         if len(self.encoded) <= limit.tokens:
             return [self.encoded]
         cut = self.parts[-1]
-        if num_leading and len(self.parts) == 1:  # of a pair the first text is whole in each window
+        if num_leading and len(self.parts) == 1:  # each window contains the first text of a pair in full
             assert self.encoded.offsets is not None  # noqa: S101  as ReadOptions says
             spans = self.encoded.offsets.spans
             cut = cut[sum(spans[place][1] <= num_leading for place in cut) :]
@@ -325,10 +325,10 @@ class WholeText:
 
 
 def bounded(text: Text, limit: Limit, side: str) -> Text:
-    """Return so much of a huge text as decides how it is cut: reading megabytes for 512 tokens takes seconds.
+    """Return the part of a huge text that determines its truncation: tokenizing megabytes for 512 tokens takes seconds.
 
-    It ends at a space, and what is made of the text before that does not depend on what follows. A text that is not
-    huge is returned itself.
+    It ends at a space, and the tokens before that do not depend on what follows. A text that is not huge is returned
+    unchanged.
     """
     size = max(_LEAST_HUGE, _CHARACTERS_A_TOKEN * limit.tokens)
     if isinstance(text, str):
@@ -339,10 +339,10 @@ def bounded(text: Text, limit: Limit, side: str) -> Text:
 
 
 def longest_first(lengths: tuple[int, int], room: int) -> tuple[int, int]:
-    """Return how many tokens are kept of the two texts of a pair, so that both together fit into `room`.
+    """Return the numbers of tokens to keep of the two texts of a pair, so that both fit into `room`.
 
-    The longer one is cut until both are of one length, then both. The same as the `longest_first` of the tokenizers
-    library, which transformers and sentence-transformers cut pairs by.
+    The longer one is truncated until both have the same length, then both. This matches `longest_first` in the
+    tokenizers library, which transformers and sentence-transformers use for pairs.
     """
     if sum(lengths) <= room:
         return lengths
@@ -351,7 +351,7 @@ def longest_first(lengths: tuple[int, int], room: int) -> tuple[int, int]:
 
 
 def window_starts(length: int, room: int, overlap: int) -> Iterator[int]:
-    """Yield the first token of each window of `room` tokens over `length`, neighbours sharing `overlap` of them."""
+    """Yield the start of each window of `room` tokens over `length`, with `overlap` tokens shared by neighbours."""
     start = 0
     yield start
     while start + room < length:
@@ -373,7 +373,7 @@ def _with_framing(length: int, parts: Sequence[range], kept: Sequence[range]) ->
 
 
 def _require_room(taken: int, room: int, limit: Limit, *, least: int) -> None:
-    """Refuse to cut a text where the other tokens leave fewer than `least` for it."""
+    """Refuse to truncate a text if the other tokens leave fewer than `least` for it."""
     if room - taken < least:
         raise InputError(
             f"{limit.source} allows {limit.tokens} tokens, which leaves {max(room - taken, 0)} for the text beside "

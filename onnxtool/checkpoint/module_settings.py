@@ -1,8 +1,8 @@
-"""Which settings of a sentence-transformers checkpoint are followed. Any other one that changes the answer is refused.
+"""Supported settings of sentence-transformers checkpoints. Any other setting that affects results is refused.
 
-The definitions are those of sentence-transformers 6.2. Settings without effect on vectors and scores, such as the
-version that wrote the file or how similarity is measured, are let through; keys that sentence-transformers passes to a
-class are refused where nobody here knows them.
+The definitions follow sentence-transformers 6.2. Settings that do not affect vectors and scores, such as the version
+that wrote the file or the similarity function, are accepted; unknown keys that sentence-transformers passes to a class
+are refused.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _KEYS = frozenset(("embedding_dimension", "word_embedding_dimension", "layer_sta
 
 @dataclass(frozen=True, eq=False)
 class TokenStates:
-    """The states of one layer, or a mean of those of several.
+    """The hidden states of one layer, or a weighted mean over several layers.
 
     Attributes:
-        start: the layer, where 0 is what comes before the first, and -1 the last; of several, the first.
-        weights: float32 [L], of `start` and all layers behind it; None for one layer.
+        start: the layer, with 0 for the embeddings and -1 for the last layer; the first of several.
+        weights: float32 [L], for `start` and all later layers; None for one layer.
     """
 
     start: int
@@ -39,27 +39,27 @@ class TokenStates:
 
     @classmethod
     def of(cls, modules: SentenceModules, files: CheckpointFiles) -> TokenStates | None:
-        """Read which are pooled; None for those of the last layer.
+        """Read which layers are pooled; None for the last layer.
 
         Raises:
-            OnnxtoolError: the weights of layers are missing, of another shape, or their sum is 0.
+            OnnxtoolError: the layer weights are missing, have the wrong shape, or sum to 0.
         """
         if WEIGHTED in modules.kinds[1:2]:
-            # sentence-transformers passes over this module where the model is not told to give all states.
+            # sentence-transformers skips this module unless the model returns all hidden states.
             return _weighted(modules, files) if files.read("config.json").get("output_hidden_states") is True else None
         config = as_object(modules.transformer.get("modality_config"))
         layer = stated_layer(as_object(config.get("message", config.get("text"))).get("method_output_name"))
         return None if layer is None else cls(layer)
 
     def choose(self, torch: Any, states: Sequence[Any]) -> Any:
-        """Return what is pooled of PyTorch's states before and behind each layer, each float [B, S, H]."""
+        """Return the states to pool from PyTorch's hidden states, each float [B, S, H]."""
         if self.weights is None:
             return states[self.start]
         weights = torch.from_numpy(self.weights).to(states[-1])
         return (weights[:, None, None, None] * torch.stack(tuple(states[self.start :]))).sum(dim=0) / weights.sum()
 
     def fits(self, num_states: int) -> bool:
-        """Whether a model has the layers: `num_states` counts what comes before the first one too."""
+        """Whether a model has the layers; `num_states` includes the embeddings."""
         if self.weights is not None:
             return num_states - self.start == len(self.weights)
         return -num_states <= self.start < num_states
@@ -96,7 +96,7 @@ _CAUSAL = "text-generation"
 
 @dataclass(frozen=True)
 class _Task:
-    """What the transformer module of a task gives unless it is told otherwise."""
+    """Default output of the transformer module, by task."""
 
     output: str
     name: str
@@ -108,22 +108,22 @@ _TASKS: Mapping[Json, _Task] = {
     _CLASSES: _Task("logits", "scores"),
     _CAUSAL: _Task("logits", "causal_logits"),
 }
-# What the transformer module of a dual encoder gives: by modality, the method of the model and what of its output.
+# Outputs of a dual encoder's transformer module: by modality, the model's method and the part of its output.
 _DUAL_NAME = "sentence_embedding"
 _DUAL: Mapping[str, Json] = {
     modality: {"method": f"get_{modality}_features", "method_output_name": "pooler_output"}
     for modality in ("text", "image")
 }
-# Arguments of from_pretrained that decide where and how fast a model runs, and in what precision its weights lie.
+# Arguments of from_pretrained for device, speed and weight precision.
 _HARMLESS_ARGUMENTS = frozenset(
     ("attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype", "trust_remote_code", "use_fast")
 )
-# Arguments of a tokenizer's call that change nothing, or are followed: padding is masked, and texts are cut to the
-# limit in any case.
+# Arguments of tokenizer calls that have no effect or are supported: padding is masked, and texts are always truncated
+# to the limit.
 _HARMLESS_CALLS = frozenset(("max_length", "padding", "pad_to_multiple_of", "truncation", "return_tensors"))
 
 
-# Whether a setting says what the transformer gives, and that is what it gives here.
+# Whether a setting of the transformer's output matches the output computed here.
 _Follows = Callable[[str, Json, _Task], bool]
 
 
@@ -140,7 +140,7 @@ def _is_harmless_arguments(value: Json) -> bool:
 
 
 def _follows_call(modules: SentenceModules, value: Json) -> bool:
-    """Whether the arguments of calls are followed: those for text, and the variables of a chat template."""
+    """Whether the call arguments are supported: text arguments and chat template variables."""
     if not isinstance(value, dict) or not value.keys() <= {"text", "chat_template"}:
         return _is_nothing(value)
     text, chat = value.get("text", {}), value.get("chat_template", {})
@@ -159,11 +159,11 @@ def _follows_call(modules: SentenceModules, value: Json) -> bool:
     )
 
 
-# The settings of the transformer module beside those that depend on its task: which values are followed.
+# Supported values of the transformer module's settings, except the task-dependent ones.
 _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
     "max_seq_length": lambda value: value is None or positive(value) is not None,
     "do_lower_case": lambda value: isinstance(value, bool),
-    "unpad_inputs": _anything,  # of how padding is computed, not of what
+    "unpad_inputs": _anything,  # affects how padding is computed, not the result
     "query_length": lambda value: value is None or positive(value) is not None,
     "document_length": lambda value: value is None or positive(value) is not None,
     "query_expansion": _is_nothing,  # but of late interaction
@@ -174,7 +174,7 @@ _TRANSFORMER: Mapping[str, Callable[[Json], bool]] = {
 
 
 def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
-    """Refuse a checkpoint of which a route has to be chosen, and was not.
+    """Refuse a checkpoint with several routes if none was chosen.
 
     Raises:
         OnnxtoolError: it has several.
@@ -187,9 +187,9 @@ def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
 
 
 def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> None:
-    """Refuse settings of the transformer module and of the encoder that are not followed here.
+    """Refuse unsupported settings of the transformer module and the encoder.
 
-    Those of the modules behind it are checked where each is read.
+    Settings of the modules after it are checked when each is read.
 
     Raises:
         OnnxtoolError: there is one that changes the answer.
@@ -198,7 +198,7 @@ def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> 
 
 
 def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointFiles) -> None:
-    """Refuse settings that are not followed of a dual encoder, whose sides are exported one by one.
+    """Refuse unsupported settings of a dual encoder, whose sides are exported separately.
 
     Raises:
         OnnxtoolError: there is one that changes the answer.
@@ -207,7 +207,7 @@ def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointF
 
 
 def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
-    if not modules.modules:  # then sentence-transformers reads none of these files either
+    if not modules.modules:  # sentence-transformers reads none of these files in this case either
         return
     require_no_routes(modules, files)
     kind = modules.modules[0].kind
@@ -217,7 +217,7 @@ def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows
 
 
 def transformer_output(modules: SentenceModules) -> str:
-    """Return what the transformer module calls its output for the modules behind it; empty where it is not known."""
+    """Return the transformer module's output name for the modules after it; empty if unknown."""
     default = TRANSFORMERS.get(modules.modules[0].kind) if modules.modules else None
     task = _TASKS.get(str(modules.transformer.get("transformer_task", default)))
     return "" if task is None else task.name
@@ -241,16 +241,16 @@ def _unknown_settings(modules: SentenceModules, default: str, follows: _Follows)
 
 
 def _follows_task(key: str, value: Json, task: _Task) -> bool:
-    """Whether a setting says what the transformer gives, and it is what its task gives for texts anyway."""
+    """Whether a setting of the transformer's output equals the task's default for texts."""
     if key == "module_output_name":
         return value in (None, task.name)
     if key != "modality_config" or not isinstance(value, dict):
         return False
     if "message" not in value:
         return _is_forward(value.get("text"), task)
-    message = value["message"]  # what texts are made of where it is there, whatever is said of texts
+    message = value["message"]  # takes precedence for texts if present
     is_known = _is_forward(message, task) and as_object(message).get("format", "auto") in FORMATS
-    return is_known and value.keys() <= {"text", "message"}  # others have a processor, which renders otherwise
+    return is_known and value.keys() <= {"text", "message"}  # others have a processor, which renders differently
 
 
 def _is_forward(value: Json, task: _Task) -> bool:
@@ -261,7 +261,7 @@ def _is_forward(value: Json, task: _Task) -> bool:
 
 
 def _follows_side(key: str, value: Json, _task: _Task) -> bool:
-    """Whether a setting says of texts and pictures what a dual encoder gives for them anyway."""
+    """Whether a setting for texts and images equals a dual encoder's defaults."""
     if key == "module_output_name":
         return value in (None, _DUAL_NAME)
     return key == "modality_config" and isinstance(value, dict) and value == _DUAL

@@ -1,4 +1,4 @@
-"""Which retrievers of pages are followed: their processors of transformers, and what sentence-transformers adds."""
+"""Supported page retrievers: their transformers processors, and what sentence-transformers adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, MULTI_VECTOR, TOK
 from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.reports import Json
 
-# Where the settings of an image processor stand; transformers reads those nested in the latter first.
+# Files with image processor settings; transformers reads those nested in the latter first.
 PROCESSOR_NAMES = ("preprocessor_config.json", "processor_config.json")
 
 _NAME, _TOKENIZER = "processor_config.json", "tokenizer_config.json"
@@ -22,14 +22,13 @@ _PROCESSORS = {
     "ColModernVBertProcessor": (*_QUERY_AND_PAGE, "image_seq_len"),
 }
 _OF_MODELS = {name.removesuffix("Processor").lower(): name for name in _PROCESSORS}
-# Pages of one size, which are pixels alone.
+# Fixed-size pages, which consist only of pixels.
 _WHOLE = "ColPaliProcessor"
-# sentence-transformers 6.2 calls it so that queries go without what stands behind them, and pages without tokens.
+# sentence-transformers 6.2 calls it in a way that drops the suffix of queries and the tokens of pages.
 _NOT_OF_MODULES = "ColModernVBertProcessor"
-# Names of classes and files, and parts that are read for themselves.
+# Class and file names, and parts that are read separately.
 _HARMLESS = ("processor_class", "image_processor", "chat_template", "auto_map")
-# What sentence-transformers says of a retriever of pages, which gives vectors itself, and what beside that changes
-# nothing.
+# sentence-transformers settings of a page retriever, which returns vectors itself, and settings without effect.
 _MODULES = ("Transformer", "MultiVectorMask")
 _FORWARD: Json = {"method": "forward", "method_output_name": "embeddings"}
 _TRANSFORMER: Mapping[str, Json] = {
@@ -47,10 +46,10 @@ _NOTHING: tuple[Json, ...] = (None, False, {}, [])
 
 
 def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
-    """Return the name of the processor that prepares pages and writes queries, and its own settings.
+    """Return the name of the processor for pages and queries, and its settings.
 
     Raises:
-        OnnxtoolError: it is another one, or it or a module behind the model has settings that are not followed.
+        OnnxtoolError: the processor, or a setting of it or of a module after the model, is not supported.
     """
     name = _processor_name(files)
     settings: dict[str, Json] = {
@@ -67,12 +66,12 @@ def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
 
 
 def _processor_name(files: CheckpointFiles) -> str:
-    """Return the class of the processor that a checkpoint names.
+    """Return the processor class named in a checkpoint.
 
     Raises:
-        OnnxtoolError: it is none of those that are followed.
+        OnnxtoolError: it is not supported.
     """
-    # Processors that say nothing else were saved without a file of their own. Without any name, the model decides.
+    # Processors without other settings were saved without a separate file. If none is named, the model decides.
     names = {file: files.read(file).get("processor_class") for file in (_NAME, PROCESSOR_NAMES[0], _TOKENIZER)}
     names["config.json"] = _OF_MODELS.get(str(files.read("config.json").get("model_type")))
     file, name = next(((file, name) for file, name in names.items() if name is not None), (_NAME, None))
@@ -86,7 +85,7 @@ def _processor_name(files: CheckpointFiles) -> str:
 
 
 def page_limit(files: CheckpointFiles) -> Limit | None:
-    """Return the most tokens of a page or query; None for a checkpoint without modules: transformers cuts none."""
+    """Return the maximum number of tokens of a page or query; None without modules: transformers does not truncate."""
     modules = SentenceModules.of(files)
     if not modules.modules:
         return None
@@ -97,7 +96,7 @@ def page_limit(files: CheckpointFiles) -> Limit | None:
 
 
 def require_known_page_modules(files: CheckpointFiles) -> None:
-    """Refuse what sentence-transformers computes with a retriever of pages beyond what its model gives.
+    """Refuse steps that sentence-transformers adds to the output of a page retriever's model.
 
     Raises:
         OnnxtoolError: it has other modules or settings.
@@ -123,7 +122,7 @@ def require_known_page_modules(files: CheckpointFiles) -> None:
         if key != "__version__" and value not in (*_NOTHING, *_ENCODER.get(key, ()))
     ]
     name = _processor_name(files)
-    # Where pages are pixels alone, nobody sees the tokens beside them.
+    # If pages consist only of pixels, the accompanying tokens are not used.
     followed = ("skiplist_tasks", *(() if name == _WHOLE else ("keep_only_token_ids",)))
     unknown += [
         f"{key} {value!r} of MultiVectorMask"

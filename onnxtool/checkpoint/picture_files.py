@@ -1,4 +1,4 @@
-"""Read picture files: those named, those of a folder, and those that a list names. Pictures are untrusted.
+"""Read image files, given by name, folder or list. Images are untrusted.
 
 Letters of shapes: H height, W width.
 """
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL.Image import Image
 
-# What sentence-transformers takes for a picture by its suffix. Pillow decodes no others here: some of its formats run
-# other programs.
+# Suffixes that sentence-transformers treats as images. Pillow decodes no other formats here: some of them run external
+# programs.
 SUFFIXES = (".jpg", ".jpeg", ".png", ".gif", ".bmp", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP")
 LISTS = (".txt", ".jsonl")
-# 100 bytes may say that they are a picture of any size. An A3 page at 600 dpi has 70 million pixels.
+# A file of 100 bytes may claim any image size. An A3 page at 600 dpi has 70 million pixels.
 MAX_PIXELS = 1 << 27
 
 
 @dataclass(frozen=True)
 class PictureInput:
-    """A picture to run.
+    """An image to run.
 
     Attributes:
-        id: what the list calls it; of a folder its name in it; None for a picture by itself.
+        id: its id in the list, or its file name in the folder; None for a single image.
     """
 
     path: Path
@@ -42,17 +42,17 @@ class PictureInput:
 
 
 def read_picture(path: Path) -> Image:
-    """Decode the picture at `path` to RGB, turned as its EXIF data says, as load_image of transformers does.
+    """Decode the image at `path` to RGB, rotated according to its EXIF data, like load_image of transformers.
 
-    Of an animation it is the first frame. A palette is looked up, alpha is dropped, 16 bits become 8 as Pillow does it.
+    Animations yield their first frame. Palettes are resolved, alpha is dropped, and 16 bits become 8 as in Pillow.
 
     Raises:
-        InputError: it is no picture of a known format, is damaged or too large, or Pillow is not installed.
+        InputError: it is not an image of a known format, is damaged or too large, or Pillow is not installed.
     """
     pillow, operations = _pillow()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a picture that is large, or damaged where nobody looks
+            warnings.simplefilter("ignore")  # warnings about large images, or damage in unused data
             with pillow.open(path, formats=_FORMATS) as picture:
                 width, height = picture.size
                 if width * height > MAX_PIXELS:
@@ -65,7 +65,7 @@ def read_picture(path: Path) -> Image:
         raise InputError(f"no such picture: {path}", "check the path") from None
     except InputError:
         raise
-    except Exception as error:  # decoders fail with whatever a damaged file leads them to
+    except Exception as error:  # decoders raise arbitrary errors on damaged files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(
             f"cannot read {path} as a picture: {reason}", f"use a file of one of the formats {', '.join(_FORMATS)}"
@@ -73,7 +73,7 @@ def read_picture(path: Path) -> Image:
 
 
 def blank_picture() -> Image:
-    """Make a white picture of 64 x 48 pixels.
+    """Make a white image of 64 x 48 pixels.
 
     Raises:
         InputError: Pillow is not installed.
@@ -84,7 +84,7 @@ def blank_picture() -> Image:
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> Image:
-    """Make a picture of pixels, uint8 [H, W, 3].
+    """Make an image from pixels, uint8 [H, W, 3].
 
     Raises:
         InputError: Pillow is not installed.
@@ -95,10 +95,10 @@ def picture_of(pixels: NDArray[np.uint8]) -> Image:
 
 
 def find_pictures(place: Path) -> tuple[PictureInput, ...]:
-    """Return the pictures of a folder, in the order of their names, or those that a list names.
+    """Return the images of a folder, sorted by name, or of a list.
 
-    A list is a text file with a path on each line, or JSON Lines with `id` and `image`. Paths are relative to the
-    folder of the list, and stay inside it.
+    A list is a text file with one path per line, or JSON Lines with `id` and `image`. Paths are relative to the list's
+    folder, and must stay inside it.
 
     Raises:
         InputError: there are none, the list cannot be read, or a path leaves its folder.
@@ -137,7 +137,7 @@ def _listed(place: Path) -> Iterator[PictureInput]:
 
 
 def _entry(line: str) -> tuple[str, str]:
-    """Read id and path of a picture from a JSON object."""
+    """Read the id and path of an image from a JSON object."""
     hint = 'each line is an object such as {"id": "1", "image": "pages/1.png"}'
     try:
         entry: Any = parse_json(line)
@@ -152,7 +152,7 @@ def _entry(line: str) -> tuple[str, str]:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a picture below `folder`, after links are followed."""
+    """Return the path of an image below `folder`, after following links."""
     try:
         path = (folder / name).resolve()
     except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, a ring of links

@@ -1,10 +1,10 @@
-"""What a module of sentence-transformers is that follows a transformer: one computation, written in three forms.
+"""Base classes of sentence-transformers modules after the transformer: one computation in three forms.
 
 `apply` computes it in NumPy, for graphs that end before it. `build` appends it to a graph. `reference` is a few lines
-of PyTorch from the module's definition, by which exports are verified; the caller passes PyTorch in, because this
-package does not load it. What modules are made of has the same forms: activations of torch.nn, and modes of Pooling.
+of PyTorch from the module's definition, used to verify exports; the caller passes PyTorch in, because this package does
+not import it. The building blocks, activations of torch.nn and modes of Pooling, have the same three forms.
 
-Letters of shapes: B batch, S sequence, H hidden, N numbers of a token, W width of a vector.
+Letters of shapes: B batch, S sequence, H hidden, N numbers per token, W width of a vector.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from onnxtool.reports import Json
 
 Mask = NDArray[np.bool_]
 
-# The input of graphs that leave prompts out when they pool: int64 [B, S], 0 for tokens that the model reads and that
-# are not pooled over. Padding may be either.
+# The input of graphs that exclude prompts from pooling: int64 [B, S], 0 for tokens that the model reads but does not
+# pool. Padding may be either.
 POOLING_MASK = "pooling_mask"
 
-_SMALLEST_SUM = 1e-9  # what sums of weights are divided by at least
+_SMALLEST_SUM = 1e-9  # lower bound of the divisor for sums of weights
 
 
 @dataclass(frozen=True)
 class PoolingMode:
-    """One mode of Pooling, [B, S, H] to [B, H], over the tokens that are pooled over.
+    """One mode of Pooling, [B, S, H] to [B, H], over the pooled tokens.
 
-    Where that is none of a text, they give what sentence-transformers gives of it alone: zeros, the first token for
-    `cls`, and -inf for `max`.
+    If a text has none, the result is the same as from sentence-transformers for that text by itself: zeros, the first
+    token for `cls`, and -inf for `max`.
 
     Attributes:
-        flag: its name in configurations from before 5.4.
-        apply: in NumPy, with a mask bool [B, S]; or with weights, see `is_weighted`.
-        build: as operators, with a mask float [B, S].
-        reference: in PyTorch (torch, states, mask int64 [B, S]).
-        is_weighted: whether the place of a token in its text, from 1 and counted over all that the model reads, stands
-            in the mask where others have 1.
+        flag: its name in configurations before version 5.4.
+        apply: the NumPy form, with a mask bool [B, S]; or with weights, see `is_weighted`.
+        build: the operators, with a mask float [B, S].
+        reference: the PyTorch form (torch, states, mask int64 [B, S]).
+        is_weighted: whether the mask holds each token's position, counted from 1 over all tokens that the model reads,
+            instead of 1.
     """
 
     flag: str
@@ -54,23 +54,23 @@ class PoolingMode:
 
 
 def behind_prompts(mask: Mask, lengths: Sequence[int] | NDArray[np.int64]) -> Mask:
-    """Return the mask of tokens that are pooled over, bool [B, S], where each text begins with a prompt.
+    """Return the mask of pooled tokens, bool [B, S], for texts that begin with a prompt.
 
     Args:
-        mask: bool [B, S], of real tokens.
-        lengths: of B prompts, in tokens.
+        mask: bool [B, S], true for real tokens.
+        lengths: lengths of the B prompts, in tokens.
     """
     return np.asarray(mask & (mask.cumsum(axis=1) > np.asarray(lengths)[:, None]))
 
 
 def some_prompts(mask: Mask) -> Mask:
-    """Return such a mask for prompts of various lengths, none as long as its text, to verify graphs with."""
+    """Return such a mask for prompts of various lengths, each shorter than its text, for verifying graphs."""
     counts = mask.sum(axis=1)
     return behind_prompts(mask, counts * (1 + np.arange(len(mask)) % 3) // 4)
 
 
 def places(mask: Mask) -> NDArray[np.int64]:
-    """Return the place of each token from the first real one on, from 1: int64 [B, S]."""
+    """Return each token's position, counted from 1 at the first real token: int64 [B, S]."""
     return np.asarray(np.arange(1, mask.shape[1] + 1) - mask.argmax(axis=1)[:, None])
 
 
@@ -87,7 +87,7 @@ def places_in_torch(torch: Any, mask: Any) -> Any:
 
 
 def largest(values: Floats, mask: Mask) -> Floats:
-    """Return the largest value over real tokens: [B, S, N] to [B, N]; -inf of a text without."""
+    """Return the maximum over real tokens: [B, S, N] to [B, N]; -inf for a text without any."""
     return np.stack([row[valid].max(axis=0, initial=-np.inf) for row, valid in zip(values, mask, strict=True)])
 
 
@@ -117,7 +117,7 @@ def _build_sum(build: Builder, states: Value, real: Value) -> Value:
 
 
 def _build_division(build: Builder, total: Value, weights: Value, *, root: bool = False) -> Value:
-    """Divide [B, H] by the sum of weights [B, S], or by the root of that."""
+    """Divide [B, H] by the sum of weights [B, S], or by its square root."""
     count = build.op("Max", build.reduce("ReduceSum", weights, keepdims=1), build.number(_SMALLEST_SUM))
     return build.op("Div", total, build.op("Sqrt", count) if root else count)
 
@@ -140,7 +140,7 @@ def _build_first(build: Builder, states: Value, real: Value) -> Value:
 
 
 def _build_last(build: Builder, states: Value, real: Value) -> Value:
-    """Take the token at which the count of real tokens is first complete, wherever the padding is."""
+    """Take the last real token, wherever the padding is."""
     return build.pick(states, build.op("CumSum", real, build.constant(np.array(1, dtype=np.int64))))
 
 
@@ -168,7 +168,7 @@ def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
     return states[torch.arange(len(states), device=states.device), last] * mask.any(dim=1, keepdim=True)
 
 
-# By the names that sentence-transformers gives them; several flags concatenate in this order.
+# By sentence-transformers' names; several flags concatenate in this order.
 POOLING_MODES: dict[str, PoolingMode] = {
     "cls": PoolingMode("pooling_mode_cls_token", _first, _build_first, _first_in_torch),
     "max": PoolingMode("pooling_mode_max_tokens", largest, _build_largest, _largest_in_torch),
@@ -185,13 +185,13 @@ POOLING_MODES: dict[str, PoolingMode] = {
 
 
 Floats = NDArray[np.floating[Any]]
-# What `build` is called with: a Builder of the graph and values of onnx_ir, whose packages are siblings of this one.
+# Arguments of `build`: a graph Builder and onnx_ir values, whose packages are siblings of this one.
 Builder = Any
 Value = Any
 
 _SELU_ALPHA, _SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # Klambauer et al., 2017, arXiv:1706.02515
 _LEAKY_SLOPE = 0.01
-_RRELU_SLOPE = (1 / 8 + 1 / 3) / 2  # what RReLU does outside training
+_RRELU_SLOPE = (1 / 8 + 1 / 3) / 2  # RReLU in evaluation mode
 _SHRINKAGE = 0.5
 
 
@@ -207,7 +207,7 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def sigmoid(logits: Floats) -> NDArray[np.float64]:
-    """Turn each logit into a probability of its own, in float64."""
+    """Convert each logit to an independent probability, in float64."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64))))
 
 
@@ -238,12 +238,12 @@ def _clip(lowest: float, highest: float) -> Activation:
 
 
 def _operator(op_type: str, apply: Callable[[Floats], Floats], **attributes: float) -> Activation:
-    """Make an activation that is one operator."""
+    """Make an activation that consists of one operator."""
     return Activation(apply, lambda build, value: build.op(op_type, value, **attributes))
 
 
 def _build_gelu(build: Builder, value: Value) -> Value:
-    """Append x / 2 * (1 + erf(x / sqrt(2))); the operator Gelu came with opset 20."""
+    """Append x / 2 * (1 + erf(x / sqrt(2))); Gelu exists only from opset 20 on."""
     erf = build.op("Erf", build.op("Mul", value, build.number(0.5**0.5)))
     return build.op("Mul", build.op("Mul", value, build.number(0.5)), build.op("Add", erf, build.number(1.0)))
 
@@ -252,7 +252,7 @@ def _build_hard_sigmoid(build: Builder, value: Value) -> Value:
     return build.op("HardSigmoid", value, alpha=1 / 6, beta=0.5)
 
 
-# By their class in torch.nn.
+# By class name in torch.nn.
 ACTIVATIONS: dict[str, Activation] = {
     "Identity": Activation(lambda values: values, lambda _build, value: value),
     "Tanh": _operator("Tanh", np.tanh),
@@ -264,7 +264,7 @@ ACTIVATIONS: dict[str, Activation] = {
     ),
     "Sigmoid": _operator("Sigmoid", sigmoid),
     "ELU": _operator("Elu", _elu),
-    "CELU": _operator("Elu", _elu),  # differs for other alphas than 1
+    "CELU": _operator("Elu", _elu),  # differs for alpha != 1
     "SELU": _operator(
         "Selu",
         lambda values: _SELU_GAMMA * np.where(values > 0, values, _SELU_ALPHA * np.expm1(np.minimum(values, 0.0))),
@@ -306,7 +306,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def activation_name(path: Json) -> str | None:
-    """Return the entry of ACTIVATIONS that a checkpoint names by its class in torch.nn; None where it is another."""
+    """Return the entry of ACTIVATIONS for a class in torch.nn; None for other classes."""
     package, _, name = str(path).rpartition(".")
     return name if name in ACTIVATIONS and (package == "torch.nn" or package.startswith("torch.nn.")) else None
 
@@ -318,10 +318,10 @@ class PoolingModule(ABC):
     """One module with its settings and weights.
 
     Attributes:
-        pools_tokens: whether it takes [B, S, N] and gives one vector for each text; others take and give vectors.
-        reads: what sentence-transformers calls the output of the transformer that a module that pools tokens reads.
-        keys: those of its config.json that are followed, or change nothing; None where sentence-transformers passes
-            over others.
+        pools_tokens: whether it maps [B, S, N] to one vector per text; other modules map vectors to vectors.
+        reads: sentence-transformers' name of the transformer output that a pooling module reads.
+        keys: keys of its config.json that are supported or have no effect; None if sentence-transformers ignores
+            unknown keys.
     """
 
     pools_tokens: ClassVar[bool] = False
@@ -334,42 +334,42 @@ class PoolingModule(ABC):
         """Read settings and weights.
 
         Raises:
-            OnnxtoolError: they ask for what is not computed here, or do not fit each other.
+            OnnxtoolError: they are not supported, or inconsistent.
         """
 
     @abstractmethod
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Compute the module in NumPy; `mask`: bool [B, S], which a module that pools tokens takes alone."""
+        """Compute the module in NumPy; only pooling modules use `mask`, bool [B, S]."""
 
     @abstractmethod
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
-        """Append the module to a graph: `value` is what came before, `mask` int64 [B, S]."""
+        """Append the module to a graph: `value` is the previous output, `mask` int64 [B, S]."""
 
     @abstractmethod
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
         """Compute the module in PyTorch, on tensors of the same shapes."""
 
     def width(self, before: int) -> int:
-        """Return the width of a vector after the module, of one that had `before`.
+        """Return the output width of the module for vectors of width `before`.
 
         Raises:
-            ValueError: the module takes vectors of another width.
+            ValueError: the module expects a different width.
         """
         return before
 
     @property
     def on_tokens(self) -> bool:
-        """Whether it takes and gives a vector for each token, [B, S, W]."""
+        """Whether it maps token vectors to token vectors, [B, S, W]."""
         return False
 
     @property
     def description(self) -> str:
-        """What it does, in a few words."""
+        """A short description."""
         return type(self).__name__
 
 
 def count_setting(stored: StoredModule, key: str) -> int:
-    """Return a setting of the encoder that is a number above zero: of what there is, so many at most.
+    """Return a positive integer setting of the encoder, an upper bound.
 
     Raises:
         OnnxtoolError: it is not.
@@ -387,7 +387,7 @@ def stored_tensor(
     """Return a weight of a module.
 
     Raises:
-        OnnxtoolError: there is none, or it has another shape than the settings say.
+        OnnxtoolError: it is missing, or its shape does not match the settings.
     """
     tensor = tensors.get(name)
     if tensor is None or tensor.shape != shape:
@@ -400,7 +400,7 @@ def stored_tensor(
 
 
 def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.float32]], known: Collection[str]) -> None:
-    """Refuse weights of a module that it does not use.
+    """Refuse a module with unused weights.
 
     Raises:
         OnnxtoolError: there are some.
@@ -414,10 +414,10 @@ def require_no_others(stored: StoredModule, tensors: Mapping[str, NDArray[np.flo
 
 
 def projected_width(name: str, weight: NDArray[np.float32], before: int) -> int:
-    """Return the rows of the weight of a module that takes vectors of its columns.
+    """Return the number of rows of a module's weight, after checking its columns.
 
     Raises:
-        ValueError: the vectors have another width.
+        ValueError: the vectors have a different width.
     """
     rows, columns = weight.shape
     if columns != before:

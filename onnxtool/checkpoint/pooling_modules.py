@@ -1,7 +1,7 @@
-"""The modules of sentence-transformers that follow a transformer: from states of tokens to one vector for each text.
+"""sentence-transformers modules after the transformer: from token states to one vector per text.
 
-A further module is a further class here, or in sparse_modules.py, and an entry in POOLING_MODULES. The definitions are
-those of sentence-transformers 6.2.
+To add a module, add a class here or in sparse_modules.py, and an entry in POOLING_MODULES. The definitions follow
+sentence-transformers 6.2.
 
 Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vector.
 """
@@ -50,24 +50,24 @@ from onnxtool.checkpoint.sentence_modules import (
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SparseAutoEncoder, SpladePooling
 from onnxtool.reports import Json
 
-# What lengths of vectors are divided by at least: torch.nn.functional.normalize's default.
+# Lower bound of the norm in a division: torch.nn.functional.normalize's default.
 _SMALLEST_NORM = 1e-12
 _LAYER_NORM_EPSILON = 1e-5  # torch's default, which sentence-transformers does not change
 _NAMES = ("module_input_name", "module_output_name")  # of what a module reads and makes
 # The first token, of those behind a prompt where there are any, for which these count twice; and the last one.
 _FIRST, _LAST = POOLING_MODES["cls"], POOLING_MODES["lasttoken"]
-# Checkpoints from before that setting, whose prompts sentence-transformers leaves out by their ids on the hub.
+# Checkpoints older than that setting, whose prompts sentence-transformers excludes by hub id.
 INSTRUCTORS = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
 
 
 @dataclass(frozen=True)
 class Pooling(PoolingModule):
-    """Make one vector of the states of real tokens: float [B, S, H] to [B, M * H] for M modes.
+    """Pool the states of real tokens into one vector: float [B, S, H] to [B, M * H] for M modes.
 
     Attributes:
-        modes: the names of them.
-        includes_prompt: whether the tokens of a prompt are pooled over as those of a text are. Where not, each form
-            takes a second mask, [B, S], which is 0 for these; without it, they are.
+        modes: the names of the modes.
+        includes_prompt: whether prompt tokens are pooled too. If not, each form takes a second mask, [B, S], which is 0
+            for prompt tokens; without that mask they are pooled.
     """
 
     pools_tokens = True
@@ -78,7 +78,7 @@ class Pooling(PoolingModule):
 
     @classmethod
     def read(cls, stored: StoredModule) -> Pooling:
-        """Read the modes, in the notation of any version; the mean where none is named."""
+        """Read the modes, in the notation of any version; the default is the mean."""
         modes = _stated_modes(stored.settings)
         unknown = [mode for mode in modes if mode not in POOLING_MODES]
         if unknown:
@@ -114,7 +114,7 @@ class Pooling(PoolingModule):
                 weights = build.op("Mul", build_places(build, real), over)
             elif leaves_out and mode is _FIRST:
                 weights = build.op("Add", real, over)
-            elif leaves_out and mode is _LAST:  # zeros where nothing is pooled over
+            elif leaves_out and mode is _LAST:  # zeros if nothing is pooled
                 read = build.op("Mul", states, build.as_weights(over))
             made.append(mode.build(build, read, weights))
         return made[0] if len(made) == 1 else build.op("Concat", *made, axis=1)
@@ -147,12 +147,12 @@ class Dense(PoolingModule):
     """Project: float [B, W] to [B, W'], or each token's vector, [B, S, W] to [B, S, W'], with an activation.
 
     Attributes:
-        name: of the module's folder, after which the weights are called.
+        name: the module's folder, which prefixes the weight names.
         weight: float32 [W', W].
         bias: float32 [W'], or None.
         activation: one of ACTIVATIONS.
-        residual: float32 [W', W], what the input is multiplied with to be added to the result; None for no such sum.
-        on_tokens: whether it projects the vectors of tokens.
+        residual: float32 [W', W], applied to the input before it is added to the result; None for no residual.
+        on_tokens: whether it projects token vectors.
     """
 
     keys = frozenset(("in_features", "out_features", "bias", "activation_function", "use_residual", *_NAMES))
@@ -166,7 +166,7 @@ class Dense(PoolingModule):
 
     @classmethod
     def read(cls, stored: StoredModule) -> Dense:
-        """Read the projection; without an activation it is Tanh."""
+        """Read the projection; the default activation is Tanh."""
         on_tokens = works_on_tokens(stored)
         settings = stored.settings
         path = settings.get("activation_function", "torch.nn.Tanh")
@@ -176,7 +176,7 @@ class Dense(PoolingModule):
                 f"{stored.folder} of {stored.files.label} is activated by {path}, which onnxtool does not compute; it "
                 f"knows {', '.join(ACTIVATIONS)} of torch.nn"
             )
-        # That of Stanford's ColBERT lies among the weights of the transformer, and its shape is written nowhere else.
+        # Stanford's ColBERT stores it with the transformer's weights, and its shape nowhere else.
         files = stored.files
         tensors = files.read_tensors(stored.folder) if stored.folder else files.read_tensors("", ("linear.weight",))
         columns, rows = settings.get("in_features"), settings.get("out_features")
@@ -189,7 +189,7 @@ class Dense(PoolingModule):
         bias = stored_tensor(stored, tensors, "linear.bias", (rows,)) if settings.get("bias", True) else None
         residual = None
         if settings.get("use_residual") is True:
-            is_square = rows == columns  # then the input is added as it is
+            is_square = rows == columns  # the input is added unchanged
             residual = (
                 np.eye(len(weight), dtype=np.float32)
                 if is_square
@@ -217,7 +217,7 @@ class Dense(PoolingModule):
         return build.op("Add", result, self._project(build, value, "residual", self.residual))
 
     def _project(self, build: Builder, value: Value, name: str, *weights: NDArray[np.float32]) -> Value:
-        """Append a product with the first weight, [W', W], to which the second one is added."""
+        """Append a product with the first weight, [W', W], and add the second one."""
         matrix, bias = weights[0], weights[1:]
         if self.on_tokens:  # [B, S, W], which Gemm does not take
             product = build.op("MatMul", value, build.weight(matrix.T, f"{self.name}.{name}.weight"))
@@ -275,7 +275,7 @@ class LayerNorm(PoolingModule):
         return np.asarray(centred / deviation * self.weight + self.bias, np.float32)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
-        """Append it as plain operators; LayerNormalization is younger than the opsets that are exported."""
+        """Append plain operators; LayerNormalization is newer than the oldest exported opsets."""
         centred = build.op("Sub", value, build.reduce("ReduceMean", value, keepdims=1))
         variance = build.reduce("ReduceMean", build.op("Mul", centred, centred), keepdims=1)
         deviation = build.op("Sqrt", build.op("Add", variance, build.number(_LAYER_NORM_EPSILON)))
@@ -298,13 +298,13 @@ class LayerNorm(PoolingModule):
 
 @dataclass(frozen=True)
 class Normalize(PoolingModule):
-    """Scale to length 1: float [B, W], or each token's vector, [B, S, W]. A vector of zeros stays."""
+    """Scale to length 1: float [B, W], or each token's vector, [B, S, W]. Zero vectors are unchanged."""
 
     on_tokens: bool = False
 
     @classmethod
     def read(cls, stored: StoredModule) -> Normalize:
-        """Read on what it works."""
+        """Read its input."""
         return cls(works_on_tokens(stored))
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
@@ -324,9 +324,9 @@ class Normalize(PoolingModule):
 
 @dataclass(frozen=True)
 class Truncate(PoolingModule):
-    """Keep the first numbers of a vector: float [B, W] to [B, min(W, D)], as `truncate_dim` of a checkpoint says.
+    """Keep the first numbers of a vector: float [B, W] to [B, min(W, D)], the checkpoint's `truncate_dim`.
 
-    For models that were trained so (Kusupati et al., 2022, arXiv:2205.13147). The length is what is left of it.
+    For models trained this way (Kusupati et al., 2022, arXiv:2205.13147). The result is not rescaled.
     """
 
     dimensions: int
@@ -360,14 +360,14 @@ class Truncate(PoolingModule):
 
 @dataclass(frozen=True)
 class LogitScore(PoolingModule):
-    """Score a pair by what a causal language model says next: float [B, S, V] to [B, 1].
+    """Score a pair by a causal language model's next token: float [B, S, V] to [B, 1].
 
-    The logit of one token (`yes`) less that of another (`no`), at the last real token of a text (Nogueira et al., 2020,
-    arXiv:2003.06713).
+    The score is the logit of one token (`yes`) minus the logit of another (`no`), at the last real token of a text
+    (Nogueira et al., 2020, arXiv:2003.06713).
 
     Attributes:
-        true_token_id: the token that says that a document is relevant.
-        false_token_id: the one that says that it is not; None for the first logit alone.
+        true_token_id: the token that means relevant.
+        false_token_id: the token that means not relevant; None to use only the first logit.
     """
 
     pools_tokens = True
@@ -395,12 +395,12 @@ class LogitScore(PoolingModule):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens whose logits are read."""
+        """Ids of the tokens whose logits are read."""
         return (self.true_token_id,) if self.false_token_id is None else (self.true_token_id, self.false_token_id)
 
     @property
     def narrowed(self) -> LogitScore:
-        """The same score of logits that are those of `token_ids` alone, [B, S, 2] or [B, S, 1]."""
+        """The same score for logits restricted to `token_ids`, [B, S, 2] or [B, S, 1]."""
         return LogitScore(0, None if self.false_token_id is None else 1)
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
@@ -423,7 +423,7 @@ class LogitScore(PoolingModule):
         return (score if self.false_token_id is None else score - last[:, self.false_token_id]).unsqueeze(1)
 
     def width(self, before: int) -> int:
-        """Take logits of a vocabulary that has the tokens."""
+        """Expect logits of a vocabulary that contains the tokens."""
         if before <= max(self.token_ids):
             raise ValueError(f"LogitScore reads token {max(self.token_ids)}, and there are {before} tokens")
         return 1
@@ -444,9 +444,9 @@ POOLING_MODULES: tuple[type[PoolingModule], ...] = (
     LogitScore,
 )
 _CLASSES = {cls.__name__: cls for cls in POOLING_MODULES}
-# Modules that come before any pooling, and one that only training computes.
+# Modules before any pooling, and one that only training uses.
 _NOT_COMPUTED = (*TRANSFORMERS, "Dropout")
-# The setting of the encoder that is a module behind all others, by the module that pools.
+# The encoder setting that acts as a final module, by pooling module.
 _ENCODER_MODULES: dict[type[PoolingModule], tuple[str, type[PoolingModule]]] = {
     Pooling: ("truncate_dim", Truncate),
     SpladePooling: ("max_active_dims", LargestTerms),
@@ -454,17 +454,16 @@ _ENCODER_MODULES: dict[type[PoolingModule], tuple[str, type[PoolingModule]]] = {
 
 
 def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -> tuple[PoolingModule, ...]:
-    """Read what follows the transformer, in the order of modules.json; empty for a checkpoint without such modules.
+    """Read the modules after the transformer, in the order of modules.json; empty if there are none.
 
     Args:
-        modules: of the checkpoint.
-        first: the kind that has to pool the tokens, before all others.
+        modules: the checkpoint's modules.
+        first: the kind of the module that must come first and pool the tokens.
 
     Raises:
-        OnnxtoolError: it has modules or settings that are not computed here, or does not pool the tokens first and
-            once.
+        OnnxtoolError: it has unsupported modules or settings, or does not pool the tokens first and exactly once.
     """
-    # Which states are pooled is for the export to choose: TokenStates.
+    # The export chooses which states are pooled: TokenStates.
     chooses = first is Pooling and WEIGHTED in modules.kinds[1:2]
     stored = [
         module
@@ -475,7 +474,7 @@ def read_pooling_modules(modules: SentenceModules, first: type[PoolingModule]) -
         return ()
     files = modules.modules[0].files
     require_known_settings(modules, files)
-    if first is Pooling and modules.kinds[0] == STATIC:  # which is the mean of the vectors of tokens
+    if first is Pooling and modules.kinds[0] == STATIC:  # which is the mean of the token vectors
         return (Pooling(), *_read_behind_table(stored[1:], modules))
     if not stored:
         return ()
@@ -522,7 +521,7 @@ def _read_behind_table(stored: Sequence[StoredModule], modules: SentenceModules)
 
 
 def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]:
-    """Read what follows a dual encoder, which gives vectors itself: modules of vectors, as read_pooling_modules does.
+    """Read the modules after a dual encoder, which returns vectors itself, like read_pooling_modules.
 
     Raises:
         OnnxtoolError: it has modules or settings that are not computed here.
@@ -545,7 +544,7 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
 def _read_all(
     stored: Iterable[StoredModule], modules: SentenceModules, of_encoder: tuple[str, type[PoolingModule]]
 ) -> tuple[PoolingModule, ...]:
-    """Read modules, and behind them the one that is a setting of the encoder."""
+    """Read modules, followed by the one that comes from an encoder setting."""
     for module in stored:
         require_known_keys(module, _CLASSES[module.kind].keys)
     read = tuple(_CLASSES[module.kind].read(module) for module in stored)
@@ -557,13 +556,13 @@ def _read_all(
 
 
 def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> None:
-    """Refuse a module with settings that are not known; all are, where `known` is None.
+    """Refuse a module with unknown settings; if `known` is None, all are accepted.
 
     Raises:
         OnnxtoolError: it has one.
     """
     unknown = [] if known is None else sorted(set(stored.settings) - known)
-    # Flags of unknown modes that are off change nothing; those that are on are named as unknown modes.
+    # Disabled flags of unknown modes have no effect; enabled ones are reported as unknown modes.
     unknown = [key for key in unknown if not key.startswith("pooling_mode_")]
     if unknown:
         raise stored.files.refuse(
@@ -573,20 +572,20 @@ def require_known_keys(stored: StoredModule, known: frozenset[str] | None) -> No
 
 
 def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[PoolingModule, ...]:
-    """Return `modules` and what keeps the first numbers of a vector, scaled to length 1 again where they scale it."""
+    """Return `modules` followed by truncation, and by normalization if they normalize."""
     again = (Normalize(),) if any(isinstance(module, Normalize) for module in modules) else ()
     return (*modules, Truncate(dimensions), *again)
 
 
 def apply_all(modules: Iterable[PoolingModule], values: Floats, mask: Mask | None = None) -> NDArray[np.float32]:
-    """Compute modules one after the other: float [B, S, N], or [B, W] behind the pooling, to float32 [B, W']."""
+    """Apply modules in sequence: float [B, S, N], or [B, W] after pooling, to float32 [B, W']."""
     for module in modules:
         values = module.apply(values, mask)
     return np.asarray(values, np.float32)
 
 
 def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:
-    """Return the modes as they are written, known or not; flags are concatenated in the order of POOLING_MODES."""
+    """Return the modes as written, known or not; flags are concatenated in the order of POOLING_MODES."""
     stated = settings.get("pooling_mode")
     if stated is None:
         known = [name for name, mode in POOLING_MODES.items() if settings.get(mode.flag) is True]
@@ -598,7 +597,7 @@ def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def modules_before(modules: Sequence[StoredModule | PoolingModule], first: type[PoolingModule]) -> int:
-    """Return how many modules stand before the first of a kind; all where there is none."""
+    """Return the number of modules before the first of a kind; all if there is none."""
     places = (
         place
         for place, module in enumerate(modules)
@@ -608,10 +607,10 @@ def modules_before(modules: Sequence[StoredModule | PoolingModule], first: type[
 
 
 def works_on_tokens(stored: StoredModule) -> bool:
-    """Whether a module works on the vectors of tokens, and not on the one of a text.
+    """Whether a module works on token vectors rather than on the text vector.
 
     Raises:
-        OnnxtoolError: it reads or makes anything else.
+        OnnxtoolError: it reads or writes anything else.
     """
     given = stored.settings.get("module_input_name") or VECTOR
     made = stored.settings.get("module_output_name") or given
@@ -628,5 +627,5 @@ def _is_index(value: Json) -> bool:
 
 
 def normalize(vectors: Floats) -> Floats:
-    """Scale each vector, float [..., W], to length 1; a vector of zeros stays."""
+    """Scale each vector, float [..., W], to length 1; zero vectors are unchanged."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), _SMALLEST_NORM))

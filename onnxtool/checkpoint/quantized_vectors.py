@@ -1,8 +1,8 @@
-"""Vectors as they are stored: the numbers of an embedding as codes of 256 steps, or as bits, and how these compare.
+"""Stored vectors: embeddings quantized to codes of 256 steps or to bits, and their similarities.
 
-As `quantize_embeddings` of sentence-transformers 6.2, bit for bit: in NumPy and in a graph.
+Matches `quantize_embeddings` of sentence-transformers 6.2 bit for bit, in NumPy and in a graph.
 
-Letters of shapes: N vectors, W numbers of a vector, C columns that they are stored in.
+Letters of shapes: N vectors, W numbers per vector, C stored columns.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from onnxtool.options import Option, StrPath, checked
 from onnxtool.reading import load_array, parse_json, read_json
 from onnxtool.reports import Json
 
-# float32 [2, W]: the least and the largest value of each number.
+# float32 [2, W]: the minimum and maximum of each number.
 Ranges = NDArray[np.float32]
 RangesLike = StrPath | NDArray[np.float32]
 StoredAs = Annotated[str, Option(choices=VECTOR_TYPES)]
 
-FLOATS = f"{VECTORS_KEY}.floats"  # what a graph calls its vectors before they are stored
+FLOATS = f"{VECTORS_KEY}.floats"  # name of a graph's vectors before quantization
 
-FEWEST_FOR_RANGES = 100  # vectors; of fewer, sentence-transformers warns
+FEWEST_FOR_RANGES = 100  # vectors; with fewer, sentence-transformers warns
 
 _STEPS = 255
-_ZERO_OF_INT8 = 128  # what int8 has less than uint8
+_ZERO_OF_INT8 = 128  # offset from uint8 to int8
 _POWERS = (128, 64, 32, 16, 8, 4, 2, 1)  # the first number of eight is the highest bit, as numpy.packbits has it
 _DTYPES = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "uint8"} | {
     "binary": "int8",
@@ -47,11 +47,11 @@ _TENSOR_TYPES = {"float32": 1, "uint8": 2, "int8": 3, "float16": 10}  # TensorPr
 
 @dataclass(frozen=True, eq=False)
 class VectorType:
-    """How vectors are stored.
+    """A storage type of vectors.
 
     Attributes:
         name: one of VECTOR_TYPES.
-        ranges: of int8 and uint8; None for others.
+        ranges: the ranges of int8 and uint8; None for others.
     """
 
     name: str
@@ -59,10 +59,10 @@ class VectorType:
 
     @classmethod
     def of(cls, name: str, ranges: Ranges | None = None) -> VectorType:
-        """Check a name, and that it comes with ranges where it needs them, and without where not.
+        """Check the name, and that ranges are given exactly if needed.
 
         Raises:
-            InputError: it does not.
+            InputError: the name is unknown, or ranges are missing or superfluous.
         """
         if name not in VECTOR_TYPES:
             raise InputError(f"vectors cannot be stored as {name!r}", f"use one of {', '.join(VECTOR_TYPES)}")
@@ -76,7 +76,7 @@ class VectorType:
 
     @classmethod
     def of_model(cls, model: ModelFile) -> VectorType | None:
-        """Return how the graph of a model gives its vectors; None where its metadata does not say so.
+        """Return the storage type of a model's output vectors; None if its metadata does not state one.
 
         Raises:
             InputError: the metadata is malformed.
@@ -90,7 +90,7 @@ class VectorType:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a file says of it, for `of_model`."""
+        """The metadata read by `of_model`."""
         ranges = {} if self.ranges is None else {RANGES_KEY: json.dumps(numbers_of(self.ranges))}
         return {VECTORS_KEY: self.name, **ranges}
 
@@ -106,14 +106,14 @@ class VectorType:
 
     @property
     def is_float(self) -> bool:
-        """Whether numbers stay numbers."""
+        """Whether vectors are stored as floats."""
         return self.name not in (*CODES, *BITS)
 
     def columns(self, width: int) -> int:
         """Return C for vectors of W = `width` numbers.
 
         Raises:
-            InputError: the ranges are of another width, or bits do not fill bytes.
+            InputError: the ranges have another width, or bits do not fill whole bytes.
         """
         if self.ranges is not None and self.ranges.shape[1] != width:
             raise InputError(
@@ -152,12 +152,12 @@ class VectorType:
         return stored
 
     def restore(self, stored: NDArray[Any]) -> NDArray[np.float32]:
-        """Return the vectors that are in the middle of all that are stored so: float32 [..., W] of [..., C].
+        """Return the midpoints of stored vectors: float32 [..., W] from [..., C].
 
-        Of codes, the middle of each step; of bits, -1 and 1.
+        For codes, the middle of each step; for bits, -1 and 1.
 
         Raises:
-            InputError: the array holds something else, or the ranges are of another width.
+            InputError: the array holds something else, or the ranges have another width.
         """
         codes = np.empty(0, self.dtype)
         if stored.ndim and stored.dtype.kind in ("f" if self.is_float else "iu"):
@@ -178,7 +178,7 @@ class VectorType:
         return np.asarray(low + places * ((high - low) / _STEPS), np.float32)
 
     def build(self, build: Builder, value: Value) -> Value:
-        """Append it to a graph: `value` is [N, W], of the builder's dtype."""
+        """Append the quantization to a graph: `value` is [N, W], of the builder's dtype."""
         dtype = _TENSOR_TYPES[str(self.dtype)]
         if self.ranges is not None:
             starts, steps = (
@@ -188,7 +188,7 @@ class VectorType:
             codes = build.op("Floor", build.op("Div", build.op("Sub", value, starts), steps))
             codes = build.op("Clip", codes, build.number(0.0), build.number(float(_STEPS)))
         elif self.name in BITS:
-            # A product and a sum instead of a MatMul, which would be a layer for what quantizes layers.
+            # A product and a sum instead of a MatMul, which quantization would treat as a layer.
             bits = build.cast(build.op("Greater", value, build.number(0.0)))
             eights = build.op("Reshape", bits, build.integers(0, -1, len(_POWERS)))
             powers = build.weight(np.array(_POWERS, np.float32), f"{VECTORS_KEY}.powers")
@@ -200,10 +200,10 @@ class VectorType:
         return build.op("Cast", codes, to=dtype)
 
     def nearest(self, codes: NDArray[Any], vectors: Floats) -> Floats:
-        """Return, of all vectors that are stored as `codes`, those next to `vectors`: float [N, W].
+        """Return the vectors closest to `vectors` among all that are stored as `codes`: float [N, W].
 
-        Where a rounding error carries a number over the edge of a step, its code is another one, and the vector that
-        is nearest is as far away as the error is large. So codes are compared with the vectors that they are made of.
+        If a rounding error moves a number across the edge of a step, its code changes, and the closest vector is as far
+        away as the error is large. So codes are compared with the vectors they are made from.
         """
         if self.name in BITS:
             raw = codes if self.name == "ubinary" else codes.view(np.uint8) + np.uint8(_ZERO_OF_INT8)
@@ -215,13 +215,13 @@ class VectorType:
             return np.clip(vectors, (exact + below) / 2, (exact + above) / 2)
         starts, steps = (array.astype(np.float64) for array in _starts_and_steps(self.ranges))
         places = codes.astype(np.float64) + (_ZERO_OF_INT8 if self.name == "int8" else 0)
-        # The first and the last step have no outer edge: what lies beyond is cut to them.
+        # The first and last steps have no outer edge: values beyond are clipped to them.
         low = np.where(places == 0, -np.inf, starts + places * steps)
         high = np.where(places == _STEPS, np.inf, starts + (places + 1) * steps)
         return np.clip(vectors, low, high)
 
     def similarities(self, codes: NDArray[Any]) -> NDArray[np.float64]:
-        """Return how similar each pair of N stored vectors is, float64 [N, N]: the cosine of codes, or of signs."""
+        """Return the similarity of each pair of N stored vectors, float64 [N, N]: the cosine of codes or signs."""
         if self.name in BITS:
             signs = self.restore(codes).astype(np.float64)
             return np.asarray(signs @ signs.T / signs.shape[1])
@@ -234,7 +234,7 @@ class VectorType:
 
     @property
     def note(self) -> str:
-        """Say what the similarities of stored vectors are; empty for floats."""
+        """Explain the similarities of stored vectors; empty for floats."""
         if self.name in BITS:
             return f"the vectors are {self.name}: similarities are cosines of signs, 1 - 2 * Hamming distance / numbers"
         if self.name in CODES:
@@ -243,7 +243,7 @@ class VectorType:
         return ""
 
     def describe(self, width: int) -> dict[str, Json]:
-        """Say in JSON how vectors of W = `width` numbers are stored."""
+        """Describe the storage of vectors of W = `width` numbers as JSON."""
         found: dict[str, Json] = {"as": self.name, "dtype": str(self.dtype), "dimensions": width}
         if self.ranges is not None:
             found["ranges"] = numbers_of(self.ranges)
@@ -259,20 +259,19 @@ class VectorType:
 def restore_vectors(
     stored: ArrayLike, vectors_as: StoredAs, *, ranges: RangesLike | None = None
 ) -> NDArray[np.float32]:
-    """Return the float32 vectors that stored ones stand for: [N, W] of codes [N, W] or of bits [N, W / 8].
+    """Dequantize stored vectors: float32 [N, W] from codes [N, W] or bits [N, W / 8].
 
-    A code stands for the middle of its step, so that no number is off by more than half a step, but for those that
-    were outside of the range. Bits stand for -1 and 1. `quantize_embeddings` of sentence-transformers makes the same
-    codes again of what is restored.
+    A code becomes the middle of its step, so the error is at most half a step, except for numbers outside the range.
+    Bits become -1 and 1. `quantize_embeddings` of sentence-transformers maps the result back to the same codes.
 
     Args:
-        stored: what `encode`, a corpus or a graph gave with `vectors_as`, also for each token; lists of numbers too.
-        vectors_as: what they are stored as: float32, float16, int8, uint8, binary or ubinary.
-        ranges: of int8 and uint8, as they were stored with: float32 [2, W]; or a file: a .npy, the manifest of a
-            corpus, or an ONNX file whose graph stores its vectors.
+        stored: vectors from `encode`, a corpus or a graph with `vectors_as`, per text or token; also lists of numbers.
+        vectors_as: the storage type: float32, float16, int8, uint8, binary or ubinary.
+        ranges: the ranges used to store int8 and uint8: float32 [2, W]; or a file: a .npy, the manifest of a corpus, or
+            an ONNX file whose graph quantizes its vectors.
 
     Raises:
-        InputError: these are no such vectors, or ranges are missing, not asked for, or malformed.
+        InputError: the vectors do not match the type, or ranges are missing, superfluous or malformed.
     """
     found = None if ranges is None else given_ranges(ranges)
     try:
@@ -289,10 +288,10 @@ def _starts_and_steps(ranges: Ranges) -> tuple[NDArray[np.float32], NDArray[np.f
 
 
 def given_ranges(ranges: RangesLike) -> Ranges:
-    """Return ranges that a caller passed: an array, or a file that `read_ranges` takes.
+    """Return the caller's ranges: an array, or a file for `read_ranges`.
 
     Raises:
-        InputError: they are none.
+        InputError: they are not valid ranges.
     """
     return check_ranges(ranges, "ranges") if isinstance(ranges, np.ndarray) else read_ranges(Path(ranges))
 
@@ -301,7 +300,7 @@ def check_ranges(ranges: object, label: str) -> Ranges:
     """Return ranges as float32 [2, W].
 
     Raises:
-        InputError: they are no finite numbers of that shape, or a least value is above its largest.
+        InputError: they are not finite numbers of that shape, or a minimum exceeds its maximum.
     """
     try:
         array = np.asarray(ranges)
@@ -330,13 +329,13 @@ def _bad_ranges(label: str, reason: str) -> InputError:
 
 
 def measure_ranges(parts: Iterable[Floats]) -> tuple[Ranges, int]:
-    """Return the least and the largest value of each number of vectors, float32 [2, W], and how many vectors there are.
+    """Return the minimum and maximum of each number over vectors, float32 [2, W], and the count of vectors.
 
     Args:
-        parts: float32 [N, W] each.
+        parts: arrays float32 [N, W].
 
     Raises:
-        InputError: they are fewer than two.
+        InputError: there are fewer than two.
     """
     extremes: list[Floats] = []
     count = 0
@@ -350,7 +349,7 @@ def measure_ranges(parts: Iterable[Floats]) -> tuple[Ranges, int]:
 
 
 def few_vectors(count: int) -> str:
-    """Say that ranges were measured on few vectors; an empty string where they are enough."""
+    """Warn that ranges were measured on few vectors; an empty string if there are enough."""
     if count >= FEWEST_FOR_RANGES:
         return ""
     return (
@@ -359,10 +358,10 @@ def few_vectors(count: int) -> str:
 
 
 def read_ranges(path: Path) -> Ranges:
-    """Read ranges from a .npy file, from the manifest of a corpus, or from a graph that stores its vectors.
+    """Read ranges from a .npy file, the manifest of a corpus, or a graph that quantizes its vectors.
 
     Raises:
-        InputError: the file cannot be read, is none of these, or holds no such ranges.
+        InputError: the file cannot be read, is not one of these, or holds no valid ranges.
     """
     if path.suffix == ".onnx":
         of_graph = VectorType.of_model(ModelFile.open(path))
@@ -402,5 +401,5 @@ def _first_line(error: Exception) -> str:
 
 
 def numbers_of(array: NDArray[np.float32]) -> Json:
-    """Return an array as lists of the shortest decimals that are the same float32."""
+    """Return an array as lists of the shortest decimals that round-trip to the same float32."""
     return [[float(str(value)) for value in row] for row in array]

@@ -1,8 +1,8 @@
-"""What sentence-transformers writes beside a checkpoint, read once: its modules with their settings, and its limit.
+"""Read sentence-transformers files of a checkpoint: modules with their settings, and the token limit.
 
-The one reader of modules.json, of the modules' config.json and of sentence_bert_config.json, for checkpoints that are
-exported and for the folders of exported models. Tested with the files of sentence-transformers 2 to 6.2; where versions
-differ, 6.2 decides.
+The only reader of modules.json, the modules' config.json and sentence_bert_config.json, both for checkpoints to export
+and for folders of exported models. Tested with files of sentence-transformers 2 to 6.2; if versions differ, 6.2
+decides.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ MODULES_NAME = "modules.json"
 ROUTER_NAME = "router_config.json"
 # Asym is the older name of Router.
 _ROUTERS = ("Router", "Asym")
-# What texts can be for; the last is nothing in particular.
+# Tasks of texts; the last one means no particular task.
 _TASKS = ("query", "document", "")
-# Modules that look the tokens of a text up, without a transformer.
+# Modules that look up token vectors, without a transformer.
 STATIC, SPARSE_STATIC = "StaticEmbedding", "SparseStaticEmbedding"
 STATIC_KINDS = (STATIC, SPARSE_STATIC)
-# Modules that are a transformer, and the task of each where its settings name none.
+# Modules that are a transformer, and their task if their settings name none.
 TRANSFORMERS: Mapping[str, str] = {
     "Transformer": "feature-extraction",
     "MLMTransformer": "fill-mask",
     "CLIPModel": "feature-extraction",
 }
-# The older name of a transformer that is a dual encoder of texts and pictures.
+# The older name of a transformer that is a dual encoder of texts and images.
 _DUAL = "CLIPModel"
-# Whose classes sentence-transformers loads without trust_remote_code.
+# Package whose classes sentence-transformers loads without trust_remote_code.
 _PACKAGES = ("sentence_transformers", "pylate", "onnxtool")
 ENCODER_NAME = "config_sentence_transformers.json"
-# The class of encoders that give a vector for each token.
+# The class of encoders that return a vector per token.
 MULTI_VECTOR = "MultiVectorEncoder"
-# What modules read and make: the vectors of tokens, and the one of a text.
+# Inputs and outputs of modules: token vectors, and the text vector.
 TOKENS, VECTOR = "token_embeddings", "sentence_embedding"
 # The settings of the transformer module. Versions before 2 called the file after the architecture.
 TRANSFORMER_NAMES = tuple(
@@ -50,13 +50,13 @@ TRANSFORMER_NAMES = tuple(
 @short_repr
 @dataclass(frozen=True)
 class StoredModule:
-    """One module of a sentence-transformers checkpoint, as its files describe it.
+    """One module of a sentence-transformers checkpoint, as described by its files.
 
     Attributes:
-        kind: the class without its package, which was moved more than once, e.g. `Pooling`; a class of another library
-            keeps its package, e.g. `custom_st.Transformer`.
-        folder: where its files are, relative to the checkpoint; empty for the checkpoint's own folder.
-        settings: its config.json; empty where it has none.
+        kind: the class without its package, which has moved several times, e.g. `Pooling`; classes of other libraries
+            keep their package, e.g. `custom_st.Transformer`.
+        folder: its folder, relative to the checkpoint; empty for the checkpoint's own folder.
+        settings: its config.json; empty if it has none.
         files: the checkpoint, for its weights.
     """
 
@@ -73,20 +73,20 @@ class StoredModule:
 @short_repr
 @dataclass(frozen=True)
 class SentenceModules:
-    """What sentence-transformers computes with a checkpoint; empty for a checkpoint of another library.
+    """The sentence-transformers modules of a checkpoint; empty for checkpoints of other libraries.
 
     Attributes:
         modules: in their order.
         encoder: the settings of the class that loads the checkpoint: config_sentence_transformers.json.
         transformer: the settings of the transformer module.
-        transformer_file: the file that holds them; empty where there is none.
-        query: the module that encodes queries without a model, by weights of their tokens; None where queries are
-            encoded as other texts are. `modules` are those for documents then.
-        prefixes: what stands before texts and is a single token, where the vocabulary has it, whatever the tokenizer
-            makes of it.
-        routes: the names of those between which a Router among `modules` chooses; empty where there is none.
-        route_of: the route of a Router that reads texts of a task, `query` or `document`, or of none, which is empty;
-            without those that have no model. It is the same whichever route was chosen.
+        transformer_file: the file that holds them; empty if there is none.
+        query: the module that encodes queries without a model, by token weights; None if queries are encoded like other
+            texts. If set, `modules` applies to documents.
+        prefixes: prefixes of texts that count as a single token if the vocabulary contains them, however the tokenizer
+            would split them.
+        routes: the route names of a Router among `modules`; empty if there is none.
+        route_of: the route of a Router that reads texts of a task, `query`, `document` or empty for none, without
+            routes that have no model. It does not depend on the chosen route.
     """
 
     modules: tuple[StoredModule, ...] = ()
@@ -104,15 +104,15 @@ class SentenceModules:
 
         Args:
             files: the checkpoint.
-            route: the one of a Router that is meant; None for a checkpoint without a Router, or that looks queries up.
+            route: the chosen route of a Router; None for a checkpoint without a Router, or one that looks up queries.
 
         Raises:
-            OnnxtoolError: modules.json is not a list of modules, one has no type or a path outside the checkpoint, a
-                file of settings is not a JSON object, or there is no such route.
+            OnnxtoolError: modules.json is not a list of modules, a module has no type or a path outside the checkpoint,
+                a settings file is not a JSON object, or there is no such route.
         """
         modules, query, routes, route_of = _read_routes(files, route)
         folder = _transformer_folder(modules)
-        # As in 6.2, the first file that says anything decides. An exported model has them at its top.
+        # As in 6.2, the first file with content decides. An exported model has them at the top level.
         names = [*(f"{folder}/{name}" for name in TRANSFORMER_NAMES if folder), *TRANSFORMER_NAMES]
         transformer_file = next((name for name in names if files.read(name)), "")
         settings = files.read(transformer_file) if transformer_file else {}
@@ -121,13 +121,13 @@ class SentenceModules:
 
     @property
     def encoder_class(self) -> str:
-        """The class that loads the checkpoint, e.g. `SparseEncoder`; empty where no file says it."""
+        """The class that loads the checkpoint, e.g. `SparseEncoder`; empty if no file states it."""
         stated = self.encoder.get("model_type")
         return stated if isinstance(stated, str) else ""
 
     @property
     def is_late_interaction(self) -> bool:
-        """Whether the checkpoint gives a vector for each token."""
+        """Whether the checkpoint returns a vector per token."""
         return self.encoder_class == MULTI_VECTOR
 
     @property
@@ -136,26 +136,26 @@ class SentenceModules:
         return tuple(module.kind for module in self.modules)
 
     def find(self, kind: str) -> StoredModule | None:
-        """Return the first module of a kind; None where there is none."""
+        """Return the first module of a kind; None if there is none."""
         return next((module for module in self.modules if module.kind == kind), None)
 
     @property
     def encodes_pictures(self) -> bool:
-        """Whether the transformer gives one vector for a text or a picture, as a dual encoder does."""
+        """Whether the transformer is a dual encoder, with one vector per text or image."""
         text = as_object(as_object(self.transformer.get("modality_config")).get("text"))
         return _DUAL in self.kinds or text.get("method") == "get_text_features"
 
     @property
     def max_sequence_length(self) -> int | None:
-        """How many tokens sentence-transformers cuts a text to; None where no file says it.
+        """sentence-transformers' truncation limit in tokens; None if no file states it.
 
-        `max_length` of the calls of the tokenizer comes before the tokenizer's own limit, as in version 6.2.
+        `max_length` in the tokenizer's call arguments precedes the tokenizer's own limit, as in version 6.2.
         """
         text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
         return positive(text.get("max_length")) or positive(self.transformer.get("max_seq_length"))
 
     def stated_length(self, task: str) -> int | None:
-        """Return what sentence-transformers cuts texts of a task to, in place of all other limits; None for no number.
+        """Return sentence-transformers' task-specific token limit, which overrides all others; None if not set.
 
         Args:
             task: `query` or `document`.
@@ -171,13 +171,13 @@ class SentenceModules:
 
     @property
     def adds_special_tokens(self) -> bool:
-        """Whether the tokenizer puts tokens around a text."""
+        """Whether the tokenizer adds special tokens around a text."""
         text = as_object(as_object(self.transformer.get("processing_kwargs")).get("text"))
         return text.get("add_special_tokens") is not False and not set(STATIC_KINDS).intersection(self.kinds[:1])
 
     @property
     def lower_cases(self) -> bool:
-        """Whether sentence-transformers lower-cases texts before all that the tokenizer does itself."""
+        """Whether sentence-transformers lower-cases texts before tokenization."""
         return self.transformer.get("do_lower_case") is True
 
 
@@ -187,17 +187,17 @@ def as_object(value: Json) -> Mapping[str, Json]:
 
 
 def is_number(value: Json) -> TypeGuard[float]:
-    """Whether a value is a finite number that a float holds; JSON may have whole numbers of any length."""
+    """Whether a value is a finite number that fits a float; JSON integers may have any length."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def positive(value: Json) -> int | None:
-    """Return a number above zero; None for any other value."""
+    """Return a positive number; None for any other value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def transformer_folder(files: CheckpointFiles, route: str | None = None) -> str:
-    """Return the folder of the checkpoint in which its transformer lies, or that of a route; empty for its top."""
+    """Return the checkpoint's folder with its transformer, or the transformer of a route; empty for the top level."""
     return _transformer_folder(_read_routes(files, route)[0])
 
 
@@ -208,12 +208,12 @@ def _transformer_folder(modules: tuple[StoredModule, ...]) -> str:
 def _read_routes(
     files: CheckpointFiles, chosen: str | None
 ) -> tuple[tuple[StoredModule, ...], StoredModule | None, tuple[str, ...], Mapping[str, str]]:
-    """Read the modules of the route that is meant, the one that encodes queries without a model, and all other routes.
+    """Read the modules of the chosen route, the module that encodes queries without a model, and all other routes.
 
-    The last is which route reads texts of a task.
+    The last result maps tasks to routes.
 
-    A Router that looks queries up has one route with a model, that of documents. Of others, one has to be chosen; until
-    then they stay a Router, which nothing here computes.
+    A Router that looks up queries has one route with a model, for documents. For other Routers one route has to be
+    chosen; until then they stay a Router, which is not supported.
     """
     modules = _read_modules(files)
     place = next((index for index, module in enumerate(modules) if module.kind in _ROUTERS), None)
@@ -251,7 +251,7 @@ def _read_routes(
 
 
 def _route_of(task: str, routes: Sequence[str], parameters: Mapping[str, Json]) -> Json:
-    """Return the route for texts of a task, as Router of sentence-transformers 6.2 resolves it; None for none."""
+    """Return the route for texts of a task, like Router of sentence-transformers 6.2; None if there is none."""
     mappings = as_object(parameters.get("route_mappings"))
     stated = {"".join(key.split()).replace('"', "'"): route for key, route in mappings.items()}
     name = f"'{task}'" if task else "None"
@@ -268,7 +268,7 @@ def _route_of(task: str, routes: Sequence[str], parameters: Mapping[str, Json]) 
 def _documents_of_lookup(
     routes: Mapping[str, tuple[StoredModule, ...]], parameters: Mapping[str, Json]
 ) -> tuple[StoredModule, ...]:
-    """Return the modules for documents of a Router that looks queries up and nothing else; empty for any other."""
+    """Return the document modules of a Router whose query route is only a lookup; empty for any other Router."""
     document = routes.get("document", ())
     is_lookup = [module.kind for module in routes.get("query", ())] == [SPARSE_STATIC]
     is_usual = parameters.get("default_route") == "document" and not parameters.get("route_mappings")
@@ -293,7 +293,7 @@ def _stored(files: CheckpointFiles, kind: Json, folder: Json, name: str) -> Stor
     folder = "" if folder == "." else folder  # as model2vec writes the checkpoint's own
     package, _, class_name = kind.rpartition(".")
     is_known = package.partition(".")[0] in _PACKAGES
-    # The transformer's own folder is often the checkpoint's, whose config.json is the model's.
+    # The transformer's folder is often the checkpoint's, where config.json belongs to the model.
     settings = files.read(f"{folder}/config.json") if folder else {}
     return StoredModule(class_name if is_known else kind, folder, settings, files)
 
@@ -303,7 +303,7 @@ def _as_list(value: Json) -> list[Json]:
 
 
 def stays_inside(path: str) -> bool:
-    """Whether a path that a checkpoint names, POSIX or hostile, stays below the checkpoint's folder."""
+    """Whether a path named in a checkpoint, POSIX or hostile, stays inside the checkpoint's folder."""
     pure = PurePosixPath(path)
     hostile = "\\" in path or "\0" in path or PureWindowsPath(path).drive
     return not (pure.is_absolute() or ".." in pure.parts or hostile)

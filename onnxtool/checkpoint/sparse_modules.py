@@ -1,6 +1,6 @@
-"""The modules of sparse encoders: from logits of tokens, or from a vector, to the weights of terms.
+"""Modules of sparse encoders: from token logits, or from a vector, to term weights.
 
-The definitions are those of sentence-transformers 6.2. Letters of shapes: B batch, S sequence, V vocabulary, W width of
+The definitions follow sentence-transformers 6.2. Letters of shapes: B batch, S sequence, V vocabulary, W width of
 a vector, L latents.
 """
 
@@ -26,7 +26,7 @@ from onnxtool.checkpoint.pooling_module import (
 )
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, StoredModule, positive
 
-_DEVIATION_EPSILON = 1e-5  # what SparseAutoEncoder adds to deviations
+_DEVIATION_EPSILON = 1e-5  # epsilon of SparseAutoEncoder's standard deviations
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SpladePooling(PoolingModule):
 
     Attributes:
         strategy: `max` over tokens (Formal et al., 2021, arXiv:2109.10086), or the older `sum` (arXiv:2107.05720).
-        activation: `relu` for log(1 + relu(x)), `log1p_relu` for the logarithm of that once more (arXiv:2504.14839).
+        activation: `relu` for log(1 + relu(x)), `log1p_relu` for a second logarithm on top (arXiv:2504.14839).
     """
 
     pools_tokens = True
@@ -62,8 +62,8 @@ class SpladePooling(PoolingModule):
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
         """Return float32 [B, V].
 
-        Logarithm and relu are monotonic: with `max`, the largest is taken first, and the logarithm of V values instead
-        of S times V. Row by row, so that one text's values are copied, and not the whole batch's hundreds of megabytes.
+        Logarithm and relu are monotonic: with `max`, the maximum is taken first, and the logarithm of V values instead
+        of S times V. Row by row, so that only one text's values are copied, not hundreds of megabytes for the batch.
         """
         mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
         if self.strategy == "max":
@@ -76,9 +76,9 @@ class SpladePooling(PoolingModule):
         return np.log1p(weights) if self.activation == "log1p_relu" else weights
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
-        """Append it; with `max`, logarithms are taken once a term, not once a token and term."""
+        """Append it; with `max`, logarithms are taken once per term, not once per token and term."""
         real = build.as_weights(build.cast(mask, value.dtype))
-        masked = build.op("Mul", value, real)  # padding counts as 0, which relu would give it anyway
+        masked = build.op("Mul", value, real)  # padding counts as 0, the minimum of relu
         if self.strategy == "max":
             return self._build_activation(build, build.reduce("ReduceMax", masked))
         return build.reduce("ReduceSum", self._build_activation(build, masked))
@@ -90,7 +90,7 @@ class SpladePooling(PoolingModule):
         return weights
 
     def reference(self, torch: Any, value: Any, mask: Any) -> Any:
-        """Apply the definition: every token's logits are activated, and then pooled."""
+        """Apply the definition: activate every token's logits, then pool."""
         weights = torch.log1p(torch.relu(value * mask.unsqueeze(-1)))
         if self.activation == "log1p_relu":
             weights = torch.log1p(weights)
@@ -106,9 +106,9 @@ class SpladePooling(PoolingModule):
 
 @dataclass(frozen=True)
 class LargestTerms(PoolingModule):
-    """Keep the terms of largest weight, and set the others to 0: float [B, V], as `max_active_dims` says.
+    """Keep the `max_active_dims` terms of largest weight, and set the others to 0: float [B, V].
 
-    Of equal weights the one of the smaller index stays.
+    Of equal weights, the one with the smaller index stays.
     """
 
     count: int
@@ -146,7 +146,7 @@ class LargestTerms(PoolingModule):
 
 @dataclass(frozen=True, eq=False)
 class SparseAutoEncoder(PoolingModule):
-    """Encode sparsely: float [B, W] to latents [B, L], of which the `k` largest stay, where they are above 0.
+    """Encode sparsely: float [B, W] to latents [B, L], keeping the `k` largest that are above 0.
 
     Contrastive sparse representation, CSR (Wen et al., 2025, arXiv:2503.01776).
 
@@ -155,7 +155,7 @@ class SparseAutoEncoder(PoolingModule):
         weight: float32 [L, W].
         pre_bias: float32 [W], subtracted from the vector.
         latent_bias: float32 [L].
-        k: the most latents of a vector that are not 0.
+        k: the maximum number of nonzero latents of a vector.
         standardizes: whether vectors get mean 0 and deviation 1 first.
     """
 
@@ -170,11 +170,11 @@ class SparseAutoEncoder(PoolingModule):
 
     @classmethod
     def read(cls, stored: StoredModule) -> SparseAutoEncoder:
-        """Read weights and k; SparseEncoder keeps as many latents as its own configuration says, where it says it."""
+        """Read weights and k; SparseEncoder's own configuration overrides k."""
         settings, tensors = stored.settings, stored.files.read_tensors(stored.folder)
         width, latents = settings.get("input_dim"), settings.get("hidden_dim", 512)
         k = stored.files.read(ENCODER_NAME).get("max_active_dims") or settings.get("k", 8)
-        # Encoder and decoder share the weight, and safetensors stores it under the first name of the alphabet.
+        # Encoder and decoder share the weight, and safetensors stores it under the alphabetically first name.
         tied = [name for name in ("encoder.weight", "decoder.linear.weight") if name in tensors] or ["encoder.weight"]
         require_no_others(stored, tensors, (*tied, "pre_bias", "latent_bias"))
         name = tied[0]
@@ -220,7 +220,7 @@ class SparseAutoEncoder(PoolingModule):
         return build.op("ScatterElements", zeros, places, build.op("Relu", largest), axis=1)
 
     def _build_standardized(self, build: Builder, value: Value) -> Value:
-        """Append the vector less its mean, over its deviation, whose square is a sum over W - 1."""
+        """Append the vector minus its mean, divided by its standard deviation (with W - 1)."""
         centred = build.op("Sub", value, build.reduce("ReduceMean", value, keepdims=1))
         squares = build.reduce("ReduceSum", build.op("Mul", centred, centred), keepdims=1)
         deviation = build.op("Sqrt", build.op("Div", squares, build.number(self.pre_bias.size - 1)))
@@ -239,5 +239,5 @@ class SparseAutoEncoder(PoolingModule):
         return torch.zeros_like(latents).scatter(-1, largest.indices, largest.values.relu())
 
     def width(self, before: int) -> int:
-        """Take vectors of its weight's columns."""
+        """Expect vectors as wide as its weight."""
         return projected_width(self.name, self.weight, before)

@@ -1,4 +1,4 @@
-"""Queries of inference-free sparse encoders: each token that a query has weighs what a table says, without a model.
+"""Queries of inference-free sparse encoders: a table gives the weight of each query token, without a model.
 
 Geng et al., 2024, arXiv:2411.04403; SparseStaticEmbedding of sentence-transformers 6.2.
 """
@@ -19,9 +19,9 @@ from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import OnnxtoolError
 
 _KEYS = frozenset(("frozen", "path"))
-_MOST_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may number a token 4 thousand million
-IDF_NAME = "idf.json"  # weights by their tokens, which other consumers read
-# What makes tokens of a text in a tokenizer.json; the rest is how long texts are and how batches are padded.
+_MOST_TOKENS = 2**24  # far above any vocabulary: a hostile tokenizer may give a token the id 4 billion
+IDF_NAME = "idf.json"  # weights by token, which other consumers read
+# Keys of tokenizer.json that affect tokens; the rest are about truncation and padding.
 _TOKENIZATION = ("added_tokens", "normalizer", "pre_tokenizer", "model")
 TOKENIZER_NAME, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 
@@ -31,8 +31,8 @@ class SparseStaticEmbedding:
     """The table.
 
     Attributes:
-        weights: float32 [V], by the id of the token.
-        max_tokens: so many tokens of a query count, its first; None for all.
+        weights: float32 [V], by token id.
+        max_tokens: number of leading query tokens that count; None for all.
     """
 
     weights: NDArray[np.float32]
@@ -43,7 +43,7 @@ class SparseStaticEmbedding:
         """Read the table.
 
         Raises:
-            OnnxtoolError: it is missing, or the module has settings that are not known here.
+            OnnxtoolError: it is missing, or the module has unknown settings.
         """
         files = stored.files
         unknown = sorted(set(stored.settings) - _KEYS)
@@ -61,13 +61,13 @@ class SparseStaticEmbedding:
         return cls(weights, limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None)
 
     def apply(self, ids: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Return the terms of a query that weigh anything, ascending, and their weights, from its tokens' ids."""
+        """Return the terms of a query with nonzero weight, ascending, and their weights, from its token ids."""
         terms = np.unique(np.asarray(ids[: self.max_tokens], np.int32))
         weights = self.weights[terms]
         return terms[weights != 0], weights[weights != 0]
 
     def named_weights(self, stored: StoredModule) -> Mapping[str, float]:
-        """Return what weighs anything, by its token: the shortest decimals that are the same float32."""
+        """Return the nonzero weights by token, as the shortest decimals that round-trip to the same float32."""
         tokens = _vocabulary(stored)
         return {
             token: float(str(self.weights[index]))
@@ -77,10 +77,10 @@ class SparseStaticEmbedding:
 
 
 def table_files(stored: StoredModule) -> tuple[str, ...]:
-    """Return the file with weights by tokens that the module names, relative to the checkpoint; none where it has none.
+    """Return the module's file with weights by token, relative to the checkpoint; empty if it names none.
 
     Raises:
-        OnnxtoolError: it lies outside of the checkpoint.
+        OnnxtoolError: it lies outside the checkpoint.
     """
     stated = stored.settings.get("path")
     if not isinstance(stated, str) or not stated.endswith(".json"):
@@ -108,7 +108,7 @@ def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
 
 
 def _vocabulary(stored: StoredModule) -> dict[str, int]:
-    """Return the ids of the tokens of a module, from its tokenizer.json or that of the checkpoint."""
+    """Return the token ids of a module, from its own tokenizer.json or the checkpoint's."""
     from tokenizers import Tokenizer
 
     for name in (stored.file(TOKENIZER_NAME), TOKENIZER_NAME):
@@ -126,12 +126,12 @@ def _no_tokenizer(stored: StoredModule, name: str, reason: str) -> OnnxtoolError
 
 
 def read_vectors(stored: StoredModule) -> NDArray[np.float32]:
-    """Return the vectors of a StaticEmbedding, float32 [V, W], a row for each token.
+    """Return the vectors of a StaticEmbedding, float32 [V, W], one row per token.
 
-    model2vec writes fewer rows, the row of each token, and a weight for each: these are folded into one table.
+    model2vec writes fewer rows, plus each token's row index and weight: these are folded into one table.
 
     Raises:
-        OnnxtoolError: they are missing, of other shapes, or not finite.
+        OnnxtoolError: they are missing, have wrong shapes, or are not finite.
     """
     files = stored.files
     tensors, integers = files.read_tensors(stored.folder), files.read_integers(stored.folder)
@@ -154,7 +154,7 @@ def read_vectors(stored: StoredModule) -> NDArray[np.float32]:
 
 
 def require_same_tokens(stored: StoredModule, files: CheckpointFiles) -> None:
-    """Refuse a query module whose tokenizer makes other tokens than that of the documents.
+    """Refuse a query module whose tokenizer differs from the documents' tokenizer.
 
     Raises:
         OnnxtoolError: it does, or it has no tokenizer.json.

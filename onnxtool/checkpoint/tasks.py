@@ -1,6 +1,6 @@
-"""What checkpoints are for: a table of tasks, and how a checkpoint tells its own.
+"""The table of tasks, and detection of a checkpoint's task.
 
-Task names are the pipeline tags of the hub, which has none for SPLADE and similar models, nor for ColBERT:
+Task names are the hub's pipeline tags. The hub has none for SPLADE and similar models, nor for ColBERT:
 `sparse-encoding` and `late-interaction` are ours.
 """
 
@@ -13,7 +13,7 @@ TASK_WITH_CACHE = "text-generation-with-past"
 LATE_INTERACTION = "late-interaction"
 TASK_OF_PICTURES = "image-feature-extraction"
 TEXT_TO_TEXT_WITH_CACHE = "text2text-generation-with-past"
-# Of a decoder that scores a pair of texts, whose answer is one of two tokens. Rerankers of labels classify texts.
+# Task of a decoder that scores a pair of texts by one of two answer tokens. Rerankers with labels classify texts.
 RANKING = "text-ranking"
 
 
@@ -24,8 +24,8 @@ class Task:
     Attributes:
         name: as users type it.
         auto_classes: the transformers classes that pick an architecture for it, in order.
-        suffixes: how the names of its architectures end, for those that no auto class knows.
-        own_suffixes: likewise, of those that serve it where a user asks for it.
+        suffixes: suffixes of architecture names that no auto class knows.
+        own_suffixes: suffixes of architectures that serve the task only on request.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Task:
     own_suffixes: tuple[str, ...] = ()
 
 
-_OF_PAGES = ("ForRetrieval",)  # of retrievers of pages as pictures, which encode queries as well
+_OF_PAGES = ("ForRetrieval",)  # page image retrievers, which encode queries too
 
-# The first row that has an architecture in its auto classes wins, then the first whose suffix fits its name; so
-# translation comes before fill-mask, which has BART as well, and the general `Model` last.
+# The first row with the architecture in its auto classes wins, then the first with a matching suffix; so translation
+# precedes fill-mask, which also has BART, and the general `Model` comes last.
 TASKS: tuple[Task, ...] = (
     Task("text2text-generation", ("AutoModelForSeq2SeqLM",)),
     Task(TEXT_TO_TEXT_WITH_CACHE, ("AutoModelForSeq2SeqLM",)),
@@ -63,7 +63,7 @@ TASKS: tuple[Task, ...] = (
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
 
-# The tags by which model cards of sparse encoders are found.
+# Model card tags of sparse encoders.
 SPARSE_TAGS = ("splade", "sparse-encoder")
 
 
@@ -73,15 +73,15 @@ def find_task(name: str) -> Task:
 
 
 def recognize_task(general: str, *, kinds: Collection[str], tags: Collection[str]) -> str:
-    """Tell what a checkpoint is for.
+    """Detect a checkpoint's task.
 
     Args:
         general: the task of its architecture.
-        kinds: those of sentence-transformers' modules; empty where there are none.
-        tags: those of the model card, its pipeline among them; empty where there is none.
+        kinds: kinds of its sentence-transformers modules; empty if there are none.
+        tags: tags of the model card, including its pipeline; empty if there is none.
 
     Returns:
-        One of TASK_NAMES, or `other` for an architecture of no known task.
+        One of TASK_NAMES, or `other` for an architecture without a known task.
     """
     if general == "fill-mask" and ("SpladePooling" in kinds or set(SPARSE_TAGS).intersection(tags)):
         return "sparse-encoding"

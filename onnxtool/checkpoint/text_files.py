@@ -1,4 +1,4 @@
-"""Read texts from a file: one a line, id and text with a tab between, or JSON Lines with `id`, `contents`, `query`."""
+"""Read texts from a file: one per line, tab-separated ids and texts, or JSON Lines with `id`, `contents`, `query`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onnxtool.options import StrPath, check, checked
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, STDIN, lines_of, open_lines, open_regular, parse_json
 from onnxtool.reports import Json
 
-# What BEIR, TREC and MS MARCO call the documents of a test collection, `.gz` behind it or not.
+# File names of documents in test collections of BEIR, TREC and MS MARCO, with or without `.gz`.
 CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
 
@@ -22,8 +22,8 @@ class TextInput:
     """A text to run.
 
     Attributes:
-        id: what the file calls this text; None where it has no name.
-        query: the text that it makes a pair with, such as a question; None where it stands alone.
+        id: the text's id in the file; None if it has none.
+        query: the text it is paired with, such as a question; None for a single text.
     """
 
     contents: str
@@ -32,7 +32,7 @@ class TextInput:
 
     def __post_init__(self) -> None:
         is_named = isinstance(self.id, str | None) and isinstance(self.query, str | None)
-        if not isinstance(self.contents, str) or not is_named:  # quick: a corpus has millions
+        if not isinstance(self.contents, str) or not is_named:  # cheap to create: a corpus has millions
             for name in ("contents", "id", "query"):
                 check(name, getattr(self, name), str if name == "contents" else str | None)
 
@@ -41,18 +41,18 @@ Several = TypeVar("Several")
 
 
 def several(texts: str | TextInput | Iterable[Several]) -> Iterable[Several]:
-    """Return texts as they were given, or the one that was."""
+    """Return the given texts, or the single one in a tuple."""
     given: Any = (texts,) if isinstance(texts, str | TextInput) else texts
     return given  # type: ignore[no-any-return]  # a text is one of what they are
 
 
 class LineError(ValueError):
-    """A line that holds no text.
+    """A line without a valid text.
 
     Attributes:
-        reason: what is wrong, as the rest of a sentence that begins with the number of the line.
-        hint: the way out.
-        id: what the line calls its text; None where it does not say, or the line cannot be read that far.
+        reason: the problem, as the rest of a sentence that begins with the line number.
+        hint: how to fix it.
+        id: the text's id; None if it is missing or cannot be read.
     """
 
     def __init__(self, reason: str, hint: str, id: str | None = None) -> None:  # noqa: A002
@@ -63,17 +63,17 @@ class LineError(ValueError):
 
 
 def is_beside_documents(name: str) -> bool:
-    """Whether a file or folder is called as the queries or the judgements of a test collection."""
+    """Whether a file or folder is named like the queries or judgements of a test collection."""
     return name.rstrip("/").partition(".")[0].lower() in _BESIDE_DOCUMENTS
 
 
 def documents_of_collection(folder: object, names: Collection[str]) -> str | None:
-    """Return which one of `names`, of what is in `folder`, has the documents of a test collection.
+    """Return the file among `names`, the contents of `folder`, with the documents of a test collection.
 
-    None where it is no test collection: nothing is called as documents, or nothing as queries or judgements.
+    None if it is not a test collection: no file is named like documents, or none like queries or judgements.
 
     Raises:
-        InputError: there are judgements, and no documents or several.
+        InputError: there are judgements, but no documents or several document files.
     """
     beside = [name for name in names if is_beside_documents(name)]
     found = sorted(name for name in names if name.removesuffix(".gz") in CORPORA)
@@ -94,13 +94,13 @@ def read_texts(path: StrPath) -> tuple[TextInput, ...]:
 
 
 def iterate_texts(path: Path) -> Iterator[TextInput]:
-    """Yield the texts of the file at `path`, skipping blank lines; `.gz` behind the suffix is unpacked.
+    """Yield the texts of the file at `path`, skipping blank lines; files ending in `.gz` are decompressed.
 
-    `-` is stdin: JSON Lines where the first text begins with a brace, else a text a line. The folder of a test
-    collection means its documents.
+    `-` is stdin: JSON Lines if the first text begins with a brace, else one text per line. The folder of a test
+    collection stands for its documents.
 
     Raises:
-        InputError: the file cannot be read or has no text, its suffix is unknown, or a line is malformed.
+        InputError: the file cannot be read or is empty, its suffix is unknown, or a line is malformed.
     """
     if path != STDIN and path.is_dir():
         try:
@@ -127,7 +127,7 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
 
 
 def count_lines(path: Path) -> int:
-    """Return the line feeds of the file at `path`; 0 where that is known only after reading it (stdin, `.gz`)."""
+    """Return the number of line feeds in the file at `path`; 0 if that requires decoding it (stdin, `.gz`)."""
     if path == STDIN or path.name.lower().endswith(".gz") or not path.is_file():
         return 0
     with open_regular(path) as file:
@@ -135,7 +135,7 @@ def count_lines(path: Path) -> int:
 
 
 def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]:
-    """Yield the text of each line of the UTF-8 file at `path` that is not blank; only a line feed ends a line."""
+    """Yield the text of each nonblank line of the UTF-8 file at `path`; only a line feed ends a line."""
     try:
         with open_lines(path) as file:
             for number, (raw, _) in enumerate(lines_of(file), start=1):
@@ -154,7 +154,7 @@ def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]
 
 
 class _Undecided:
-    """Parses the lines of a file without a suffix, as the first of them is written."""
+    """Parse the lines of a file without a suffix, in the format of the first one."""
 
     def __init__(self) -> None:
         self._parse: Callable[[str], TextInput] | None = None
@@ -166,7 +166,7 @@ class _Undecided:
 
 
 def decode_line(raw: bytes | None) -> str:
-    """Return a line as text, without its end; None is one that was too long to be read.
+    """Return a line as text, without its line ending; None stands for a line that was too long.
 
     Raises:
         LineError: it is not UTF-8, or too long.
@@ -174,7 +174,7 @@ def decode_line(raw: bytes | None) -> str:
     if raw is None:
         raise LineError(f"is longer than {MOST_LINE_BYTES} bytes", "split the text")
     try:
-        # Editors on Windows begin a file with a byte order mark, which is no part of the first text.
+        # Editors on Windows put a byte order mark, which is not part of the first text, at the start of a file.
         return raw.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n")
     except UnicodeDecodeError as error:
         raise LineError(
@@ -183,7 +183,7 @@ def decode_line(raw: bytes | None) -> str:
 
 
 def parse_object(line: str) -> TextInput:
-    """Read the text of a JSON object: `id` and `contents`, or as BEIR has it `_id`, `text` and, before it, `title`.
+    """Read the text of a JSON object: `id` and `contents`, or BEIR's `_id`, `text` and `title`.
 
     Raises:
         LineError: it is none.
@@ -198,7 +198,7 @@ def parse_object(line: str) -> TextInput:
 
 
 def parse_tabbed(line: str) -> TextInput:
-    """Read a line with id and text and a tab between them, as MS MARCO has its passages and queries.
+    """Read a line with id and text separated by a tab, the format of MS MARCO's passages and queries.
 
     Raises:
         LineError: it is none.
@@ -213,7 +213,7 @@ def named_text(entry: dict[str, Json]) -> TextInput:
     """Read id and text from the fields of an object or the columns of a row.
 
     Raises:
-        LineError: there is no id that is a string or an integer, or no text that is a string.
+        LineError: the id is not a string or an integer, or the text is not a string.
     """
     name = entry.get("id", entry.get("_id"))
     if isinstance(name, bool) or not isinstance(name, str | int):
@@ -228,7 +228,7 @@ def named_text(entry: dict[str, Json]) -> TextInput:
 
 
 def _beir_text(entry: dict[str, Json]) -> Json:
-    """Put the title before the text, as BEIR's own encoders do."""
+    """Prepend the title to the text, like BEIR's own encoders."""
     title, text = entry.get("title"), entry.get("text")
     return f"{title} {text}".strip() if isinstance(title, str) and isinstance(text, str) else text
 

@@ -1,4 +1,4 @@
-"""The modules of late-interaction encoders: from states of tokens to a vector for each token that counts.
+"""Modules of late-interaction encoders: from token states to a vector for each token that counts.
 
 MultiVectorEncoder of sentence-transformers 6.2. Letters of shapes: B batch, S sequence, W width of a vector.
 """
@@ -26,15 +26,15 @@ _DOCUMENT = "document"
 
 @dataclass(frozen=True)
 class MultiVectorMask(PoolingModule):
-    """Say which tokens count. Their vectors stay as they are: [B, S, W].
+    """Select the tokens that count. Their vectors are unchanged: [B, S, W].
 
-    Which ones count depends on what a text is for, which a graph does not know: whoever reads the text decides it, and
-    leaves out the vectors of the others.
+    The selection depends on the text's task, which a graph does not know: the reader of the text decides, and drops the
+    other vectors.
 
     Attributes:
         skipped: tokens that do not count, such as punctuation.
-        tasks: the texts of which they do not count: `query`, `document` or both. A text of no task is a document.
-        kept_ids: where it is not empty, no others count in documents.
+        tasks: the texts in which they do not count: `query`, `document` or both. A text without a task is a document.
+        kept_ids: if not empty, only these count in documents.
     """
 
     keys = frozenset(("skiplist_words", "skiplist_tasks", "keep_only_token_ids"))
@@ -57,12 +57,12 @@ class MultiVectorMask(PoolingModule):
         )
 
     def counted(self, ids: Sequence[int], task: str | None, skipped_ids: Set[int]) -> tuple[bool, ...]:
-        """Tell for each token of a text whether it counts.
+        """Return for each token of a text whether it counts.
 
         Args:
-            ids: of the tokens.
-            task: what the text is for.
-            skipped_ids: of the tokens that do not count, those that the tokenizer knows.
+            ids: the token ids.
+            task: the text's task.
+            skipped_ids: ids of the tokens that do not count, as far as the tokenizer knows them.
         """
         counted = [True] * len(ids)
         if (task or _DOCUMENT) in self.tasks:
@@ -85,7 +85,7 @@ class MultiVectorMask(PoolingModule):
 
     @property
     def description(self) -> str:
-        """Say what is left out."""
+        """Describe the excluded tokens."""
         return f"{len(self.skipped)} tokens that do not count in a {' or a '.join(self.tasks)}"
 
 
@@ -131,7 +131,7 @@ class LexicalWeights(PoolingModule):
 
     @classmethod
     def read(cls, stored: StoredModule) -> LexicalWeights:
-        """Refuse it: no library has it among its modules; `export` reads what FlagEmbedding writes."""
+        """Refuse it: no library lists it among its modules; `export` reads FlagEmbedding's files."""
         raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is no module of sentence-transformers")
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
@@ -152,7 +152,7 @@ class LexicalWeights(PoolingModule):
         return torch.relu(torch.nn.functional.linear(value, weight, bias)).squeeze(-1) * mask
 
     def width(self, before: int) -> int:
-        """Give a number for each token, and no axis for it."""
+        """Return one number per token, without an axis."""
         if self.weight.shape[1] != before:
             raise ValueError(f"sparse_linear takes vectors of {self.weight.shape[1]} numbers, and is given {before}")
         return 0
@@ -162,10 +162,10 @@ _CLASSES: dict[str, type[PoolingModule]] = {cls.__name__: cls for cls in (Dense,
 
 
 def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
-    """Read what follows the transformer of a late-interaction encoder, in order.
+    """Read the modules after the transformer of a late-interaction encoder, in order.
 
     Raises:
-        OnnxtoolError: it has modules or settings that are not computed here.
+        OnnxtoolError: it has unsupported modules or settings.
     """
     if not modules.modules:
         raise InputError("a late-interaction encoder has no modules (modules.json)", "save the checkpoint again")
@@ -188,7 +188,7 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
     for module in stored:
         require_known_keys(module, _CLASSES[module.kind].keys)
         if module.kind == Normalize.__name__ and not works_on_tokens(module):
-            continue  # there is no vector of a text that it could scale
+            continue  # there is no text vector to scale
         if module.kind == Dense.__name__ and not works_on_tokens(module):
             raise files.refuse(f"{module.folder} of {files.label} projects a vector of a text, and there is none")
         read.append(_CLASSES[module.kind].read(module))
@@ -196,20 +196,20 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
 
 
 def read_mask(modules: SentenceModules) -> MultiVectorMask | None:
-    """Return what says which tokens count; None where all do.
+    """Return the module that selects the tokens that count; None if all do.
 
     Raises:
         OnnxtoolError: its settings are malformed.
     """
     stored = [module for module in modules.modules if module.kind == MultiVectorMask.__name__]
-    # A second one only sees what the first has left; sentence-transformers never writes two.
+    # A second one would only see what the first left; sentence-transformers never writes two.
     if len(stored) > 1:
         raise stored[0].files.refuse(f"{stored[0].files.label} has {len(stored)} modules MultiVectorMask")
     return MultiVectorMask.read(stored[0]) if stored else None
 
 
 def _listed(stored: StoredModule, key: str, value: Json, kind: type) -> tuple[Any, ...]:
-    """Return a list of texts or of numbers; an empty one where there is none."""
+    """Return a list of texts or numbers; empty if missing."""
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(one, kind) and not isinstance(one, bool) for one in entries):
         raise stored.files.refuse(

@@ -1,4 +1,4 @@
-"""Turn texts into the model's inputs with its own tokenizer.json, and ids back into tokens.
+"""Convert texts to the model's inputs with its own tokenizer.json, and ids back to tokens.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -33,28 +33,28 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Tokens that frame a text; they are no terms of it.
+# Tokens that frame a text; they are not terms of it.
 _FRAMING = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token")
 _LARGEST_INDEX = 2**31 - 1
-# So many times the tokens that are kept have to be in what is read of a huge text.
+# The part that is read of a huge text must contain at least this multiple of the kept tokens.
 _ENOUGH = 2
-# What a tokenizer with regular expressions may take on a busy machine; a slow one reads 500,000 characters a second.
+# Time limit for a tokenizer with regular expressions on a busy machine; a slow one reads 500,000 characters per second.
 _MOST_SECONDS, _SLOWEST = 10.0, 20_000
 
 
 class TextTokenizer:
     """The tokenizer of a checkpoint.
 
-    What tokenizer.json says of truncation and padding is replaced: many checkpoints carry the settings of the
-    last training run there (all-MiniLM-L6-v2: pad everything to 128), which are not those of the model.
+    The truncation and padding settings in tokenizer.json are replaced: in many checkpoints they are left over from the
+    last training run (all-MiniLM-L6-v2: pad everything to 128) and do not describe the model.
     """
 
     def __init__(self, folder: CheckpointFolder, effective: EffectiveTokenizer | None = None) -> None:
         """Read the tokenizer in `folder`.
 
         Args:
-            folder: with a tokenizer.json.
-            effective: what transformers makes of the files in the folder; None where they say that themselves.
+            folder: a folder with a tokenizer.json.
+            effective: transformers' reading of the files in the folder; None if it matches tokenizer.json.
 
         Raises:
             InputError: the tokenizers library cannot read it.
@@ -89,17 +89,17 @@ class TextTokenizer:
 
     @property
     def pads_left(self) -> bool:
-        """Whether padding stands before a text."""
+        """Whether padding precedes the text."""
         return self._pad_side == "left"
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens there are, added ones included."""
+        """The number of tokens, including added ones."""
         return self._tokenizer.get_vocab_size()
 
     @cached_property
     def mask_token(self) -> str | None:
-        """The token that a masked language model fills in, or None where this tokenizer has none."""
+        """The mask token of a masked language model, or None if the tokenizer has none."""
         return self.named_token("mask_token")
 
     @cached_property
@@ -110,13 +110,13 @@ class TextTokenizer:
         return frozenset({self._pad_id, *(token_id for token_id in ids if token_id is not None)})
 
     def expand(self, text: EncodedText, length: int, token_id: int, *, attended: bool) -> EncodedText:
-        """Return a text of at least `length` tokens, with `token_id` where padding would stand.
+        """Extend a text to at least `length` tokens, with `token_id` in the place of padding.
 
         Args:
-            text: as it was read.
-            length: the tokens of the result; a text that has as many stays.
-            token_id: what is added.
-            attended: whether the model sees what is added.
+            text: the tokenized text.
+            length: the minimum length of the result; longer texts are unchanged.
+            token_id: the token to add.
+            attended: whether the model attends to the added tokens.
         """
         count = length - len(text)
         if count <= 0:
@@ -135,12 +135,12 @@ class TextTokenizer:
 
     @property
     def expanding_tokens(self) -> tuple[str | None, str | None]:
-        """The tokens that queries are expanded by where nothing else is said, the first that there is."""
+        """The default tokens for query expansion; the first one that exists is used."""
         return self.named_token("mask_token"), self.named_token("eos_token")
 
     @cached_property
     def _special_ids(self) -> frozenset[int]:
-        """The ids of all tokens that the checkpoint names as special, as `all_special_ids` of transformers."""
+        """The ids of all special tokens of the checkpoint, like transformers' `all_special_ids`."""
         named: list[Json] = [self.named_token(name) for name in (*_FRAMING, "unk_token", "mask_token")]
         for key in ("extra_special_tokens", "additional_special_tokens"):
             stated = self._config.get(key)
@@ -151,42 +151,42 @@ class TextTokenizer:
 
     @cached_property
     def unknown_ids(self) -> frozenset[int]:
-        """The id of the token that stands for what the vocabulary has not; empty where the tokenizer names none."""
+        """The id of the unknown token; empty if the tokenizer has none."""
         token = self.named_token("unk_token")
         found = None if token is None else self._tokenizer.token_to_id(token)
         return frozenset(() if found is None else (found,))
 
     def named_token(self, name: str) -> str | None:
-        """Return a token by its role, such as `bos_token`; None where the checkpoint names none."""
+        """Return a token by its role, such as `bos_token`; None if the checkpoint names none."""
         return stated_token(name, self._config, self._folder.read("special_tokens_map.json"))
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of `token`, or None where there is no such token."""
+        """Return the id of `token`, or None if there is no such token."""
         return self._tokenizer.token_to_id(token)
 
     def token(self, token_id: int) -> str:
-        """Return the token as the vocabulary spells it."""
-        # A model may have more rows than its tokenizer has tokens: vocabularies are padded to multiples of 64.
+        """Return the token as spelled in the vocabulary."""
+        # A model may have more rows than its tokenizer has tokens, because vocabularies are padded to multiples of 64.
         return self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
-        """All tokens as the vocabulary spells them, by their id."""
+        """All tokens as spelled in the vocabulary, by id."""
         return tuple(self.token(token_id) for token_id in range(self.vocabulary_size))
 
     def word(self, token_id: int) -> str:
-        """Return the token as it reads in a text, e.g. `Paris` for byte-level `ĠParis`."""
+        """Return the token as it appears in text, e.g. `Paris` for byte-level `ĠParis`."""
         return self._decode([token_id], skip_special_tokens=False).strip() or self.token(token_id)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the text of tokens, without special ones."""
+        """Decode tokens to text, without special tokens."""
         return self._decode(list(ids), skip_special_tokens=True)
 
     def require_room(self, limit: Limit, *, is_pair: bool = False) -> None:
-        """Refuse a limit that leaves no room for a token of the text.
+        """Refuse a limit that leaves no room for any token of the text.
 
         Raises:
-            InputError: all of it is taken by special tokens.
+            InputError: special tokens take up all of it.
         """
         special = self._tokenizer.num_special_tokens_to_add(is_pair=is_pair) if self._adds_special else 0
         if limit.tokens <= special:
@@ -198,27 +198,27 @@ class TextTokenizer:
     def encode(
         self, texts: Sequence[Text], limit: Limit | None = None, options: ReadOptions = PLAIN
     ) -> list[EncodedText]:
-        """Read each of `texts`, cut to `limit`.
+        """Tokenize each of `texts`, truncated to `limit`.
 
         May be called from several threads at once.
 
         Args:
             texts: texts, and pairs of texts.
-            limit: the most tokens of one, special ones included.
-            options: how they are read.
+            limit: the maximum number of tokens per text, including special ones.
+            options: tokenization options.
 
         Raises:
-            InputError: a text is no Unicode text, or the limit leaves no room for it.
+            InputError: a text is not valid Unicode, or the limit leaves no room for it.
         """
         if limit is None:
             return [whole.encoded for whole in self._read(texts, options)]
         side = options.cut_side or self._cut_side
-        # Places in the end of a text would not be those in the text.
+        # Positions in a truncated tail would differ from positions in the text.
         whole = options.with_offsets and side == "left"
         parts = list(texts) if whole else [bounded(text, limit, side) for text in texts]
         read = self._read(parts, options)
         for position, (text, part) in enumerate(zip(texts, parts, strict=True)):
-            # What was read of a huge text may have too few tokens to tell how the whole one is cut.
+            # The part read of a huge text may have too few tokens to determine the truncation.
             if part is not text and min(map(len, read[position].parts)) < _ENOUGH * limit.tokens:
                 read[position] = self._read([text], options)[0]
         return [text.cut(limit, side, keeps_first=options.keeps_first) for text in read]
@@ -226,41 +226,41 @@ class TextTokenizer:
     def encode_windows(
         self, texts: Sequence[Text], limit: Limit, overlap: int, options: ReadOptions = PLAIN
     ) -> list[list[EncodedText]]:
-        """Read each of `texts` whole, in windows of `limit` tokens; of a pair the first text is in each of them.
+        """Tokenize each of `texts` in full, in windows of `limit` tokens; each window repeats the first text of a pair.
 
         Args:
             texts: texts, and pairs of texts.
-            limit: the most tokens of a window, special ones included.
-            overlap: tokens that neighbouring windows share.
-            options: how they are read.
+            limit: the maximum number of tokens per window, including special ones.
+            overlap: number of tokens shared by neighbouring windows.
+            options: tokenization options.
 
         Raises:
-            InputError: a text is no Unicode text, or the limit leaves no room for windows with that overlap.
+            InputError: a text is not valid Unicode, or the limit leaves no room for windows with that overlap.
         """
         return [whole.windows(limit, overlap, options.num_leading) for whole in self._read(texts, options)]
 
     def count(self, text: str) -> int:
-        """Return how many tokens `text` has, without those that the tokenizer puts around it."""
+        """Return the number of tokens in `text`, without added special tokens."""
         (whole,) = self._read([text], PLAIN)
         return len(whole.parts[0])
 
     def count_prompt(self, prompt: str, limit: Limit | None) -> int:
-        """Return how many tokens at the start of a text are a prompt, as sentence-transformers counts them.
+        """Return the number of leading prompt tokens, counted as in sentence-transformers.
 
-        All that the prompt has by itself, cut to `limit`, and without a special token at its end, whether the tokenizer
-        put it there or the prompt has it.
+        This is the tokenized prompt by itself, truncated to `limit`, without a special token at its end, whether added
+        by the tokenizer or part of the prompt.
         """
         (alone,) = self.encode([prompt], limit)
         return len(alone) - int(len(alone) > 0 and (alone.is_special[-1] or alone.ids[-1] in self._special_ids))
 
     def pad(self, texts: Sequence[EncodedText], sequence_length: int | None = None) -> dict[str, NDArray[np.int64]]:
-        """Put `texts` into arrays: input_ids, attention_mask and token_type_ids, each int64 [B, S].
+        """Collate `texts` into arrays: input_ids, attention_mask and token_type_ids, each int64 [B, S].
 
-        And pooling_mask where one has a prompt that is not pooled over.
+        Also pooling_mask if a text has a prompt that is excluded from pooling.
 
         Args:
             texts: B texts, none longer than S.
-            sequence_length: S; the longest of the texts where it is None.
+            sequence_length: S; None for the length of the longest text.
         """
         longest = sequence_length or max(len(text) for text in texts)
         ids = np.full((len(texts), longest), self._pad_id, np.int64)
@@ -283,7 +283,7 @@ class TextTokenizer:
                 encodings = call() if self._is_plain else in_time(call, _MOST_SECONDS + _size(texts) / _SLOWEST)
         except TimeoutError:
             raise self._failing(f"its rules take too long for {_size(texts):,} characters") from None
-        except TypeError:  # what the library makes of a string that has no UTF-8
+        except TypeError:  # raised for a string that is not valid UTF-8
             require_unicode(texts)
             raise
         return [_whole(*item, with_offsets=with_offsets) for item in zip(encodings, texts, strict=True)]
@@ -304,14 +304,14 @@ class TextTokenizer:
         )
 
     def _padding(self) -> tuple[int, int, str]:
-        """Return id, segment and side of padding: tokenizer_config.json, else tokenizer.json, else config.json."""
+        """Return the padding id, segment and side from tokenizer_config.json, else tokenizer.json, else config.json."""
         stored = self._tokenizer.padding or {}
         side = _side(self._config, "padding_side", stored.get("direction", "right"))
         segment_id = self._config.get("pad_token_type_id", stored.get("pad_type_id", 0))
         token = self.named_token("pad_token")
         token_id = None if token is None else self._tokenizer.token_to_id(token)
         if token_id is None:
-            # Any id will do in the end: a model that reads padding is told to ignore it by the mask.
+            # Any id will do as a last resort: the mask tells the model to ignore padding.
             token_id = stored.get("pad_id", self._folder.read("config.json").get("pad_token_id") or 0)
         return _index(token_id), _index(segment_id), side
 
@@ -333,7 +333,7 @@ def _whole(encoding: Encoding, text: Text, *, with_offsets: bool) -> WholeText:
 
 
 def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
-    """Number the words of each part; a tokenizer that parts no words before it makes tokens has them at spaces."""
+    """Number the words of each part; for tokenizers without a pre-tokenizer, words are separated by spaces."""
     stated = tuple(-1 if word is None else word for word in encoding.word_ids)
     if any(word > 0 for word in stated):
         return stated
@@ -343,7 +343,7 @@ def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -
         if part < 0 or (position and parts[position - 1] != part):
             word = end_before = 0
         if part >= 0:
-            # A space begins a word, whether its token has more than the space or not.
+            # A space begins a word, whether or not its token contains more than the space.
             begins = texts[part][start : start + 1].isspace() or texts[part][end_before:start].isspace()
             word += begins and end_before > 0
             end_before = end
@@ -352,17 +352,17 @@ def _words(encoding: Encoding, parts: tuple[int, ...], texts: tuple[str, ...]) -
 
 
 def _range_of(parts: Sequence[int | None], part: int) -> range:
-    """Return the positions of the tokens of a part; a part without tokens has none, at the start."""
+    """Return the positions of a part's tokens; an empty range at the start if it has none."""
     count = parts.count(part)
     start = parts.index(part) if count else 0
     return range(start, start + count)
 
 
 def require_unicode(texts: Sequence[Text], first: int = 1) -> None:
-    """Refuse half of a surrogate pair, which JSON and file names can hold and no tokenizer can read.
+    """Refuse lone surrogates, which JSON and file names can hold but no tokenizer can read.
 
     Raises:
-        InputError: a text has one; the texts are numbered from `first`.
+        InputError: a text contains one; texts are numbered from `first`.
     """
     for number, text in enumerate(texts, start=first):
         for part in text if isinstance(text, tuple) else (text,):

@@ -1,11 +1,11 @@
-"""Call the tokenizers library with files that may be damaged or made to do harm, and as transformers calls it.
+"""Call the tokenizers library as transformers does, with files that may be damaged or malicious.
 
-The library raises bare Exception for whatever is wrong with a file. Where its Rust code panics, because of a template
-without its tokens or a regular expression that gives up, it raises an error that is no Exception at all.
+The library raises bare Exception for any problem with a file. If its Rust code panics, because of a template without
+its tokens or a regular expression that gives up, it raises an error that is not an Exception.
 
-transformers builds a tokenizer from tokenizer.json and from tokenizer_config.json, special_tokens_map.json,
-added_tokens.json and its own class, and where these disagree, tokenizer.json loses: `do_lower_case`, `strip_accents`
-and tokens that were added later are settings of the model that was trained. Tested with transformers 5.23.
+transformers builds a tokenizer from tokenizer.json, tokenizer_config.json, special_tokens_map.json, added_tokens.json
+and its own class. If these disagree, tokenizer.json loses: `do_lower_case`, `strip_accents` and tokens added later are
+settings of the trained model. Tested with transformers 5.23.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from tokenizers import AddedToken, Tokenizer
 
-_PANIC = "PanicException"  # of pyo3, which exports it nowhere
+_PANIC = "PanicException"  # pyo3's, which does not export it
 
 
 @contextmanager
 def tokenizer_errors(make: Callable[[str], OnnxtoolError]) -> Iterator[None]:
-    """Raise what `make` makes of the reason where the library fails in the block; errors of others go through."""
+    """Convert failures of the library in the block with `make`; other errors pass through."""
     try:
         with panics_as_exceptions():
             yield
@@ -41,7 +41,7 @@ def tokenizer_errors(make: Callable[[str], OnnxtoolError]) -> Iterator[None]:
 
 @contextmanager
 def panics_as_exceptions() -> Iterator[None]:
-    """Raise RuntimeError where Rust code panics in the block, for callers that handle what other libraries raise."""
+    """Convert Rust panics in the block to RuntimeError, for callers that handle other libraries' errors."""
     try:
         yield
     except BaseException as error:
@@ -51,7 +51,7 @@ def panics_as_exceptions() -> Iterator[None]:
 
 
 def _reason_of_panic(error: BaseException) -> str:
-    """Say what a panic of the library means."""
+    """Explain a panic of the library."""
     text = first_line(error)
     if "retry-limit" in text:
         return "a regular expression in it takes too long for a text, and was given up"
@@ -59,24 +59,24 @@ def _reason_of_panic(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or its type where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
-# The roles of tokens, as tokenizer_config.json names them.
+# Token roles, as named in tokenizer_config.json.
 ROLES = ("pad_token", "cls_token", "sep_token", "bos_token", "eos_token", "unk_token", "mask_token")
 _SIDES = ("padding_side", "truncation_side")
-# As Anserini's tokenizer of a vocabulary has it; transformers' has 100.
+# Anserini's limit for vocabulary tokenizers; transformers uses 100.
 _LONGEST_WORD = 200
 
 
 @dataclass(frozen=True)
 class EffectiveTokenizer:
-    """What transformers makes of the tokenizer files of a checkpoint.
+    """A checkpoint's tokenizer as built by transformers.
 
     Attributes:
-        content: tokenizer.json; None where the checkpoint's own says the same.
-        settings: the roles of tokens and the sides of padding and truncation, as in tokenizer_config.json.
+        content: tokenizer.json; None if the checkpoint's own is equivalent.
+        settings: token roles, padding side and truncation side, as in tokenizer_config.json.
     """
 
     content: str | None
@@ -84,14 +84,14 @@ class EffectiveTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any, stored: Path | None) -> EffectiveTokenizer | None:
-        """Serialize a tokenizer of transformers; None for one that runs in Python, which no tokenizer.json can hold.
+        """Serialize a transformers tokenizer; None for Python tokenizers, which have no tokenizer.json form.
 
-        Truncation and padding stay as the checkpoint stores them, on the sides and with the token that transformers
-        uses: a consumer that follows them must not see those of the last call.
+        Truncation and padding stay as stored in the checkpoint, on the sides and with the token that transformers uses:
+        consumers that follow them must not see the settings of the last call.
 
         Args:
-            tokenizer: a tokenizer of transformers.
-            stored: the checkpoint's own tokenizer.json; None where it has none.
+            tokenizer: a transformers tokenizer.
+            stored: the checkpoint's own tokenizer.json; None if it has none.
         """
         from tokenizers import Tokenizer
 
@@ -115,11 +115,11 @@ class EffectiveTokenizer:
         return cls(None if same else backend.to_str(pretty=True), stated)
 
     def missing(self, config: Mapping[str, Json], special_tokens: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the settings that readers of two files do not find there, or find otherwise.
+        """Return the settings that are missing or different for readers of these two files.
 
         Args:
-            config: the content of tokenizer_config.json, in which the settings belong.
-            special_tokens: that of special_tokens_map.json, of which transformers makes more than readers do.
+            config: the content of tokenizer_config.json, where the settings belong.
+            special_tokens: the content of special_tokens_map.json, which transformers uses more fully than readers do.
         """
         sides = {name: config.get(name, "right") for name in _SIDES}
         found = {name: stated_token(name, config, special_tokens) for name in ROLES} | sides
@@ -127,7 +127,7 @@ class EffectiveTokenizer:
 
 
 def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:
-    """Return the token with a role from the first of `configs` that names one; None where none does."""
+    """Return the token for a role from the first of `configs` that names one; None if none does."""
     for config in configs:
         value = config.get(name)
         if isinstance(value, dict):  # an added token with its flags
@@ -138,9 +138,9 @@ def stated_token(name: str, *configs: Mapping[str, Json]) -> str | None:
 
 
 def lower_case(tokenizer: Tokenizer) -> None:
-    """Lower texts before all else, as sentence-transformers does on top of the tokenizer's own rules.
+    """Lower-case texts first, as sentence-transformers does on top of the tokenizer's own rules.
 
-    It leaves a tokenizer alone that has a step for this, wherever that stands.
+    Tokenizers that already lower-case at any step are left alone.
     """
     from tokenizers import normalizers
 
@@ -154,15 +154,15 @@ def lower_case(tokenizer: Tokenizer) -> None:
 def prefix_tokens(
     prefixes: Sequence[str], vocabulary: Collection[str], tokenize: Callable[[str], list[str]]
 ) -> list[AddedToken]:
-    """Return the tokens that have to be registered so that each prefix is read as the one token that it is.
+    """Return the tokens to register so that each prefix is read as a single token.
 
-    Older late-interaction encoders put the id of a token such as `[unused0]` before a text; written as text, it would
-    be taken apart. As sentence-transformers, and only where the vocabulary has it.
+    Older late-interaction encoders put the id of a token such as `[unused0]` before a text; as plain text, it would be
+    split. As in sentence-transformers, this applies only to tokens in the vocabulary.
 
     Args:
-        prefixes: what stands before texts.
-        vocabulary: all tokens, added ones too.
-        tokenize: reads a text as tokens, without special ones.
+        prefixes: prefixes of texts.
+        vocabulary: all tokens, including added ones.
+        tokenize: splits a text into tokens, without special ones.
     """
     from tokenizers import AddedToken
 
@@ -178,12 +178,12 @@ def prefix_tokens(
 def read_file(
     path: Path, texts: Sequence[Text], limit: int | None, special_tokens: Mapping[str, Any] | None = None
 ) -> list[list[int]]:
-    """Return the ids of texts, as a consumer has them that reads a tokenizer.json by the tokenizers library alone.
+    """Return the ids of texts for a consumer that reads only tokenizer.json with the tokenizers library.
 
     Args:
         path: the file.
         texts: texts, and pairs of texts.
-        limit: the most tokens of a text, which is cut at its end; None for no limit.
+        limit: the maximum number of tokens, truncated at the end; None for no limit.
         special_tokens: the content of special_tokens_map.json, for a consumer that adds its tokens.
     """
     from tokenizers import AddedToken, Tokenizer
@@ -202,10 +202,10 @@ def read_file(
 
 
 def read_vocabulary(path: Path, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-    """Return the ids of texts, as a consumer has them that reads vocab.txt alone and lower-cases, such as Anserini.
+    """Return the ids of texts for a consumer that reads only vocab.txt and lower-cases, such as Anserini.
 
-    By the Deep Java Library's BertFullTokenizer: it knows no special tokens in a text, parts no Chinese characters and
-    takes longer words to pieces than transformers does. A text of more tokens than `limit` is cut at its end.
+    This follows the Deep Java Library's BertFullTokenizer: it recognizes no special tokens in a text, does not split
+    Chinese characters and splits longer words than transformers does. Texts are truncated at the end to `limit` tokens.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 

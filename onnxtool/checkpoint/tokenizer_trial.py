@@ -1,9 +1,9 @@
-"""Let a child process try an untrusted tokenizer.json first, where its rules could take this process's time or memory.
+"""Try an untrusted tokenizer.json in a child process first if its rules could exhaust time or memory.
 
-Most files have no rule that can: WordPiece, BPE and Unigram over plain splits take time in proportion to a text. A
-regular expression, a replacement and a table of characters come with the file, and nothing limits what the library does
-for them. Such a file is tried on long runs of one character, the worst texts for rules that look back. That is no proof
-for all texts: those are read under a deadline (`TextTokenizer`).
+Most files have no such rule: WordPiece, BPE and Unigram over plain splits take time proportional to the text. Regular
+expressions, replacements and character tables come with the file, and the library does not limit their cost. Such a
+file is tried on long runs of one character, the worst texts for rules that backtrack. That proves nothing about other
+texts, so texts are tokenized under a deadline (`TextTokenizer`).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Any
 from onnxtool.errors import OnnxtoolError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
-MAX_SECONDS = 5  # of the child's processor time, and as much again for every so many bytes of the file
+MAX_SECONDS = 5  # the child's CPU time, and as much again for each block of the file, in bytes
 _BYTES_A_TURN = 8 << 20
-MAX_BYTES = 768 << 20  # of memory, beside so many times the file
+MAX_BYTES = 768 << 20  # memory, plus a multiple of the file size
 _BYTES_A_BYTE = 32
-_RUN = 20_000  # characters; reading them takes 10 ms, and a second with a rule that looks back over all of them
+_RUN = 20_000  # characters; tokenizing them takes 10 ms, and a second with a rule that backtracks over all of them
 _MOST_SECONDS_A_RUN = 0.5
-_MOST_GROWTH = 1_000  # characters that a token becomes in a text
+_MOST_GROWTH = 1_000  # characters that a token may become in a text
 _RUNS = " \na0.é中\u0301"  # one of each kind that rules tell apart
 _MOST_RUNS = 24
 
-# Longer words would be looked up in time that grows with the square of their length.
+# Looking up longer words takes time quadratic in their length.
 _LONGEST_WORD = 1000
 _MOST_ADDED_TOKENS = 20_000
-# Keys of tokenizer.json, which a vocabulary can only have with a number behind them.
+# Keys of tokenizer.json; in a vocabulary they would be followed by a number.
 _RULES = re.compile(r'"(?:Regex|String)"\s*:\s*"|"precompiled_charsmap"\s*:\s*"')
-_ESCAPED_LETTER = re.compile(r"\\u00[4-7]", re.IGNORECASE)  # with which a key can be hidden; nothing writes these
+_ESCAPED_LETTER = re.compile(r"\\u00[4-7]", re.IGNORECASE)  # escapes that could hide a key; no writer produces them
 _AFFIX = re.compile(r'"(?:continuing_subword_prefix|end_of_word_suffix)"\s*:')
 _SHORT_AFFIX = re.compile(_AFFIX.pattern + r'\s*(?:null|"[^"\\]{0,32}")')
 _WORD_LENGTH = re.compile(r'"max_input_chars_per_word"\s*:\s*(\d+)')
@@ -41,7 +41,7 @@ _harmless: set[bytes] = set()
 
 
 def is_plain(content: str) -> bool:
-    """Return whether a tokenizer.json has only rules that take time and memory in proportion to a text."""
+    """Return whether all rules of a tokenizer.json take time and memory proportional to the text."""
     return (
         _RULES.search(content) is None
         and _ESCAPED_LETTER.search(content) is None
@@ -52,15 +52,15 @@ def is_plain(content: str) -> bool:
 
 
 def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> bool:
-    """Refuse a tokenizer.json that does not load, or takes too long or too much memory for a text.
+    """Refuse a tokenizer.json that does not load, or takes too much time or memory for a text.
 
-    What was tried in this process is not tried again.
+    Each file is tried only once per process.
 
     Returns:
-        Whether it is plain, so that its texts need no deadline.
+        Whether it has only plain rules, so that texts need no deadline.
 
     Raises:
-        OnnxtoolError: what `make` makes of the reason.
+        OnnxtoolError: the error that `make` creates from the reason.
     """
     if is_plain(content):
         return True
@@ -80,11 +80,11 @@ def require_harmless(content: str, make: Callable[[str], OnnxtoolError]) -> bool
 
 
 def try_tokenizer(content: str) -> None:
-    """Load a tokenizer, and read and write the texts that are worst for its rules; called in the child.
+    """Load a tokenizer, then encode and decode the worst texts for its rules; called in the child.
 
     Raises:
         Exception: the library cannot load it.
-        ValueError: it makes a text, or tokens, too much longer.
+        ValueError: it makes texts or tokens too long.
     """
     from tokenizers import Tokenizer
 
@@ -96,8 +96,8 @@ def try_tokenizer(content: str) -> None:
     tokenizer.no_truncation()
     for character in _characters(tokenizer):
         start = time.process_time()
-        try:  # what a rule says of such a text is met again by a text that has it
-            with panics_as_exceptions():  # the last character makes rules look back that ask for the end of a text
+        try:  # a rule's literal text triggers it again
+            with panics_as_exceptions():  # the last character makes rules anchored at the end of a text backtrack
                 tokenizer.encode(character * _RUN + ("!" if character.isalnum() else "a"))
         except MemoryError:
             raise
@@ -112,7 +112,7 @@ def try_tokenizer(content: str) -> None:
 
 
 def _characters(tokenizer: Any) -> list[str]:
-    """Return the characters that texts are made of: one of each kind, and those that the rules speak of."""
+    """Return the characters to test: one of each kind, and those mentioned in the rules."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
     patterns = "".join(text for part in parts if part for text in _patterns(json.loads(part.__getstate__())))
     return list(dict.fromkeys(_RUNS + patterns))[:_MOST_RUNS]

@@ -1,4 +1,4 @@
-"""What the numbers of a vector are stored as: names and options, which the help of commands lists without numpy."""
+"""Storage types of vectors: names and options, importable for --help without numpy."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated
 from onnxtool.errors import OptionError
 from onnxtool.options import Option, OptionalPath, StrPath
 
-# Those of `precision` of sentence-transformers, and float16.
+# sentence-transformers' `precision` values, and float16.
 VECTOR_TYPES = ("float32", "float16", "int8", "uint8", "binary", "ubinary")
-CODES = ("int8", "uint8")  # of 256 steps, from the least value to the largest
+CODES = ("int8", "uint8")  # 256 steps from the minimum to the maximum
 BITS = ("binary", "ubinary")
 
 Dimensions = Annotated[
@@ -23,7 +23,7 @@ Dimensions = Annotated[
 VectorsAs = Annotated[
     str | None,
     Option(
-        "What the numbers of an embedding are stored as: int8 and uint8 are 256 steps over the range of each number "
+        "Storage type of embeddings: int8 and uint8 are 256 steps over the range of each number "
         "(--ranges or --calibration); binary and ubinary are its signs, eight to a byte.",
         choices=VECTOR_TYPES,
         default="as the model gives them",
@@ -32,21 +32,21 @@ VectorsAs = Annotated[
 RangesFile = Annotated[
     OptionalPath,
     Option(
-        "The range of each number, for int8 and uint8: a .npy with the least and the largest values, [2, numbers], the "
-        "manifest of a corpus whose vectors are stored so, or an ONNX file whose graph stores them."
+        "The range of each number, for int8 and uint8: a .npy with minima and maxima, [2, numbers], the "
+        "manifest of a corpus with such vectors, or an ONNX file whose graph quantizes them."
     ),
 ]
 Calibrated = Annotated[
     OptionalPath,
-    Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, some hundred texts like the corpus."),
+    Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, a few hundred texts like the corpus."),
 ]
 
 
 def check_ranges_options(vectors_as: str | None, ranges: StrPath | None, calibration: StrPath | None) -> None:
-    """Refuse ranges that nothing is done with, codes without any, and two sources of them.
+    """Refuse unused ranges, codes without ranges, and two sources of ranges.
 
     Raises:
-        OptionError: it is one of these.
+        OptionError: one of these applies.
     """
     if vectors_as not in CODES and (ranges is not None or calibration is not None):
         name = "--calibration" if ranges is None else "--ranges"
