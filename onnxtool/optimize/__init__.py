@@ -1,4 +1,4 @@
-"""File to better file: fuse and convert by a list of passes, verify against the input, stamp."""
+"""Optimize ONNX files: fuse and convert with a list of passes, verify against the input, stamp."""
 
 from __future__ import annotations
 

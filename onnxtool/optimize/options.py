@@ -1,4 +1,4 @@
-"""What a user may ask of an optimization."""
+"""Options of an optimization."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from onnxtool.errors import OptionError
 from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, Options, PathField
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
 
-# Here, and not with the passes, as the help of the command lists them without loading those.
+# Defined here rather than with the passes, because --help lists them without importing the passes.
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
     "cuda": ("fp32", "fp16", "int4", "auto"),
@@ -17,54 +17,55 @@ PROVIDER_NAMES = tuple(PRECISIONS)
 PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
 QUANTIZED = ("int8", "int4")
 MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
-"""How the activations of int8 get their ranges; the first is the default.
+"""Quantization modes of int8 activations; the first is the default.
 
-Each token its own, all of a run one, or once from the calibration; mixed is `static` behind a normalization, whose
-tokens are alike, and `per_row` elsewhere.
+The range is per token, per run, or fixed by calibration; mixed is `static` after a normalization, whose tokens are
+similar, and `per_row` elsewhere.
 """
 
 ANY_CPU, NATIVE = "any", "native"
 EXACT_CPUS = ("vnni", "arm")
-"""CPUs on which no product of int8 saturates."""
+"""CPUs on which int8 products never saturate."""
 CPUS = (ANY_CPU, "avx2", *EXACT_CPUS, NATIVE)
 
 
 class OptimizeOptions(Options):
-    """What to optimize and how.
+    """Options of `optimize`.
 
     Attributes:
-        output: None for NAME-optimized.onnx beside NAME.onnx, or NAME-int8.onnx, by the precision.
-        model_type: replaces the metadata's; so do `num_heads` and `hidden_size`.
+        output: None for NAME-optimized.onnx next to NAME.onnx, or NAME-int8.onnx, depending on the precision.
+        model_type: overrides the metadata, like `num_heads` and `hidden_size`.
         require_fusion: fail unless every attention is fused.
-        precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest of them on this machine.
-        activations: how the activations of int8 get their ranges: `per_row`, each token its own, `dynamic`, all of a
-            run one, `static`, once and for all from `calibration`, or `mixed`, `static` behind normalizations and
-            `per_row` elsewhere; None for mixed, and where the precision is another one.
-        cpu: what int8 will run on. `any` and `avx2`: products are exact on every CPU. `vnni` and `arm`: weights have
-            finer steps, and products are exact on CPUs whose sums do not saturate. `native`: as this machine needs it.
-            None for any, and where the precision is another one.
-        max_error: the most that 1 - cosine of any output may be; None for the tolerance of the precision. In int8 and
-            int4, layers stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
-        calibration: texts for int8, int4 and auto, one a line or JSON Lines with `contents`; None for onnxtool's own.
-        sample_inputs: .npz files with the inputs of one run each, on which the model is verified and calibrated; empty
-            for made-up inputs.
-        input_shapes: shapes of made-up inputs, as `NAME:1,128`.
-        timing: time the result next to the input in plain sessions, and warn where it is slower.
+        precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest one on this machine.
+        activations: range of int8 activations: `per_row` for one per token, `dynamic` for one per run, `static`
+            for ranges fixed by `calibration`, or `mixed` for `static` after normalizations and `per_row` elsewhere;
+            None for mixed, or for other precisions.
+        cpu: target CPU of int8. `any` and `avx2`: products are exact on every CPU. `vnni` and `arm`: weights have finer
+            steps, and products are exact on CPUs whose sums do not saturate. `native`: suited to this machine.
+            None for any, or for other precisions.
+        max_error: upper bound on 1 - cosine of any output; None for the precision's tolerance. In int8 and int4, layers
+            stay in higher precision until it holds on the texts of `calibration`; None for 0.01.
+        calibration: texts for int8, int4 and auto, one per line or JSON Lines with `contents`; None for onnxtool's own.
+        sample_inputs: .npz files with the inputs of one run each, for verification and calibration; empty for generated
+            inputs.
+        input_shapes: shapes of generated inputs, as `NAME:1,128`.
+        timing: time the result against the input in plain sessions, and warn if it is slower.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.")]
     output: Annotated[
         OptionalPath,
-        Option("The optimized file.", default="NAME-optimized.onnx or NAME-PRECISION.onnx, beside the input"),
+        Option("The optimized file.", default="NAME-optimized.onnx or NAME-PRECISION.onnx, next to the input"),
     ] = UNSET
     provider: Annotated[
         str,
-        Option("What the model will run on; what helps one provider slows another down.", choices=PROVIDER_NAMES),
+        Option("Target execution provider; optimizations for one can slow down another.", choices=PROVIDER_NAMES),
     ] = "cpu"
     precision: Annotated[
         str,
         Option(
-            "Of weights and arithmetic; inputs and outputs keep their types. int4: weights in blocks of 4 bits. auto: "
+            "Precision of weights and arithmetic; inputs and outputs keep their types. int4: weights in 4-bit blocks. "
+            "auto: "
             "the fastest on this machine within --max_error.",
             choices=PRECISION_NAMES,
         ),
@@ -72,9 +73,9 @@ class OptimizeOptions(Options):
     activations: Annotated[
         str | None,
         Option(
-            "How activations of int8 get their ranges: each token its own (per_row), all of a run one (dynamic), once "
-            "from the calibration texts (static), or once behind normalizations, whose tokens are alike, and each "
-            "token its own elsewhere (mixed). With dynamic, the output for a text depends on what else is in the "
+            "Quantization range of int8 activations: one per token (per_row), one per run (dynamic), fixed "
+            "by the calibration texts (static), or fixed after normalizations, whose tokens are similar, and one per "
+            "token elsewhere (mixed). With dynamic, the output for a text depends on what else is in the "
             "batch.",
             choices=ACTIVATIONS,
             default=ACTIVATIONS[0],
@@ -83,14 +84,14 @@ class OptimizeOptions(Options):
     cpu: Annotated[
         str | None,
         Option(
-            "What int8 will run on. any, avx2: exact on every CPU. vnni, arm: finer weights for CPUs whose 16-bit sums "
-            "do not saturate; on others, infer takes exact products, which are slower. native: as this machine needs.",
+            "Target CPU of int8. any, avx2: exact on every CPU. vnni, arm: finer weights for CPUs whose 16-bit sums "
+            "do not saturate; on others, infer uses exact products, which are slower. native: suited to this machine.",
             choices=CPUS,
             default="any",
         ),
     ] = None
     model_type: Annotated[
-        str | None, Option("Architecture, as transformers calls it.", default="from the metadata")
+        str | None, Option("Architecture, by its name in transformers.", default="from the metadata")
     ] = None
     num_heads: Annotated[int | None, Option("Attention heads.", minimum=1, default="from the metadata")] = None
     hidden_size: Annotated[int | None, Option("Hidden width.", minimum=1, default="from the metadata")] = None
@@ -98,12 +99,12 @@ class OptimizeOptions(Options):
     max_error: Annotated[
         float | None,
         Option(
-            "The most that 1 - cosine of any output may be. In int8 and int4, layers stay in higher precision until it "
+            "Upper bound on 1 - cosine of any output. In int8 and int4, layers stay in higher precision until it "
             "holds on the calibration texts.",
             metavar="X",
             minimum=0,
             maximum=1,
-            default="0.01 for int8, int4 and auto, else the precision's tolerance",
+            default="0.01 for int8, int4 and auto, otherwise the precision's tolerance",
         ),
     ] = None
     calibration: Annotated[
@@ -117,12 +118,12 @@ class OptimizeOptions(Options):
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
     verify: Annotated[bool, Option("Compare the result with the input.")] = True
-    timing: Annotated[bool, Option("Time the result next to the input, for about a second.")] = True
+    timing: Annotated[bool, Option("Time the result against the input, for about a second.")] = True
     force: Force = False
 
     @property
     def given(self) -> GivenInputs:
-        """What is said of the inputs."""
+        """The options for the inputs."""
         return GivenInputs.of(self.sample_inputs, self.input_shapes)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The pass, and running a list of passes."""
+"""The pass interface, and running a list of passes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Match = TypeVar("Match")
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass knows beside the graph.
+    """Information for passes besides the graph.
 
     Attributes:
-        model_type: transformers' name of the architecture; empty where it is unknown.
-        num_heads: attention heads; 0 where it is unknown, and passes infer it.
-        hidden_size: width of the hidden states; 0 where it is unknown.
+        model_type: transformers' name of the architecture; empty if unknown.
+        num_heads: attention heads; 0 if unknown, in which case passes infer it.
+        hidden_size: width of the hidden states; 0 if unknown.
         provider: the execution provider that the model is for.
-        precision: what the model is converted to behind the passes.
+        precision: the precision that the model is converted to after the passes.
     """
 
     model_type: str = ""
@@ -42,11 +42,11 @@ class Context:
 
 
 class FailedPassError(PassError):
-    """A pass raised an error that it does not raise on purpose.
+    """A pass raised an unexpected error.
 
     Attributes:
-        name: of the pass.
-        why: what it raised.
+        name: the pass.
+        why: the error it raised.
     """
 
     def __init__(self, name: str, reason: str) -> None:
@@ -63,7 +63,7 @@ class Outcome:
 
     Attributes:
         model: the result, which may be the same object, changed in place.
-        num_changes: nodes and initializers added, removed or rewritten; 0 where nothing was done.
+        num_changes: nodes and initializers added, removed or rewritten; 0 if nothing changed.
         note: a remark for the report, such as a precondition that did not hold.
     """
 
@@ -87,9 +87,9 @@ def run_passes(
     *,
     most_rounds: int = MOST_ROUNDS,
 ) -> tuple[ir.Model, tuple[PassResult, ...]]:
-    """Run `passes` in their order, repeat until none of them changes anything, and return what each of them did.
+    """Run `passes` in order, repeat until none of them changes anything, and return the result of each.
 
-    One pass may enable another one in the next round: on the result, none of them changes anything.
+    One pass may enable another in the next round; on the final result, none of them changes anything.
 
     Raises:
         PassError: a pass failed; the message names it.
@@ -123,9 +123,9 @@ def run_passes(
 
 
 def _keep_names_apart(model: ir.Model) -> None:
-    """Rename values of the main graph whose names others have: in a branch, in the body of a loop, or beside them.
+    """Rename values of the main graph whose names are used elsewhere in the model.
 
-    New values get names that are unique among those of their kind, and a name must be unique in the whole model.
+    New values get names that are unique within their kind, but names must be unique in the whole model.
     """
     graphs = list(model.graphs())
     taken = {output.name for graph in graphs[1:] for node in graph for output in node.outputs}
@@ -155,24 +155,24 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
         return step.apply(model, context)
     except OnnxtoolError:
         raise
-    except Exception as error:  # libraries raise any error on a graph they do not expect
+    except Exception as error:  # libraries may raise any error on an unexpected graph
         reason = (str(error).strip().splitlines() or ["no message"])[0]
         raise FailedPassError(step.name, f"{type(error).__name__}: {reason}") from error
 
 
 def rewrite_each(model: ir.Model, found: Sequence[Match], rewrite: Callable[[Match], str]) -> Outcome:
-    """Rewrite each match of a pattern by `rewrite`, which returns why not where a precondition does not hold."""
+    """Rewrite each match of a pattern with `rewrite`, which returns the precondition that does not hold, if any."""
     reasons = [reason for match in found if (reason := rewrite(match))]
     return Outcome(model, len(found) - len(reasons), refusals(reasons))
 
 
 def refusals(reasons: Sequence[str]) -> str:
-    """Return the note of a pass that left patterns unchanged: how many for which reason; empty without reasons."""
+    """Return the note of a pass that left patterns unchanged: a count per reason; empty without reasons."""
     return "; ".join(f"{count} left alone: {reason}" for reason, count in Counter(reasons).items())
 
 
 def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
-    """Return every node (operator, inputs, outputs, attributes) and initializer (name, type) with its count."""
+    """Return each node (operator, inputs, outputs, attributes) and initializer (name, type) with its count."""
     entries: Counter[tuple[str, ...]] = Counter()
     for graph in model.graphs():
         for node in graph:
@@ -190,5 +190,5 @@ def inventory(model: ir.Model) -> Counter[tuple[str, ...]]:
 
 
 def count_changes(before: Counter[tuple[str, ...]], after: Counter[tuple[str, ...]]) -> int:
-    """Count nodes and initializers that are in one inventory only; one that was rewritten counts once."""
+    """Count nodes and initializers that are in only one inventory; a rewritten one counts once."""
     return max((before - after).total(), (after - before).total())

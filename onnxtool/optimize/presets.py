@@ -1,4 +1,4 @@
-"""Which passes run, in which order. The order matters, so it is written out."""
+"""The passes of each preset, in order. The order matters, so it is written out."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _FUSE = (
     *(softmax_maximum, einsum_products, attention, onnxruntime_fusions),
     *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
-# Nodes and initializers that the others leave behind.
+# Nodes and initializers left behind by the other passes.
 _CLEAN = (neutral_operators, deduplicate_initializers)
 
 _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
-# Not on the CPU: Add and LayerNormalization take a sixth of the time of the fused operator there.
+# Not on the CPU, where Add and LayerNormalization take a sixth of the fused operator's time.
 _CUDA = (*_SETTLE, *_FUSE, skip_layer_normalization, *_CLEAN)
 
 PRESETS: dict[str, tuple[Pass, ...]] = {"cpu": _CPU, "cuda": _CUDA}
@@ -49,7 +49,7 @@ FINISHING: dict[str, tuple[Pass, ...]] = {
 }
 """The passes that run last, after the conversion to a precision: no other pass matches what they write."""
 
-# Optimizers of onnxruntime itself that a session must not run on the file; its metadata name them.
+# onnxruntime's own optimizers that a session must not run on the file; the metadata lists them.
 DISABLED_OPTIMIZERS: dict[str, tuple[str, ...]] = {"cpu": ("SkipLayerNormFusion",), "cuda": ()}
 
 

@@ -1,8 +1,8 @@
-"""Find the kind of a mask: padding, causal, both, none, or a bias that has to be added as it is.
+"""Classify a mask: padding, causal, both, none, or a bias that has to be added as it is.
 
-One export computes a mask by twenty operators, another one by two. Here the mask is computed for rows of several
+One export computes a mask with twenty operators, another with two. Here the mask is computed for rows of several
 lengths, padded on either side and with holes, by running only the nodes above it, and compared with the masks that
-fused operators know by name. Any other mask stays a bias, which is always correct.
+fused operators support. Any other mask stays a bias, which is always correct.
 
 Letters of shapes: B batch, S queries, L keys, H heads.
 """
@@ -23,25 +23,26 @@ from onnxtool.optimize.attention.slices import Slice, evaluate, find_reach, size
 
 _LOWEST = -1e4
 DEFAULT_FILL = -1e4
-"""What the fused operators add to the score of padding where their attribute `mask_filter_value` does not tell."""
-# What is as low as this is the same whatever score it is added to.
+"""The value that fused operators add to the scores of padding unless `mask_filter_value` is set."""
+# A value this low absorbs any score that it is added to.
 _ABSORBING = -1e30
-# A mask grows with the square of it; one of which more has to be tried stays a bias.
+# The mask's size is quadratic in it; a mask that needs larger trials stays a bias.
 _LONGEST = 2100
 
 
 @dataclass(frozen=True)
 class MaskKind:
-    """What the masks of an attention are, taken together.
+    """The combined masks of an attention.
 
     Attributes:
         padding: the graph input [B, L], 1 for keys that may be attended to; None without padding.
         is_causal: whether a query sees no keys after its own position.
-        is_bias: whether they are of no known kind, and have to be added as they are.
-        hides_later: whether no query sees a key after its own position, whatever else they mask.
-        sees_later: whether a query that may attend to nothing sees later keys as much as its own, as in no fused
+        is_bias: whether they are of an unknown kind, and have to be added as they are.
+        hides_later: whether no query sees a key after its own position, whatever else is masked.
+        sees_later: whether a query that may attend to nothing sees later keys as much as its own, unlike in any fused
             operator.
-        fill: what padding adds to a score: it says what a query gets that may attend to nothing.
+        fill: the value added to the scores of padding, which determines the result of a query that may attend to
+        nothing.
     """
 
     padding: ir.Value | None = None
@@ -56,14 +57,14 @@ NO_MASK, BIAS = MaskKind(), MaskKind(is_bias=True)
 
 
 def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, counted: ir.Value | None = None) -> MaskKind:
-    """Find the kind of a masking, at as many sizes as prove what it is at all others: `find_reach` says why.
+    """Classify a masking, at enough sizes to prove its kind at all sizes; see `find_reach`.
 
     Args:
         model: the whole model.
-        masking: what is done to the scores.
-        shapes: of the model.
-        counted: a query gets a row of zeros where the sum of it is 0, broadcasts to [B, 1, S, L]; where it is not 1 for
-            what may be attended to and 0 for all else, the masks are a bias.
+        masking: the operations on the scores.
+        shapes: shapes of the model.
+        counted: broadcasts to [B, 1, S, L]; a query with a sum of 0 gets a row of zeros. Unless it is 1 for keys that
+            may be attended to and 0 for all others, the masks are a bias.
     """
     if not masking.values:
         return NO_MASK
@@ -86,7 +87,7 @@ def find_mask_kind(model: ir.Model, masking: Masking, shapes: Shapes, counted: i
 
 
 def _beyond(model: ir.Model, part: Slice, shapes: Shapes, reach: int) -> Iterator[Mapping[str, int]]:
-    """Yield sizes past every turn of a mask, from the longest on: no mask is longer than the tables it is cut from."""
+    """Yield sizes beyond every change in a mask, longest first: no mask is longer than the tables it is sliced from."""
     named = [(axis, name) for value in model.graph.inputs for axis, name in named_axes(value)]
     batch = {name for axis, name in named if axis == 0} - {name for axis, name in named if axis}
     shortest = max(reach, 1 + max(size for probe in shapes.small for size in shapes.probes[probe].values()))
@@ -97,7 +98,7 @@ def _beyond(model: ir.Model, part: Slice, shapes: Shapes, reach: int) -> Iterato
 
 
 def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]) -> MaskKind | None:
-    """Return the kind of the masks of a slice at these sizes of the dynamic axes; None where they have no such size."""
+    """Return the kind of a slice's masks at these sizes of the dynamic axes; None if they cannot have these sizes."""
     feeds = _feeds(part, sizes)
     computed = None if feeds is None else evaluate(model, part, sizes, [one for one, _ in feeds])
     if feeds is None or computed is None:
@@ -115,18 +116,17 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
         causal = np.tril(np.ones((keys, keys), bool))
         rows: list[tuple[ir.Value | None, NDArray[np.bool_]]] = [(None, np.ones((1, 1, 1, keys), bool))]
         rows += [(value, mask[:, None, None, :]) for value, mask in masks.items() if mask.shape[-1] == keys]
-        # Keys of another text, or of a cache beside their own: no query has a place among them.
+        # Keys of another text, or of a cache next to their own: queries have no position among them.
         are_own = allowed.shape[-2] in (1, keys)
         for value, row in rows:
-            # Queries that are padding count as well: heads read some of them, as that of the first token does in a row
-            # that is padded left.
+            # Queries in padding count too: heads read some of them, such as the first token in a left-padded row.
             for is_causal, seen in ((False, row), (True, row & causal)):
                 fits = (are_own or not is_causal) and _equal(seen, allowed)
                 kinds[value, is_causal] = kinds.get((value, is_causal), True) and fits
         hides_later &= allowed.shape[-2] == keys > 1 and not (allowed & ~causal).any()
         if len(masking.values) > 1 and allowed.shape[-2] == keys:
             sees_later |= _sees_later(_added(masking, arrays, as_lowest=False), causal)
-        # Behind a query of its own text, causal masks are lower still.
+        # After a query's own position, causal masks are even lower.
         own = added[..., causal] if allowed.shape[-2] == keys else added
         fill = min(fill, float(own.min(initial=0.0)))
         if len(arrays) > len(masking.values) and not _equal(arrays[-1], allowed):
@@ -143,9 +143,9 @@ def _at(model: ir.Model, part: Slice, masking: Masking, sizes: Mapping[str, int]
 
 
 def _sees_later(added: NDArray[np.float32] | None, causal: NDArray[np.bool_]) -> bool:
-    """Whether a query that may attend to nothing sees later keys as much as its own: two maskings may add the same.
+    """Whether a query that may attend to nothing sees later keys as much as its own: two masks may add the same value.
 
-    The fused operators leave it its own keys alone.
+    The fused operators leave such a query only its own keys.
     """
     if added is None:
         return False
@@ -154,7 +154,7 @@ def _sees_later(added: NDArray[np.float32] | None, causal: NDArray[np.bool_]) ->
 
 
 def _fit(arrays: Sequence[NDArray[Any]]) -> bool:
-    """Whether masks apply to the same scores; one that is cut from a table that is too short does not."""
+    """Whether masks apply to the same scores; one that is sliced from a table that is too short does not."""
     try:
         np.broadcast_shapes(*(array.shape for array in arrays))
     except ValueError:
@@ -174,14 +174,14 @@ def _equal(mask: NDArray[Any], allowed: NDArray[np.bool_]) -> bool:
 def _feeds(
     part: Slice, sizes: Mapping[str, int]
 ) -> list[tuple[dict[str, NDArray[Any]], dict[ir.Value, NDArray[np.bool_]]]] | None:
-    """Make inputs of a slice, and the masks that they are; None for inputs that may hold anything.
+    """Make inputs of a slice with the masks they represent; None for inputs with arbitrary values.
 
-    In the rows of all of them together, any two places of the inputs take all four pairs of what is padding and what is
-    not: the numbers of two places differ in a bit, and each bit, and its opposite, makes a row. So do no padding at
-    all, and a row of padding alone.
+    Over all rows, any two positions of the inputs take all four combinations of padding and token: the numbers of two
+    positions differ in some bit, and each bit, and its complement, makes a row. Rows without padding and rows of only
+    padding are added.
     """
     shapes = {value: sizes_of(value, sizes) for value in part.inputs}
-    # A mask that depends on hidden states may differ on those that are not tried.
+    # A mask that depends on hidden states may differ for other values.
     is_mask = {value: "mask" in str(value.name) for value in part.inputs}
     dtypes = {value: np.dtype(np.float32) if value.dtype is None else value.dtype.numpy() for value in part.inputs}
     if any(None in shape or len(shape) != 2 for shape in shapes.values()):
@@ -202,7 +202,7 @@ def _feeds(
             chosen = [patterns[(first + row) % len(patterns)] for row in range(rows or 1)]
             masks[value] = np.array(chosen)[:, start : start + int(columns or 0)]
             start += int(columns or 0)
-            # Not 0 and 1 alone: another input is a mask only if every other number has the effect of 1.
+            # Not only 0 and 1: another input is a mask only if every other number acts like 1.
             numbers = 1 if is_mask[value] else generator.choice([-1, 1, 2, 3], masks[value].shape)
             feeds[str(value.name)] = (masks[value] * numbers).astype(dtypes[value])
         made.append((feeds, masks))
@@ -213,8 +213,8 @@ def _feeds(
 def _added(masking: Masking, arrays: Sequence[NDArray[Any]], *, as_lowest: bool = True) -> NDArray[np.float32] | None:
     """Return what is added to scores, 0 where they stay and `_LOWEST` or less where not, [B or 1, H or 1, S or 1, L].
 
-    None where the masks do more than drop scores. The number of a masked fill takes the place of any score, as the
-    lowest one does, and counts `as_lowest` where that matters.
+    None if the masks do more than drop scores. The value of a masked fill replaces any score, like the lowest number,
+    and counts `as_lowest` if that matters.
     """
     total: NDArray[np.float32] = np.zeros((1, 1, 1, 1), np.float32)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""Find attentions: a Softmax of scores of queries and keys that weights values, or an Attention operator.
+"""Find attentions: a Softmax over query-key scores that weights values, or an Attention operator.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 """
@@ -27,7 +27,7 @@ from onnxtool.graph.edit import (
 from onnxtool.graph.shapes import Shapes
 
 _LONGEST_CHAIN = 16
-_LOWEST = -1e4  # a number that masks a score when it is added; a larger one is a bias
+_LOWEST = -1e4  # adding this number masks a score; a larger one is a bias
 _CAPPED = "scores that are capped by a Tanh, for which the nodes take less time than the operators"
 SINKS = "scores with sinks beside them"
 """The reason of a RefusedError."""
@@ -40,10 +40,10 @@ class RefusedError(Exception):
 
 @dataclass(frozen=True)
 class Term:
-    """What is added to the scores: `scale * value`.
+    """A term added to the scores: `scale * value`.
 
     Attributes:
-        is_merged: whether it broadcasts to [B * H, S, L]; else to [B, H, S, L].
+        is_merged: whether it broadcasts to [B * H, S, L] instead of [B, H, S, L].
     """
 
     value: ir.Value
@@ -57,8 +57,8 @@ class MaskedFill:
 
     Attributes:
         condition: bool, broadcasts to [B, H, S, L].
-        keeps: the value of the condition for which a score stays.
-        number: the largest that replaces a score.
+        keeps: the value of the condition that keeps a score.
+        number: the largest number that replaces a score.
     """
 
     condition: ir.Value
@@ -67,20 +67,20 @@ class MaskedFill:
 
     @property
     def is_infinite(self) -> bool:
-        """Whether the number is -inf: the Softmax of a row of these is NaN."""
+        """Whether the number is -inf: the Softmax of an all -inf row is NaN."""
         return self.number == -np.inf
 
 
 @dataclass(frozen=True)
 class ZeroedRows:
-    """Which queries get a row of zeros, because they may attend to nothing; by one of the four forms.
+    """The queries that get a row of zeros because they may attend to nothing, in one of four forms.
 
     Attributes:
-        unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where behind the attention.
-        counted: what `unattended` counts along L, broadcasts to [B, H, S, L]: 1 for keys that may be attended to.
-        conditions: those of the masked fills by which probabilities are set to zero as well.
-        if_nan: whether probabilities that are NaN are set to zero.
-        if_lowest: whether a query whose keys all have the lowest number in the mask, or less, gets zeros: the
+        unattended: bool, broadcasts to [B, H, S, 1]: the condition of a Where after the attention.
+        counted: the summands of `unattended` along L, broadcasts to [B, H, S, L]: 1 for keys that may be attended to.
+        conditions: conditions of the masked fills that also set probabilities to zero.
+        if_nan: whether NaN probabilities are set to zero.
+        if_lowest: whether a query whose keys all have the lowest number or less in the mask gets zeros, as in the
             `Attention` of ai.onnx.
     """
 
@@ -93,10 +93,10 @@ class ZeroedRows:
 
 @dataclass(frozen=True)
 class Masking:
-    """Everything done to the scores between their MatMul and their Softmax.
+    """All operations on the scores between MatMul and Softmax.
 
     Attributes:
-        is_floored: whether a Max keeps what was added finite.
+        is_floored: whether a Max keeps the added terms finite.
     """
 
     terms: tuple[Term, ...] = ()
@@ -115,14 +115,14 @@ class MatchedAttention:
 
     Attributes:
         queries: [B, H, S, D] or [B * H, S, D].
-        keys: [B, H, D, L] or [B * H, D, L] where `is_transposed`, else [B, H, L, D].
+        keys: [B, H, D, L] or [B * H, D, L] where `is_transposed`, otherwise [B, H, L, D].
         values: [B, H, L, D] or [B * H, L, D].
         scale: the factor of `queries @ keys`.
         is_causal: whether the operator itself masks later keys.
         result: [B, H, S, D] or [B * H, S, D].
         is_flat: whether queries, keys, values and result are [B, S or L, H * D] instead.
-        zeroed_rows: the rows of `result` that are zeros; None where there are none.
-        sinks: [1, H, 1, 1], a further score of each head that weights nothing; None where there are none.
+        zeroed_rows: the rows of `result` that are set to zero; None if there are none.
+        sinks: [1, H, 1, 1], an extra score per head that weights no value; None if there are none.
     """
 
     queries: ir.Value
@@ -140,7 +140,7 @@ class MatchedAttention:
 
 
 def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
-    """Yield the match root of each attention of a graph that is not an operator of onnxruntime yet.
+    """Yield the match root of each attention in a graph that is not yet an onnxruntime operator.
 
     It is the Softmax whose probabilities weight values, or the `Attention` of ai.onnx.
     """
@@ -151,7 +151,7 @@ def match_roots(graph: ir.Graph) -> Iterator[ir.Node]:
 
 
 def keeps_probabilities(root: ir.Node) -> bool:
-    """Whether another node than the MatMul that weights values reads the probabilities of a match root."""
+    """Whether any node other than the MatMul that weights values reads the probabilities of a match root."""
     return root.op_type == "Softmax" and _weighting(root.outputs[0]) is None
 
 
@@ -159,7 +159,7 @@ def find_attention(root: ir.Node, shapes: Shapes) -> MatchedAttention:
     """Match the attention around a Softmax, or an `Attention` of ai.onnx.
 
     Raises:
-        RefusedError: it is of no known form.
+        RefusedError: its form is unknown.
     """
     return _of_operator(root, shapes) if root.op_type == "Attention" else _of_softmax(root, shapes)
 
@@ -201,7 +201,7 @@ def _of_softmax(softmax: ir.Node, shapes: Shapes) -> MatchedAttention:
 
 
 def _how_read(probabilities: ir.Value) -> str:
-    """Return what is done with probabilities that not one product alone reads."""
+    """Describe the readers of probabilities that are read by more than one product."""
     readers = {(node.op_type, index) for node, index in probabilities.uses()}
     if readers == {("MatMul", 0)} and not probabilities.is_graph_output():
         return "weight several tensors of values"
@@ -211,7 +211,7 @@ def _how_read(probabilities: ir.Value) -> str:
 
 
 def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value | None]:
-    """Return the scores of keys alone, and the sinks beside them; None without sinks."""
+    """Return the scores of the keys, and the sinks next to them; None without sinks."""
     concat = producer(scores, "Concat")
     if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in (-1, 3):
         return scores, None
@@ -228,14 +228,14 @@ def _without_sinks(scores: ir.Value, shapes: Shapes) -> tuple[ir.Value, ir.Value
 
 
 def _check_one_product(scores: ir.Value) -> None:
-    """Refuse scores that are joined from those of several products, as in BigBird."""
+    """Refuse scores that are concatenated from several products, as in BigBird."""
     concat = producer(scores, "Concat")
     if concat is not None and sum(side is not None and _leads_to_matmul(side) for side in concat.inputs) > 1:
         raise RefusedError("scores of several products side by side, which are block-sparse")
 
 
 def _of_keys(probabilities: ir.Value) -> ir.Value:
-    """Return the probabilities without those of sinks."""
+    """Return the probabilities without the sinks."""
     node = only_consumer(probabilities, "Slice")
     bounds = [] if node is None else [scalar(value) for value in node.inputs[1:]]
     if node is None or bounds[:2] != [0.0, -1.0] or bounds[2:] not in ([3.0], [-1.0], [3.0, 1.0], [-1.0, 1.0]):
@@ -260,7 +260,7 @@ def _of_operator(node: ir.Node, shapes: Shapes) -> MatchedAttention:
     if num_key_heads != num_heads:
         raise RefusedError("keys with fewer heads than the queries")
     if attribute(node, "is_causal", 0) and not shapes.same(queries, keys):
-        # ONNX counts the places of queries from the first key on, onnxruntime's operators back from the last.
+        # ONNX aligns query positions with the first key, onnxruntime's operators with the last.
         raise RefusedError("a causal Attention without as many queries as keys")
     masking = Masking()
     if mask is not None and shapes.dtype(mask) == np.bool_:
@@ -287,7 +287,7 @@ def _is_read(value: ir.Value) -> bool:
 
 
 def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, float, Masking]:
-    """Walk from the scores up to the MatMul of queries and keys; return it, the number of heads, scale and masking."""
+    """Walk from the scores up to the MatMul of queries and keys; return it with number of heads, scale and masking."""
     scale, here = 1.0, value
     terms: list[Term] = []
     masked_fills: list[MaskedFill] = []
@@ -312,7 +312,7 @@ def _take_apart(value: ir.Value, shapes: Shapes) -> tuple[ir.Node, int | None, f
 def _step(
     node: ir.Node, shapes: Shapes, terms: list[Term], masked_fills: list[MaskedFill], scale: float
 ) -> tuple[ir.Value, float]:
-    """Go one operator up, and note the term or masked fill that it adds; return the scores above it and its factor."""
+    """Go up one operator, and record the term or masked fill it adds; return the scores above it and its factor."""
     first = node.inputs[0]
     if first is None:
         raise RefusedError(f"{node.op_type} without an input")
@@ -355,9 +355,9 @@ def _step(
 
 
 def _is_low_where_zero(term: Term, kept: ir.Value | None) -> bool:
-    """Whether a term is `(1 - kept) * lowest`: what is multiplied by `kept`, zeros and ones, is dropped where it is 0.
+    """Whether a term is `(1 - kept) * lowest`, so that scores multiplied by `kept`, zeros and ones, are dropped at 0.
 
-    As OpenAI's first GPT has it, `scores * kept + -1e4 * (1 - kept)`.
+    As in OpenAI's first GPT: `scores * kept + -1e4 * (1 - kept)`.
     """
     product = producer(term.value, "Mul")
     sides = [] if product is None else [(product.inputs[0], product.inputs[1]), (product.inputs[1], product.inputs[0])]
@@ -371,7 +371,7 @@ def _is_low_where_zero(term: Term, kept: ir.Value | None) -> bool:
 
 
 def _table_of(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the initializer of which a value is a part; None where it is of none."""
+    """Return the initializer that a value is part of; None if there is none."""
     for _ in range(_LONGEST_CHAIN):
         node = producer(value, "Slice", "Cast", *_SAME_ELEMENTS)
         if node is None:
@@ -381,7 +381,7 @@ def _table_of(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
-    """Return the input of an Add that leads to the scores, and the other."""
+    """Return the input of an Add that leads to the scores, and the other input."""
     first, second = node.inputs[0], node.inputs[1]
     if first is None or second is None:
         raise RefusedError("an Add without an input")
@@ -395,7 +395,7 @@ def _sides(node: ir.Node, shapes: Shapes) -> tuple[ir.Value, ir.Value]:
 
 
 def _leads_to_matmul(value: ir.Value, *beside: str) -> bool:
-    """Whether `value` comes from a MatMul of two computed tensors through operators on scores, or those of `beside`."""
+    """Whether `value` comes from a MatMul of two computed tensors through operators on scores or in `beside`."""
     waiting = [value]
     for _ in range(2 * _LONGEST_CHAIN):
         if not waiting:
@@ -426,7 +426,7 @@ def _weights_something(probabilities: ir.Value) -> bool:
 
 
 def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None:
-    """Return the MatMul that weights values by `probabilities`, and the conditions of masks on the way to it."""
+    """Return the MatMul that weights values with `probabilities`, and the mask conditions on the way to it."""
     conditions: list[ir.Value] = []
     here = probabilities
     for _ in range(_LONGEST_CHAIN):
@@ -448,19 +448,19 @@ def _weighting(probabilities: ir.Value) -> tuple[ir.Node, list[ir.Value]] | None
 
 
 def _is_nan(condition: ir.Value) -> bool:
-    """Whether a condition tests for NaN, which the Softmax of a row of infinities gives."""
+    """Whether a condition tests for NaN, the result of a Softmax over a row of infinities."""
     return producer(condition, "IsNaN") is not None
 
 
 def _zeroed_rows(
     result: ir.Value, conditions: Sequence[ir.Value], masking: Masking
 ) -> tuple[ir.Value, ZeroedRows | None]:
-    """Return the result behind the operators that set rows of zeros, and which rows these are.
+    """Return the result after the operators that set rows to zero, and these rows.
 
     Args:
         result: the weighted values.
-        conditions: those by which probabilities are set to zero.
-        masking: of the scores.
+        conditions: conditions that set probabilities to zero.
+        masking: the masking of the scores.
     """
     fills = []
     for condition in conditions:
@@ -482,7 +482,7 @@ def _zeroed_rows(
 
 
 def _counted_keys(condition: ir.Value | None) -> ir.Value | None:
-    """Return what a condition counts: `sum over keys of what a query may attend to < 1`; None for any other."""
+    """Return the summand of a condition `sum over keys that a query may attend to < 1`; None for any other."""
     less = producer(condition, "Less")
     total = None if less is None else producer(less.inputs[0], "ReduceSum")
     if less is None or total is None or scalar(less.inputs[1]) != 1.0 or reduced_axes(total) not in ([-1], [3]):
@@ -491,7 +491,7 @@ def _counted_keys(condition: ir.Value | None) -> ir.Value | None:
 
 
 def _is_lowest(value: ir.Value | None) -> bool:
-    """Whether `value` is a constant low enough to keep a score out of a Softmax."""
+    """Whether `value` is a constant low enough to remove a score from a Softmax."""
     array = constant(value)
     if array is None or array.dtype.kind != "f" or not array.size:
         return False

@@ -1,4 +1,4 @@
-"""Compute small parts of a graph, such as a mask, by running only the nodes above them; tell how large is large enough.
+"""Compute small parts of a graph, such as a mask, by running only the nodes above them, at provably sufficient sizes.
 
 A mask is compared with known ones at a few sizes. That proves that they are equal at all sizes for a slice of these
 operators, and `find_reach` refuses any other:
@@ -35,14 +35,13 @@ _LARGEST_BYTES = 1 << 20  # of an initializer: a table of positions is a part of
 
 @dataclass(frozen=True)
 class Slice:
-    """The nodes from which some values of a graph are computed.
+    """The nodes that compute some values of a graph.
 
     Attributes:
         values: the values.
-        nodes: in the order of the graph. Nodes above a Shape are not among them where the shape follows from the
-            sizes of the inputs.
+        nodes: in graph order, without nodes above a Shape if the shape follows from the input sizes.
         inputs: the graph inputs that it reads.
-        sized: the values whose shapes it reads, without computing them.
+        sized: the values whose shapes it reads without computing them.
         weights: the initializers that it reads.
     """
 
@@ -54,7 +53,7 @@ class Slice:
 
 
 def slice_above(values: Sequence[ir.Value], shapes: Shapes) -> Slice | None:
-    """Return the slice above `values`; None where it is too large to be a mask, such as that of hidden states."""
+    """Return the slice above `values`; None if it is too large to be a mask, such as the slice of hidden states."""
     nodes: dict[ir.Node, None] = {}
     inputs: dict[ir.Value, None] = {}
     sized: dict[ir.Value, None] = {}
@@ -89,7 +88,7 @@ def _is_shape(node: ir.Node) -> bool:
 
 
 def table_lengths(part: Slice) -> set[int]:
-    """Return the lengths of the tables that a slice reads: one may contain a window that no plain number tells."""
+    """Return the lengths of the tables that a slice reads: a table may contain a window that no constant reveals."""
     tensors = [value.const_value for value in part.weights]
     values = [node.attributes.get("value") for node in part.nodes if node.op_type == "Constant"]
     tensors += [value.as_tensor() for value in values if value is not None]
@@ -102,11 +101,11 @@ def evaluate(
     """Compute the values of a slice with the dynamic axes of the inputs at `sizes`, once for each of `feeds`.
 
     Returns:
-        For each of `feeds` one array a value; None where a shape is not known or onnxruntime cannot run it.
+        For each of `feeds`, one array per value; None if a shape is unknown or onnxruntime cannot run it.
     """
     import onnxruntime as ort
 
-    if all(value.is_graph_input() for value in part.sized):  # also where the rest of the model has no such size
+    if all(value.is_graph_input() for value in part.sized):  # even if the rest of the model cannot have this size
         shapes = {str(value.name): sizes_of(value, sizes) for value in part.sized}
     else:
         shapes = dict(infer_shapes(model, sizes))
@@ -126,7 +125,7 @@ def evaluate(
 
 
 def sizes_of(value: ir.Value, sizes: Mapping[str, int]) -> Shape:
-    """Return the shape of a graph input with the dynamic axes at `sizes`; one None where not even the rank is known."""
+    """Return the shape of a graph input with the dynamic axes at `sizes`; a single None if even the rank is unknown."""
     if value.shape is None:
         return (None,)
     return tuple(
@@ -136,7 +135,7 @@ def sizes_of(value: ir.Value, sizes: Mapping[str, int]) -> Shape:
 
 
 def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> bytes | None:
-    """Serialize a slice as a model of its own, in which each Shape is a constant for these sizes."""
+    """Serialize a slice as a separate model, in which each Shape is a constant for these sizes."""
     nodes, constants = [], []
     for node in part.nodes:
         sized = node.inputs[0] if _is_shape(node) else None
@@ -162,7 +161,7 @@ def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> byte
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _LOGIC = frozenset({"And", "Not", "Or", "Xor"})
 _SAME = frozenset({"Abs", "Cast", "Identity", "Neg"})
-# Operators that put elements elsewhere, by which of their inputs hold these; the others say where.
+# Operators that move elements, with the inputs that hold the elements; the other inputs say where.
 _MOVING: dict[str, Sequence[int]] = {
     **dict.fromkeys(("Expand", "Flatten", "Gather", "GatherND", "Reshape", "Slice", "Squeeze"), (0,)),
     **dict.fromkeys(("Transpose", "Trilu", "Unsqueeze"), (0,)),
@@ -178,14 +177,14 @@ _INFINITE = 1e38  # for infinities among the constants, which are known numbers
 
 @dataclass(frozen=True)
 class _Elements:
-    """What the elements of a value are made of.
+    """Dependencies of the elements of a value.
 
     Attributes:
-        reads: by which ways they read inputs; one way reads one number for each element.
-        has_sizes: whether they depend on the sizes of inputs.
-        varies: whether they depend on their places otherwise than by what they read.
+        reads: the paths through which they read inputs; one path reads one number per element.
+        has_sizes: whether they depend on input sizes.
+        varies: whether they depend on their positions in other ways than through the numbers read.
         positions: the sum of the factors of positions in them.
-        offset: the largest constant in them; infinite where they may be any number.
+        offset: the largest constant in them; infinite if they may be any number.
     """
 
     reads: frozenset[object] = frozenset()
@@ -196,11 +195,11 @@ class _Elements:
 
 
 class _UnknownError(Exception):
-    """The sizes that are tried would not prove what a slice computes."""
+    """The tried sizes would not prove what a slice computes."""
 
 
 def find_reach(part: Slice, shapes: Shapes) -> int | None:
-    """Return how many positions of the values of a slice tell all of them; None where no number of them does."""
+    """Return the number of positions that determine all values of a slice; None if no number does."""
     following = _Following(part, shapes)
     try:
         for node in part.nodes:
@@ -215,10 +214,10 @@ def find_reach(part: Slice, shapes: Shapes) -> int | None:
 
 
 class _Following:
-    """Follows the nodes of a slice.
+    """Follow the nodes of a slice.
 
     Attributes:
-        turns_at: the last position at which a comparison turns.
+        turns_at: the last position at which a comparison changes its result.
     """
 
     def __init__(self, part: Slice, shapes: Shapes) -> None:
@@ -230,7 +229,7 @@ class _Following:
             self._known[value] = _Elements(frozenset({value}), offset=1 if is_flag else inf)
 
     def of(self, value: ir.Value) -> _Elements:
-        """Return what a value is made of; a larger constant is a table, which ends where it ends."""
+        """Return the dependencies of a value; a larger constant is a table, whose end is a boundary."""
         if value in self._known:
             return self._known[value]
         array = constant(value)
@@ -240,10 +239,10 @@ class _Following:
         return _Elements(varies=bool((array != array.flat[0]).any()), offset=offset)
 
     def add(self, node: ir.Node) -> None:
-        """Note what a node computes.
+        """Record the dependencies of a node's outputs.
 
         Raises:
-            _UnknownError: it is none of the operators that are known, or reads what it may not.
+            _UnknownError: the operator is unknown, or reads a disallowed value.
         """
         inputs = [value for value in node.inputs if value is not None]
         if node.domain or len(node.outputs) != 1:
@@ -297,7 +296,7 @@ class _Following:
         merged = _merged(given)
         constants = [constant(value) for value in inputs]
         if merged.has_sizes:
-            # No size is negative, as exporters ask with `Equal(shape, -1)`; those that were computed with may be.
+            # No size is negative, which exporters test with `Equal(shape, -1)`; results of arithmetic on sizes may be.
             if operator == "Equal" and merged.offset < inf and any(a is not None and (a < 0).all() for a in constants):
                 return _Elements()
             raise _UnknownError
@@ -322,7 +321,7 @@ class _Following:
         label = (node.op_type, str(dict(node.attributes)), *(inputs[index] for index in where))
         moved = replace(data, reads=frozenset((*label, read) for read in data.reads))
         if node.op_type == "Concat":
-            # It turns where one part ends; `_keeps_axes` has seen that all but the last end at a known place.
+            # It changes where a part ends; `_keeps_axes` has checked that all but the last end at a known position.
             sizes = [self._shapes.fixed(value, attribute(node, "axis")) or 0 for value in node.inputs[:-1]]
             self.turns_at = max(self.turns_at, sum(sizes))
             return replace(moved, varies=True, offset=data.offset + sum(sizes) * bool(data.positions))
@@ -346,7 +345,7 @@ class _Following:
         return replace(moved, positions=positions, offset=moved.offset + places.offset, has_sizes=has_sizes)
 
     def _keeps_axes(self, node: ir.Node) -> bool:
-        """Whether axes stay whole, and what is joined has the same place at all sizes."""
+        """Whether axes stay whole, and concatenated parts have the same position at all sizes."""
         if node.op_type == "Concat":
             axis = attribute(node, "axis")
             return all(self._shapes.fixed(value, axis) is not None for value in node.inputs[:-1])

@@ -1,8 +1,8 @@
-"""Find the tensor behind a view and its layout, by moving the indices of its elements through the operators.
+"""Find the tensor behind a view and its layout by moving element indices through the operators.
 
-Exporters split heads and transpose matrices in a dozen forms, with shapes computed from other shapes. One method serves
-for all of them: number the elements of the first tensor, let the operators move the numbers, and look where they are.
-The linear layers in front of the heads are matched here as well.
+Exporters split heads and transpose matrices in a dozen forms, with shapes computed from other shapes. One method
+handles all of them: number the elements of the first tensor, let the operators move the numbers, and see where they end
+up. The linear layers in front of the heads are matched here too.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, I inputs, O outputs of a linear layer.
 """
@@ -45,9 +45,9 @@ class Heads:
 
     Attributes:
         source: the tensor, in one of the layouts.
-        num_heads: of the tensor.
+        num_heads: the tensor's number of heads.
         scale: the factor between the tensor and the operand.
-        repeats: how many heads of the operand, one after the other, each head of the tensor is.
+        repeats: how many consecutive heads of the operand each head of the tensor becomes.
     """
 
     source: ir.Value
@@ -67,15 +67,15 @@ def find_heads(
     repeated: bool = False,
     in_columns: bool = False,
 ) -> Heads | None:
-    """Find the first tensor of which `value`, [B, H, S, D] or [B * H, S, D], is a view of the heads.
+    """Find the first tensor whose heads `value`, [B, H, S, D] or [B * H, S, D], is a view of.
 
     Args:
         value: an operand of a MatMul.
         shapes: the shapes of the graph.
         num_heads: H.
-        transposed: whether the last two axes of `value` are exchanged, as those of the keys are.
-        repeated: whether the tensor may have fewer heads than `value`, which repeats each of them as often.
-        in_columns: whether COLUMNS is a layout as well, where there is no other; SqueezeBERT's convolutions give it.
+        transposed: whether the last two axes of `value` are swapped, as for keys.
+        repeated: whether the tensor may have fewer heads than `value`, which repeats each one equally often.
+        in_columns: whether to accept COLUMNS if there is no other layout; SqueezeBERT's convolutions produce it.
     """
     shape = shapes.of(value)
     if shape is None or len(shape) not in (3, 4):
@@ -101,7 +101,7 @@ def find_heads(
 def find_joined(value: ir.Value, shapes: Shapes, num_heads: int) -> ir.Value | None:
     """Find the value [B, S, H * D] that is `value`, [B, H, S, D] or [B * H, S, D], with its heads joined.
 
-    None where there is none, or where anything else reads a value between the two.
+    None if there is none, or if anything else reads a value in between.
     """
     chain: list[ir.Node] = []
     here = value
@@ -134,7 +134,7 @@ def _is_joined(
 
 
 def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, float, list[ir.Node]]]:
-    """Yield `value` and each value of which it is a scaled view, with the scale and the nodes in between."""
+    """Yield `value` and each value that it is a scaled view of, with the scale and the nodes in between."""
     chain: list[ir.Node] = []
     scale, here = 1.0, value
     yield here, scale, chain
@@ -152,7 +152,7 @@ def _chains_above(value: ir.Value, shapes: Shapes) -> Iterator[tuple[ir.Value, f
 
 
 def _step_above(node: ir.Node) -> tuple[ir.Value, float] | None:
-    """Return the value of which a node is a view, and the factor; None where it does more than that."""
+    """Return the value that a node is a view of, and the factor; None if it does more than that."""
     first = node.inputs[0]
     if first is None:
         return None
@@ -177,7 +177,7 @@ def _layout_of(
     *,
     transposed: bool,
 ) -> tuple[Layout, int] | None:
-    """Return the layout of the heads of `value` in `source` and how often each is repeated, the same for all sizes."""
+    """Return the layout of the heads of `value` in `source` and their repetitions, the same for all sizes."""
     found: set[tuple[Layout, int] | None] = set()
     for probe in shapes.small:
         shape = shapes.of(source, probe)
@@ -221,7 +221,7 @@ def _name_layout(shape: tuple[int, ...], moved: Indices, num_heads: int, head_si
 
 
 def _move(indices: Indices, chain: Sequence[ir.Node], shapes: Shapes, probe: int) -> Indices | None:
-    """Move the numbered elements through the nodes of a chain; None where a shape is not known."""
+    """Move the numbered elements through the nodes of a chain; None if a shape is unknown."""
     for node in chain:
         if node.op_type == "Transpose":
             indices = indices.transpose(attribute(node, "perm") or None)
@@ -254,7 +254,7 @@ class Linear:
         x: [B, S, I].
         weight: an initializer [I, O].
         bias: an initializer [O], or None.
-        part: which third of O, where one layer computes q, k and v; None for all of it.
+        part: the third of O, if one layer computes q, k and v; None for all of it.
     """
 
     x: ir.Value
@@ -264,7 +264,7 @@ class Linear:
 
 
 def find_linear(value: ir.Value, shapes: Shapes) -> Linear | None:
-    """Match the linear layer that computes `value`, [B, S, O], or the third of one that computes all of q, k and v."""
+    """Match the linear layer that computes `value`, [B, S, O], or a third of a layer for q, k and v together."""
     split = producer(value, "Split")
     if split is not None and split.inputs[0] is not None and len(split.outputs) == 3:
         sizes = {shapes.fixed(output, -1) for output in split.outputs}
@@ -307,7 +307,7 @@ def _flattened(value: ir.Value, shapes: Shapes) -> Linear | None:
     weight, bias = gemm.inputs[1], gemm.inputs[2] if len(gemm.inputs) > 2 else None
     if not is_plain or weight is None or not is_weight(weight, 2) or (bias is not None and not is_weight(bias, 1)):
         return None
-    # Rows stay rows where the axes before the last are the same on both sides.
+    # Rows stay rows if the axes before the last are the same on both sides.
     outer, inner = shapes.shape(x), shapes.shape(value)
     if outer is None or inner is None or outer[:-1] != inner[:-1]:
         return None

@@ -1,1 +1,1 @@
-"""The passes, one idea a file. Which of them run, and in which order, stands in onnxtool/optimize/presets.py."""
+"""The passes, one idea per file. onnxtool/optimize/presets.py defines which of them run, and in which order."""

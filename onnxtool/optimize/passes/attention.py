@@ -1,4 +1,4 @@
-"""Fuse attention into one operator of onnxruntime.
+"""Fuse attention into one onnxruntime operator.
 
 Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
 """
@@ -32,19 +32,18 @@ from onnxtool.optimize.attention.scores import (
 from onnxtool.optimize.attention.views import Heads, Layout, Linear, find_heads, find_joined, find_linear
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
-_BLOCK = 8  # GroupQueryAttention takes heads of a multiple of it
+_BLOCK = 8  # GroupQueryAttention requires a head size that is a multiple of this
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """An attention as the fused operator needs it.
+    """An attention in the form the fused operator needs.
 
-    Where several heads of queries share one of keys and values, the operator has the heads of the keys, and a sequence
-    for each of the heads that share one: keys and values need not be repeated then. With a cache, that is most of the
-    time of a step.
+    If several query heads share one key and value head, the operator uses the key heads, and one sequence for each
+    query head that shares one: keys and values need not be repeated. With a cache, that saves most of a step's time.
 
     Attributes:
-        joined: the value [B, S, H * D] that the operator replaces; None where the heads are not joined.
+        joined: the value [B, S, H * D] that the operator replaces; None if the heads are not joined.
     """
 
     found: MatchedAttention
@@ -56,7 +55,7 @@ class _Parts:
 
     @property
     def repeats(self) -> int:
-        """How many heads of queries share one of keys and values."""
+        """The number of query heads that share one key and value head."""
         return self.keys.repeats
 
     @property
@@ -67,7 +66,7 @@ class _Parts:
 
 @dataclass
 class _Shared:
-    """What the attentions of a graph share: masks in the form that the fused operators take."""
+    """Values shared by a graph's attentions: masks in the form that the fused operators take."""
 
     model: ir.Model
     shapes: Shapes
@@ -79,7 +78,7 @@ class _Shared:
 def _apply(model: ir.Model, context: Context) -> Outcome:
     """Replace `MatMul(Softmax(scale * q @ k + mask), v)` by `Attention(x, qkv)` or `MultiHeadAttention(q, k, v)`.
 
-    With sinks beside the scores it becomes `GroupQueryAttention(q, k, v, …, sinks)`.
+    With sinks next to the scores it becomes `GroupQueryAttention(q, k, v, …, sinks)`.
     """
     nodes = list(match_roots(model.graph))
     if not nodes:
@@ -95,7 +94,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
 
 
 def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
-    """Match an attention and check its preconditions, before anything is written."""
+    """Match an attention and check its preconditions before changing anything."""
     shapes = shared.shapes
     found = find_attention(root, shapes)
     terms = found.masking.terms
@@ -117,12 +116,12 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
     found, mask_kind = _settled(found, shared.mask_kinds[found.masking, counted])
     if mask_kind.sees_later:
         raise RefusedError("two masks, by which queries that may attend to nothing see later keys")
-    # The operator counts the places of the queries, so these have to be one sequence where it masks what is later.
+    # The operator counts query positions, so queries have to be one sequence if it masks later keys.
     is_one_sequence = (
         mask_kind.is_causal or found.is_causal or (mask_kind.is_bias and not _heads_of_bias(found, shapes))
     )
     if is_one_sequence and not found.is_causal and _is_broadcast(found.keys, found.num_heads, shapes):
-        # What is later is as well masked by a bias, and the one head need not be repeated.
+        # A bias masks later keys just as well, and the single head need not be repeated.
         mask_kind, is_one_sequence = MaskKind(is_bias=True, hides_later=mask_kind.hides_later), False
     keys, values = _keys_and_values(found, shapes, are_shared=found.sinks is not None or not is_one_sequence)
     if queries.head_size != keys.head_size or values.scale != 1.0:
@@ -134,17 +133,17 @@ def _find_parts(root: ir.Node, shared: _Shared) -> _Parts:
 
 
 def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAttention, MaskKind]:
-    """Return an attention without zeroed rows where its mask gives none, and its mask as a bias where it has to be one.
+    """Return an attention without zeroed rows if its mask makes none, and with its mask as a bias if necessary.
 
-    A mask of a known kind does for a query that may attend to nothing what `fill` says: it gets the mean of all values
-    behind the lowest number, NaN behind infinities.
+    For a known kind of mask, `fill` determines the result of a query that may attend to nothing: the mean of all values
+    for the lowest number, NaN for infinities.
     """
     zeroed_rows, masking = found.zeroed_rows, found.masking
     bias = MaskKind(is_bias=True, hides_later=mask_kind.hides_later)
     if mask_kind.is_bias or mask_kind.padding is None:
         return found, mask_kind
     if zeroed_rows is None:
-        # The operator masks what is later by the lowest number, so that padding before a text is not NaN.
+        # The operator masks later keys with the lowest number, so that padding before a text is not NaN.
         is_mixed = mask_kind.fill == -np.inf and (mask_kind.is_causal or found.is_causal)
         return found, bias if is_mixed else mask_kind
     if zeroed_rows.conditions and (zeroed_rows.if_nan or len(zeroed_rows.conditions) < len(masking.values)):
@@ -156,13 +155,13 @@ def _settled(found: MatchedAttention, mask_kind: MaskKind) -> tuple[MatchedAtten
 
 
 def _check_sinks(parts: _Parts, shared: _Shared) -> None:
-    """Check that GroupQueryAttention computes an attention with sinks, and that this takes less time than the nodes.
+    """Check that GroupQueryAttention can compute an attention with sinks, and faster than the nodes.
 
     With a cache, on the CPU, one step takes 1.3 to 2.3 times as long as the nodes that `repeated_heads` leaves, and
-    several tokens of several rows are an error. On CUDA it has kernels for float16 and bfloat16 alone.
+    several tokens in several rows are an error. On CUDA it only has kernels for float16 and bfloat16.
 
     Raises:
-        RefusedError: it does not.
+        RefusedError: either condition fails.
     """
     if shared.provider != "cpu" or shared.shapes.dtype(parts.queries.source) != np.float32:
         raise RefusedError(f"{SINKS}, for which there is an operator for float32 on the CPU alone")
@@ -176,13 +175,13 @@ def _check_sinks(parts: _Parts, shared: _Shared) -> None:
 
 
 def _is_own(parts: _Parts, shapes: Shapes) -> bool:
-    """Whether there are as many keys as queries, whatever the inputs are."""
+    """Whether there are as many keys as queries for all inputs."""
     queries, keys = (_size_of_length(heads, shapes) for heads in (parts.queries, parts.keys))
     return queries is not None and queries == keys
 
 
 def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: bool) -> tuple[Heads, Heads]:
-    """Find the heads of keys and values; with `are_shared`, those that stand for several where there are such."""
+    """Find the heads of keys and values; with `are_shared`, the shared ones if there are any."""
     if are_shared:
         keys, values = (_heads(found, shapes, is_keys=is_keys, are_shared=True) for is_keys in (True, False))
         if keys is not None and values is not None and keys.repeats == values.repeats and values.scale == 1.0:
@@ -194,7 +193,7 @@ def _keys_and_values(found: MatchedAttention, shapes: Shapes, *, are_shared: boo
 
 
 def _heads(found: MatchedAttention, shapes: Shapes, *, is_keys: bool, are_shared: bool) -> Heads | None:
-    """Find the heads of keys or values; shared ones are repeated, or one head that the MatMul broadcasts (Falcon)."""
+    """Find the heads of keys or values; shared heads are repeated, or one head broadcast by the MatMul (Falcon)."""
     value, is_transposed = (found.keys, found.is_transposed) if is_keys else (found.values, False)
     if found.is_flat:
         return _flat_heads(value, shapes, found.num_heads)
@@ -211,12 +210,12 @@ def _flat_heads(value: ir.Value, shapes: Shapes, num_heads: int) -> Heads | None
 
 
 def _is_broadcast(value: ir.Value, num_heads: int, shapes: Shapes) -> bool:
-    """Whether keys or values are one head that the MatMul repeats for all of the queries."""
+    """Whether keys or values are one head that the MatMul broadcasts to all query heads."""
     return shapes.rank(value) == 4 and shapes.fixed(value, 1) == 1 < num_heads
 
 
 def _heads_of_bias(found: MatchedAttention, shapes: Shapes) -> int | None:
-    """Return the size of the axis of heads of all masks together, 1 or the number of heads; None where it moves."""
+    """Return the size of the head axis of all masks together, 1 or the number of heads; None if it is dynamic."""
     sizes = {1}
     for number, value in enumerate(found.masking.values):
         is_merged = number < len(found.masking.terms) and found.masking.terms[number].is_merged
@@ -252,7 +251,7 @@ def _attention(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
     attributes, mask_kind = {"num_heads": parts.keys.num_heads, **_scale(parts)}, parts.mask_kind
     if mask_kind.is_causal or parts.found.is_causal:
         attributes["unidirectional"] = 1
-    # What a query that may attend to nothing gets depends on it. CUDA's kernels compute it in float16 as well.
+    # The result of a query that may attend to nothing depends on it. CUDA's kernels compute it in float16 too.
     if mask_kind.padding is not None and shared.provider == "cpu" and mask_kind.fill != DEFAULT_FILL:
         attributes["mask_filter_value"] = mask_kind.fill
     mask, bias = _mask(parts, shared, writer), _bias(parts, shared, writer)
@@ -270,7 +269,7 @@ def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writ
     attributes = {"num_heads": parts.queries.num_heads, "kv_num_heads": parts.keys.num_heads, **_scale(parts)}
     is_causal_alone = parts.mask_kind.is_causal and parts.mask_kind.padding is None
     bias = None if is_causal_alone else _shared_bias(parts, shared, writer)
-    # All rows are as long as the longest: what is padding is in the bias.
+    # All rows are as long as the longest: the bias marks the padding.
     length = writer.node("Cast", [_length(parts.queries, writer)], {"to": ir.DataType.INT32.value})
     before_last = writer.node("Sub", [length, writer.constant(np.array([1], np.int32), "onnxtool.one_int32")])
     batch = writer.sizes(parts.queries.source, range(1))
@@ -278,7 +277,7 @@ def _group_query_attention(parts: _Parts, sinks: ir.Value, shared: _Shared, writ
     flat = [_flat(heads, writer) for heads in (parts.queries, parts.keys, parts.values)]
     inputs = [*flat, None, None, *lengths, None, None, None, bias]
     inputs.append(writer.node("Reshape", [sinks, _shape([parts.queries.num_heads], writer)]))
-    # onnxruntime 1.24 needs the outputs for a cache as well.
+    # onnxruntime 1.24 also needs the cache outputs.
     node = ir.node("GroupQueryAttention", inputs, attributes, domain=MICROSOFT, num_outputs=3)
     return writer.add(node)[0]
 
@@ -295,7 +294,7 @@ def _trimmed(inputs: list[ir.Value | None]) -> list[ir.Value | None]:
 
 
 def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | None:
-    """Return the three linear layers where q, k and v are all of one tensor; None where they are not."""
+    """Return the three linear layers if q, k and v all come from one tensor; otherwise None."""
     if parts.repeats > 1:
         return None
     linears = []
@@ -316,7 +315,7 @@ def _packed(parts: _Parts, shapes: Shapes) -> tuple[Linear, Linear, Linear] | No
 def _joined_weights(linears: tuple[Linear, Linear, Linear], writer: Writer) -> list[ir.Value | None]:
     """Return the concatenated weight [I, 3 * O] and bias [3 * O] of q, k and v, computed when the model is saved.
 
-    The bias is zeros where the layers have none: onnxruntime's CPU kernel requires one.
+    The bias is zeros if the layers have none: onnxruntime's CPU kernel requires one.
     """
     first = linears[0]
     name = str(first.weight.name)
@@ -359,7 +358,7 @@ def _flat(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _queries(parts: _Parts, writer: Writer) -> ir.Value:
-    """Return the queries as [B, S, H * D]; where R heads share one of keys, as R sequences: [B, R * S, H / R * D]."""
+    """Return the queries as [B, S, H * D]; if R heads share one key head, as R sequences: [B, R * S, H / R * D]."""
     if parts.repeats == 1:
         return _flat(parts.queries, writer)
     num_heads, repeats, size = parts.keys.num_heads, parts.repeats, parts.queries.head_size
@@ -388,9 +387,9 @@ def _shape(sizes: Sequence[int], writer: Writer) -> ir.Value:
 
 
 def _written_keys_and_values(parts: _Parts, writer: Writer) -> list[ir.Value]:
-    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] where they already have that layout.
+    """Return keys and values, both [B, L, H * D], or both [B, H, L, D] if they already have that layout.
 
-    The operator takes values of another size than keys, as MiniCPM3's, in the first layout only.
+    The operator accepts different sizes of values and keys, as in MiniCPM3, only in the first layout.
     """
     both = (parts.keys, parts.values)
     if all(heads.layout is Layout.HEADS_OUTSIDE for heads in both) and parts.keys.head_size == parts.values.head_size:
@@ -411,9 +410,9 @@ def _mask(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
 
 
 def _bias(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value | None:
-    """Return masks of no known kind as float [1 or B, 1 or H, S, L], to be added.
+    """Return masks of unknown kind as float [1 or B, 1 or H, S, L], to be added.
 
-    Where R heads of queries share one of keys, it is [1 or B, 1 or H / R, R * S, L].
+    If R query heads share one key head, it is [1 or B, 1 or H / R, R * S, L].
     """
     if not parts.mask_kind.is_bias:
         return None
@@ -443,8 +442,8 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
     """Add the terms and masked fills of the scores, broadcast to the number of queries and keys."""
     dtype, masking = shapes.dtype(parts.queries.source) or np.dtype(np.float32), parts.found.masking
     total = _sum_of_masks(parts, dtype, shapes, writer)
-    # Two lowest numbers make an infinity, and a row of these NaN: here as in the model, unless that does something
-    # about it. Rows that are set to zero behind it are told from the masks, not from NaN.
+    # Two lowest numbers add up to an infinity, and a row of these gives NaN: here as in the model, unless the model
+    # prevents it. Rows that are set to zero afterwards are identified by the masks, not by NaN.
     if masking.is_floored or parts.found.zeroed_rows is not None or parts.found.sinks is not None:
         total = writer.node("Max", [total, _lowest(dtype, writer)])
     if any(_is_full(value, parts, shapes) for value in masking.values):
@@ -456,7 +455,7 @@ def _write_bias(parts: _Parts, shapes: Shapes, writer: Writer) -> ir.Value:
 
 
 def _sum_of_masks(parts: _Parts, dtype: np.dtype[Any], shapes: Shapes, writer: Writer) -> ir.Value:
-    """Add the terms and masked fills of the scores; infinite where they are."""
+    """Add the terms and masked fills of the scores, keeping infinities."""
     masking = parts.found.masking
     infinity = writer.constant(np.array(-np.inf, dtype), "infinity")
     total: ir.Value = writer.constant(np.array(0.0, dtype), "zero")
@@ -500,7 +499,7 @@ def _length(heads: Heads, writer: Writer) -> ir.Value:
 
 
 def _size_of_length(heads: Heads, shapes: Shapes) -> int | str | None:
-    """Return the number of queries or keys as a size of `shapes`; None where it is not known."""
+    """Return the number of queries or keys as a size of `shapes`; None if unknown."""
     shape = shapes.shape(heads.source)
     return None if shape is None else shape[_axis_of_length(heads)]
 
@@ -512,7 +511,7 @@ def _axis_of_length(heads: Heads) -> int:
 def _with_zeroed_rows(
     fused: ir.Value, zeroed_rows: ZeroedRows, parts: _Parts, shared: _Shared, writer: Writer
 ) -> ir.Value:
-    """Set the rows of `fused`, [B, S, H * D], to zero that the model sets to zero."""
+    """Set the same rows of `fused`, [B, S, H * D], to zero as the model does."""
     dtype = shared.shapes.dtype(parts.queries.source) or np.dtype(np.float32)
     zero = writer.constant(np.array(0.0, dtype), "zero")
     if not parts.mask_kind.is_bias:
@@ -528,7 +527,7 @@ def _with_zeroed_rows(
 
 
 def _unattended_by_kind(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Value:
-    """Return which queries see nothing but padding, bool [B, 1 or S, 1]."""
+    """Return a mask of queries that see only padding, bool [B, 1 or S, 1]."""
     is_causal = parts.mask_kind.is_causal or parts.found.is_causal
     key = ("unattended", parts.mask_kind.padding, is_causal)
     if key not in shared.values:
@@ -545,7 +544,7 @@ def _unattended_by_kind(parts: _Parts, shared: _Shared, writer: Writer) -> ir.Va
 def _unattended(
     zeroed_rows: ZeroedRows, dtype: np.dtype[Any], parts: _Parts, shapes: Shapes, writer: Writer
 ) -> ir.Value:
-    """Return which queries have a row of zeros, bool [1 or B, 1 or H, 1 or S, 1]."""
+    """Return a mask of queries with a row of zeros, bool [1 or B, 1 or H, 1 or S, 1]."""
     if zeroed_rows.unattended is not None:
         return zeroed_rows.unattended
     attended = []  # bool [1 or B, 1 or H, 1 or S, L]: a query without any of these keys has a row of zeros
@@ -564,7 +563,7 @@ def _unattended(
         floats = [writer.node("Trilu", [writer.node("Expand", [value, square])], {"upper": 0}) for value in floats]
     counts = [writer.node("ReduceSum", [value, last], {"keepdims": 1}) for value in floats]
     none = [writer.node("Less", [count, one]) for count in counts]
-    # With it, masks of fewer axes have four as well.
+    # With it, masks with fewer axes have four too.
     four_axes = writer.constant(np.zeros((1, 1, 1, 1), np.bool_), "onnxtool.four_axes")
     return functools.reduce(lambda first, second: writer.node("Or", [first, second]), none, four_axes)
 

@@ -1,4 +1,4 @@
-"""Convert a graph of an older opset to the one that the passes write in, where they have something to do in it."""
+"""Convert a graph of an older opset to the passes' target opset, if there is something for them to do."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from onnxtool.graph.shapes import infer_values
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 
-_FIRST_OPSET, _OPSET = 7, 17  # what onnxruntime guarantees to read, and what has LayerNormalization
+_FIRST_OPSET, _OPSET = 7, 17  # the oldest that onnxruntime guarantees to read, and the first with LayerNormalization
 _IR_VERSION = 8  # the least of opset 17
 # LayerNormalization needs 17 and has a root; sizes of single axes need 15.
 _PATTERNS = ("Sqrt", "Shape")
 _INT8_OPSET = 11  # of DynamicQuantizeLinear
-# onnx's converter takes these over as they are, and they mean something else from that opset on.
+# onnx's converter copies these unchanged, but their meaning changes with that opset.
 _OTHER_MEANING = {"Hardmax": 13, "Resize": 11, "Upsample": 11, "Scan": 9}
 _FLATTENING = ("Softmax", "LogSoftmax")  # before opset 13, over all axes from the one that they name
 _MASK_OPSET = 10  # before, the mask of Dropout is a float
@@ -45,12 +45,12 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
         reason = str(error).strip().splitlines()[0].rpartition(": ")[2]
         return Outcome(model, 0, f"left in opset {opset}: onnx's converter to {_OPSET} fails: {reason}")
     result.ir_version = max(model.ir_version, _IR_VERSION)
-    # With the import itself, as the graph may need no other change.
+    # Counts the opset import itself, as the graph may need no other change.
     return Outcome(result, 1 + count_changes(before, inventory(result)), f"from opset {opset} to {_OPSET}")
 
 
 def _note_ranks(model: ir.Model) -> None:
-    """Note the rank of what a Softmax reads: where it is unknown, the converter writes a Flatten and two Reshape."""
+    """Record the rank of each Softmax input: if it is unknown, the converter writes a Flatten and two Reshape nodes."""
     found = infer_values(to_light_proto(model)).values
     for node in model.graph:
         value = node.inputs[0] if node.op_type in _FLATTENING else None
@@ -60,7 +60,7 @@ def _note_ranks(model: ir.Model) -> None:
 
 
 def _obstacle(model: ir.Model, opset: int, operators: set[str]) -> str:
-    """Return why the converter would drop or change something; empty where it would not."""
+    """Return why the converter would drop or change something; empty if it would not."""
     if opset < _FIRST_OPSET:
         return f"conversions begin with opset {_FIRST_OPSET}"
     if model.functions:

@@ -1,4 +1,4 @@
-"""Compute and store once what is the same: nodes, initializers, and transposed copies of weights."""
+"""Merge duplicates: nodes, initializers, and transposed copies of weights."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _LARGEST_CONSTANT = 1024  # elements
 
 
 def _merge_nodes(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `y = Op(x)` and `z = Op(x)`, with equal attributes, by the first of them; remove unused nodes."""
+    """Merge `y = Op(x)` and `z = Op(x)`, with equal attributes, into the first; remove unused nodes."""
     before = _size(model.graph)
     common.RemoveUnusedNodesPass()(model)
-    # Exporters write a constant again for each of its readers.
+    # Exporters repeat a constant for each of its readers.
     common.DeduplicateInitializersPass(size_limit=_LARGEST_CONSTANT)(model)
     common.CommonSubexpressionEliminationPass()(model)
     return Outcome(model, before - _size(model.graph))
@@ -33,11 +33,11 @@ def _size(graph: ir.Graph) -> int:
 common_subexpressions = Pass("common_subexpressions", _merge_nodes)
 
 
-_SAMPLES = 64  # elements of a weight, far apart: they tell nearly all weights apart without reading them
+_SAMPLES = 64  # widely spaced elements of a weight: they distinguish nearly all weights without reading them in full
 
 
 def _merge_initializers(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `y = Op(x, A)` by `y = Op(x, B)` where A and B have equal dtype, shape and bytes; drop unused ones."""
+    """Replace `y = Op(x, A)` by `y = Op(x, B)` if A and B have equal dtype, shape and bytes; drop unused ones."""
     graph = model.graph
     num_changes = 0
     alike: dict[Any, list[ir.Value]] = defaultdict(list)
@@ -63,7 +63,7 @@ def _merge_initializers(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _fingerprint(value: ir.Value) -> Any:
-    """Return dtype, shape and a few elements of a tensor; None for one that is not in memory or on disk."""
+    """Return dtype, shape and a few elements of a tensor; None if it is neither in memory nor on disk."""
     tensor = value.const_value
     if tensor is None or tensor.dtype.name in ("STRING", "UNDEFINED") or is_made_on_saving(tensor):
         return None
@@ -73,7 +73,7 @@ def _fingerprint(value: ir.Value) -> Any:
 
 
 def _same(first: ir.Value, second: ir.Value) -> bool:
-    """Whether two tensors of equal fingerprint have equal bytes, so that 0.0 and -0.0 differ and NaN equals itself."""
+    """Whether two tensors with equal fingerprints have equal bytes: 0.0 and -0.0 differ, and NaN equals itself."""
     one, other = (np.ascontiguousarray(tensor_of(value).numpy()).view(np.uint8) for value in (first, second))
     return np.array_equal(one, other)
 
@@ -89,8 +89,8 @@ _ROWS = 1024  # of a weight that are compared at a time
 def _tie(model: ir.Model, _context: Context) -> Outcome:
     """Replace `MatMul(x, W)` by `MatMul(x, Transpose(V))`, where V is another initializer and W is its transpose.
 
-    Exporters that fold constants write an output layer that is tied to an embedding in this way. `transposed_weights`
-    then fuses the Transpose into the MatMul.
+    Exporters that fold constants write an output layer tied to an embedding this way. `transposed_weights` then fuses
+    the Transpose into the MatMul.
     """
     graph = model.graph
     weights = [value for value in graph.initializers.values() if _is_candidate(value)]
@@ -113,7 +113,7 @@ def _is_candidate(value: ir.Value) -> bool:
     if not is_weight(value, 2) or value.is_graph_output():
         return False
     tensor = tensor_of(value)
-    is_fused = tensor.dtype.name in _FUSED  # else the Transpose would stay
+    is_fused = tensor.dtype.name in _FUSED  # otherwise the Transpose would remain
     return is_fused and tensor.size >= _SMALLEST and not is_made_on_saving(tensor)
 
 

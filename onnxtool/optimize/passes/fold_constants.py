@@ -18,7 +18,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 
 _LARGEST_RESULT = 1 << 16
 _FIRST_OPSET_OF_INFERENCE = 7  # of Dropout
-# The dtypes that NumPy computes with natively.
+# Dtypes with native NumPy arithmetic.
 _COMPUTED_DTYPES = frozenset(
     (
         *("BOOL", "DOUBLE", "FLOAT", "FLOAT16", "INT8", "INT16", "INT32", "INT64"),
@@ -26,7 +26,7 @@ _COMPUTED_DTYPES = frozenset(
     )
 )
 
-# These give at most as many elements as they get, those of BROADCASTING broadcast. Left out: random operators,
+# These return at most as many elements as they receive; BROADCASTING operators broadcast. Left out: random operators,
 # those with graphs inside, DequantizeLinear, whose result is larger than its input, and Transpose, which would store a
 # shared weight twice.
 _NOT_GROWING = frozenset(
@@ -43,7 +43,7 @@ _FOLDED = BROADCASTING | _NOT_GROWING | _OTHERS
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Constant()`, and `Add(1, 2)` of small constants, by initializers.
 
-    `Identity`, `Cast` to the same dtype and `Dropout` in inference are dropped. Results have at most 65536 elements.
+    `Identity`, `Cast` to the same dtype and inference-mode `Dropout` are dropped. Results have at most 65536 elements.
     Graphs inside nodes stay as they are.
     """
     fill_types(model)
@@ -78,7 +78,7 @@ def _is_cast_to_same(node: ir.Node) -> bool:
 
 
 def _drops_nothing(node: ir.Node, opset: int) -> bool:
-    """Whether a node is a Dropout in inference; before opset 7, runtimes do not agree on what it is."""
+    """Whether a node is an inference-mode Dropout; before opset 7, runtimes disagree on its mode."""
     if node.op_type != "Dropout" or opset < _FIRST_OPSET_OF_INFERENCE:
         return False
     training = node.inputs[2] if len(node.inputs) > 2 else None
@@ -87,7 +87,7 @@ def _drops_nothing(node: ir.Node, opset: int) -> bool:
 
 
 def _store(node: ir.Node, tensor: ir.TensorProtocol | None) -> bool:
-    """Replace a node by an initializer of the same name; False where that is not possible."""
+    """Replace a node by an initializer of the same name; False if that is not possible."""
     output, graph = node.outputs[0], node.graph
     if tensor is None or output.is_graph_output() or not isinstance(graph, ir.Graph) or output.name is None:
         return False
@@ -113,7 +113,7 @@ def _constant_tensor(node: ir.Node) -> ir.TensorProtocol | None:
 
 
 def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
-    """Return the arrays of the inputs where all of them are small constants, None for an absent one."""
+    """Return the input arrays if all are small constants, with None for absent inputs."""
     tensors = []
     for value in node.inputs:
         tensor = None if value is None or value.is_graph_input() else value.const_value
@@ -126,7 +126,7 @@ def _constants(node: ir.Node) -> list[NDArray[Any] | None] | None:
 
 
 def _single(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> tuple[onnx.NodeProto, Numbers]:
-    """Return a node as one of a protobuf, and its inputs by the names that they have there."""
+    """Return a node as a protobuf, and its inputs by their names there."""
     names = ["" if array is None else f"input_{number}" for number, array in enumerate(arrays)]
     single = onnx.helper.make_node(node.op_type, names, ["output"])
     single.attribute.extend(ir.to_proto(one) for one in node.attributes.values())
@@ -134,10 +134,10 @@ def _single(node: ir.Node, arrays: Sequence[NDArray[Any] | None]) -> tuple[onnx.
 
 
 def _evaluate(node: onnx.NodeProto, feeds: Numbers, opset: int) -> ir.TensorProtocol | None:
-    """Compute a node with ONNX's reference implementation; None where runtimes do not agree on its result."""
+    """Compute a node with ONNX's reference implementation; None if runtimes disagree on its result."""
     integers = [array for array in feeds.values() if array.dtype.kind in "iu"]
     if node.op_type in ("Div", "Mod") and any((array <= 0).any() for array in integers):
-        return None  # rounding of negative quotients differs, and zero has none
+        return None  # rounding of negative quotients differs, and division by zero is undefined
     with np.errstate(all="ignore"):
         result = evaluate(node, feeds, opset)
     return ir.tensor(np.array(result, order="C"))

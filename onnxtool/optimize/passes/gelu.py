@@ -37,7 +37,7 @@ class Polynomial:
     """A polynomial in a value.
 
     Attributes:
-        coefficients: the coefficient of each power.
+        coefficients: coefficients by power.
         nodes: the nodes that compute it.
     """
 
@@ -67,7 +67,7 @@ class Polynomial:
 
 
 def as_polynomial(value: ir.Value | None, variable: ir.Value, depth: int = 0) -> Polynomial | None:
-    """Match `value` as a polynomial in `variable`; None where it is not one."""
+    """Match `value` as a polynomial in `variable`; None if it is not one."""
     if value is variable:
         return Polynomial({1: 1.0})
     if value is None or depth > _LARGEST_DEPTH:
@@ -136,7 +136,7 @@ def _fuse_gelus(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Mul(Mul(x, Add(Erf(Div(x, 1.4142)), 1)), 0.5)` by `Gelu(x)`, and its approximations likewise.
 
     `0.5 * x * (1 + Tanh(Sqrt(2 / pi) * (x + 0.044715 * x ** 3)))` becomes `FastGelu(x)`, and `x * Sigmoid(1.702 * x)`
-    becomes `QuickGelu(x)`. Factors may come in any order. ONNX's own Gelu becomes onnxruntime's, so that later passes
+    becomes `QuickGelu(x)`. Factors may be in any order. ONNX's own Gelu becomes onnxruntime's, so that later passes
     match one operator.
     """
     candidates = [node for node in model.graph if not node.domain and node.op_type in {*_FORMS, "Gelu"}]
@@ -152,7 +152,7 @@ def _fuse_gelus(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _rename(node: ir.Node) -> str:
-    """Replace ONNX's Gelu by onnxruntime's; return why not where a precondition does not hold."""
+    """Replace ONNX's Gelu by onnxruntime's, or return the precondition that does not hold."""
     value = node.inputs[0]
     if value is None or not is_float(value):
         return "neither float32 nor float16"
@@ -162,7 +162,7 @@ def _rename(node: ir.Node) -> str:
 
 
 def _fuse(node: ir.Node, form: _Form) -> str | None:
-    """Replace the Gelu around an Erf, Tanh or Sigmoid; return why not, None where the node is part of no Gelu."""
+    """Replace the Gelu around an Erf, Tanh or Sigmoid, or return why not; None if the node is not part of a Gelu."""
     gate, nodes = node.outputs[0], [node]
     if form.offset is not None:
         add = _reader(gate, "Add")
@@ -188,7 +188,7 @@ def _fuse(node: ir.Node, form: _Form) -> str | None:
 def _match_product(
     gate: ir.Value, function: ir.Node, form: _Form
 ) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]] | None:
-    """Follow the Muls behind `gate` until they are `factor * x * gate`; return x, the product, the nodes."""
+    """Follow the Muls after `gate` until they form `factor * x * gate`; return x, the product and the nodes."""
     result = gate
     nodes: tuple[ir.Node, ...] = ()
     factors: list[ir.Value] = []
@@ -216,7 +216,7 @@ def _reader(value: ir.Value, operator: str) -> ir.Node | None:
 
 
 def _variables(factors: list[ir.Value]) -> Iterator[ir.Value]:
-    """Yield the candidates for x: each factor, and what a factor multiplies by a number."""
+    """Yield the candidates for x: each factor, and the variable part of a factor scaled by a number."""
     for factor in factors:
         if number_in(factor) is not None:
             continue
@@ -260,7 +260,7 @@ def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _fuse_bias(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
-    """Write one operator with a bias; return why not where a precondition does not hold."""
+    """Write one operator with a bias, or return the precondition that does not hold."""
     parts = operands(add, lambda one: is_weight(one, 1))
     length = None if parts is None else shapes.fixed(parts[0], 0)
     if parts is None or length is None or length != shapes.fixed(parts[1], -1):

@@ -1,7 +1,7 @@
 """Compute sizes from the inputs of the graph once, instead of from hidden states in every layer.
 
-An exporter writes a Shape wherever the model reads one, and computes the targets of Reshape and Expand from it by a
-dozen nodes. Nearly all of these numbers are sizes of the inputs or constants.
+Exporters write a Shape wherever the model reads one, and compute the targets of Reshape and Expand from it with a dozen
+nodes. Nearly all of these numbers are input sizes or constants.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
-_LONGEST = 8  # a longer row is one of positions, not of sizes
+_LONGEST = 8  # a longer row holds positions, not sizes
 
 
 @dataclass
 class _Sizes:
-    """Writes sizes at the start of a graph, each once.
+    """Write each size once at the start of a graph.
 
     Attributes:
-        written: the values written so far, by names of axes and numbers, and whether they are a vector.
+        written: the values written so far, by axis names and numbers, and whether they are a vector.
     """
 
     model: ir.Model
@@ -40,7 +40,7 @@ class _Sizes:
         return dynamic_axes(self.model)
 
     def value(self, parts: tuple[int | str, ...], *, is_vector: bool) -> ir.Value:
-        """Return an int64 value of `parts`; a name stands for the size of an axis of the inputs."""
+        """Return an int64 value of `parts`; a name stands for the size of an input axis."""
         key = (parts, is_vector)
         if key not in self.written:
             self.written[key] = self._write(parts, is_vector=is_vector)
@@ -63,7 +63,7 @@ class _Sizes:
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Gather(Shape(hidden), 0)`, and all else computed from shapes, by `Shape<start=0, end=1>(input)`."""
+    """Replace `Gather(Shape(hidden), 0)`, and other values computed from shapes, by `Shape<start=0, end=1>(input)`."""
     if default_opset(model.opset_imports) < 15 or not len(model.graph):
         return Outcome(model, 0, "left alone: a Shape of some axes only needs opset 15")
     shapes = find_shapes(model)
@@ -75,8 +75,8 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
         if _is_minimal(node):
             continue
         value = node.outputs[0]
-        # Consumers that compute such numbers themselves are handled on their own. A branch of an If that is never taken
-        # may be none that onnxruntime could run, and a constant would make it look at it.
+        # Consumers that compute such numbers themselves are handled separately. onnxruntime may be unable to run an If
+        # branch that is never taken, and a constant condition would make it try.
         readers = [
             (reader, index)
             for reader, index in value.uses()
@@ -92,7 +92,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _computed(model: ir.Model, shapes: Shapes) -> set[str]:
-    """Return the values that are computed from shapes and constants alone, such as a row of positions."""
+    """Return the values computed only from shapes and constants, such as a row of positions."""
     computed = set(shapes.elements)
     for node in model.graph:
         inputs = [value for value in node.inputs if value is not None]
@@ -104,7 +104,7 @@ def _computed(model: ir.Model, shapes: Shapes) -> set[str]:
 
 
 def _is_minimal(node: ir.Node) -> bool:
-    """Whether a node is what this pass writes: the size of one axis of an input, as a vector or a number."""
+    """Whether a node has the form written by this pass: the size of one input axis, as a vector or a number."""
     if node.op_type == "Squeeze":
         above = producer(node.inputs[0], "Shape")
         return above is not None and _is_minimal(above)
@@ -122,7 +122,7 @@ def _is_minimal(node: ir.Node) -> bool:
 
 
 def _replacement(value: ir.Value, shapes: Shapes, sizes: _Sizes) -> ir.Value | None:
-    """Return the same numbers computed from sizes of the inputs; None where that is not possible."""
+    """Return the same numbers computed from input sizes; None if that is not possible."""
     elements = shapes.elements.get(str(value.name))
     if elements is None or elements.ndim > 1 or elements.size > _LONGEST:
         return None

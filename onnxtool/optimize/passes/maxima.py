@@ -1,4 +1,4 @@
-"""Maxima over scores and tokens: left out, taken earlier, or taken in blocks.
+"""Remove maxima over scores and tokens, take them earlier, or take them in blocks.
 
 Letters of shapes: B batch, S sequence, K hidden, V vocabulary.
 """
@@ -39,7 +39,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
 
 
 def _leave_out(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Softmax(x - ReduceMax(x))` by `Softmax(x)`, as gpt-oss has it: two passes over the scores less."""
+    """Replace `Softmax(x - ReduceMax(x))`, as in gpt-oss, by `Softmax(x)`: two fewer passes over the scores."""
     num_changes = 0
     for node in list(model.graph):
         if node.domain or node.op_type not in ("Softmax", "LogSoftmax"):
@@ -48,7 +48,7 @@ def _leave_out(model: ir.Model, _context: Context) -> Outcome:
         maximum = None if sub is None else producer(sub.inputs[1], "ReduceMax")
         if sub is None or maximum is None or maximum.inputs[0] is not sub.inputs[0]:
             continue
-        # The axis 1 of old ReduceMax and Softmax is not taken for the last: their ranks are not looked up here.
+        # Axis 1 of old ReduceMax and Softmax is not treated as the last: their ranks are not looked up here.
         if reduced_axes(maximum) == [-1] and attribute(node, "axis", -1) == -1 and attribute(maximum, "keepdims", 1):
             node.replace_input_with(0, sub.inputs[0])
             remove_unused(model.graph, [sub])
@@ -65,13 +65,13 @@ _FLAGS = (ir.DataType.BOOL, ir.DataType.INT32, ir.DataType.INT64)
 
 @dataclass
 class _Chain:
-    """What lies between a product [B, S, V] and the maximum over S.
+    """The nodes between a product [B, S, V] and the maximum over S.
 
     Attributes:
-        steps: the nodes, the last one first, without the product with the mask.
-        mask: the tensor [B, S, 1] that a product between them has, 0 for padding and 1 for all else.
+        steps: the nodes, last one first, without the product with the mask.
+        mask: the tensor [B, S, 1] in a product between them, 0 for padding and 1 for tokens.
         masked: how many of `steps` follow that product.
-        product: the MatMul of states [B, S, K] and a weight, in front of all.
+        product: the MatMul of states [B, S, K] and a weight, before all steps.
     """
 
     steps: list[ir.Node] = field(default_factory=list)
@@ -81,11 +81,11 @@ class _Chain:
 
 
 def _take_first(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `ReduceMax(f(x @ W + b) * mask)` by `f(ReduceMax(x' @ W) + b)`, for functions f that never fall.
+    """Replace `ReduceMax(f(x @ W + b) * mask)` by `f(ReduceMax(x' @ W) + b)`, for nondecreasing functions f.
 
-    In x', padding has the state of the first token, which does not move the maximum. Each of the functions, the bias
-    and the mask was a pass over [B, S, V], the largest tensor that such a model has, and is one over [B, V] now. The
-    numbers are the same: rounding never falls either. A mask is taken to be 0 or 1, as in attention.
+    In x', padding takes the hidden state of the first token, which does not change the maximum. Each function, the bias
+    and the mask used to be a pass over [B, S, V], the largest tensor in such a model, and is now one over [B, V]. The
+    numbers are the same: rounding is nondecreasing too. A mask is assumed to be 0 or 1, as in attention.
     """
     found = []
     for node in model.graph:
@@ -100,7 +100,7 @@ def _take_first(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _follow(reduce: ir.Node) -> _Chain:
-    """Go up from a maximum, as far as each value is read there alone."""
+    """Go up from a maximum as long as each value has a single reader."""
     chain, reader = _Chain(), reduce
     while True:
         value = reader.inputs[0]
@@ -127,13 +127,13 @@ def _follow(reduce: ir.Node) -> _Chain:
 
 
 def _operands(node: ir.Node) -> tuple[ir.Value | None, ir.Value | None]:
-    """Return the inputs of an operator of two, the one that is computed for each token first."""
+    """Return the inputs of a binary operator, the one computed per token first."""
     found = operands(node, lambda one: _is_mask(one) or constant(one) is not None or is_weight(one))
     return (node.inputs[0], None) if found is None else (found[1], found[0])
 
 
 def _never_falls(node: ir.Node) -> bool:
-    """Whether a node computes each number from one number, a larger one from no smaller one."""
+    """Whether a node is elementwise and nondecreasing."""
     if node.op_type in ("Relu", "Log", "Exp", "Sqrt", "Sigmoid", "Tanh", "Softplus", "Identity"):
         return True
     by = _operands(node)[1] if len(node.inputs) == 2 else None
@@ -148,7 +148,7 @@ def _never_falls(node: ir.Node) -> bool:
 
 
 def _mask(node: ir.Node) -> ir.Value | None:
-    """Return the mask [B, S, 1] that a product is with; None for any other node."""
+    """Return the mask [B, S, 1] of a product with one; None for any other node."""
     found = operands(node, _is_mask) if node.op_type == "Mul" else None
     return None if found is None else found[0]
 
@@ -158,7 +158,7 @@ def _is_mask(value: ir.Value) -> bool:
 
 
 def _flags(value: ir.Value) -> ir.Value | None:
-    """Return the input of the graph [B, S] of which a value [B, S, 1] holds the numbers; None without one."""
+    """Return the graph input [B, S] whose numbers a value [B, S, 1] holds; None if there is none."""
     seen = 0
     while (node := producer(value, "Cast", "Unsqueeze", "Expand")) is not None:
         if node.op_type == "Unsqueeze":
@@ -173,7 +173,7 @@ def _flags(value: ir.Value) -> ir.Value | None:
 
 
 def _lowest(steps: list[ir.Node]) -> float:
-    """Return what the results of `steps`, the last one first, are not below, whatever goes in."""
+    """Return a lower bound of the results of `steps`, last one first, for all inputs."""
     bound = -math.inf
     for node in reversed(steps):
         by = scalar(_operands(node)[1]) if len(node.inputs) == 2 else None
@@ -192,7 +192,7 @@ def _lowest(steps: list[ir.Node]) -> float:
 
 
 def _rewrite(reduce: ir.Node, chain: _Chain, product: ir.Node, shapes: Shapes) -> str:
-    """Write the maximum first; return why not where a precondition does not hold."""
+    """Write the maximum first, or return the precondition that does not hold."""
     states, weight = product.inputs
     if states is None or shapes.rank(states) != 3:
         return "the rank of the states is not 3"
@@ -222,7 +222,7 @@ def _rewrite(reduce: ir.Node, chain: _Chain, product: ir.Node, shapes: Shapes) -
 
 
 def _without_padding(states: ir.Value, mask: ir.Value, writer: Writer) -> ir.Value:
-    """Write states [B, S, K] in which padding has the state of the first token that is none."""
+    """Write states [B, S, K] in which padding takes the state of the first real token."""
     flags = _flags(mask)
     assert flags is not None  # noqa: S101  it is what made this value a mask
     one, last = (
@@ -238,18 +238,18 @@ def _without_padding(states: ir.Value, mask: ir.Value, writer: Writer) -> ir.Val
 token_maximum = Pass("token_maximum", _take_first)
 
 
-# Columns of a block. Scores of 8 texts of 128 tokens are then 16 MB, which stay in the cache of a CPU until they are
-# reduced, and a large batch needs an eighth of the memory. Narrower blocks cost a query more than they give.
+# Columns per block. Scores of 8 texts of 128 tokens then take 16 MB, which stay in the CPU cache until they are
+# reduced, and a large batch needs an eighth of the memory. Narrower blocks cost more time per query than they save.
 _WIDTH = 4096
 
 
 @dataclass(frozen=True)
 class _Match:
-    """A wide product [B, S, V] of which only the maximum over S is read.
+    """A wide product [B, S, V] whose only use is the maximum over S.
 
     Attributes:
-        scaled: the Mul behind it by a number for each token; None without one.
-        bias: the number for each column that is added then; None without one.
+        scaled: the Mul after it with a number per token; None if there is none.
+        bias: the number per column that is then added; None if there is none.
     """
 
     product: ir.Node
@@ -259,10 +259,10 @@ class _Match:
 
 
 def _take_in_blocks(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `ReduceMax(x @ W)` over S by the maxima for blocks of the columns of W, one after the other.
+    """Replace `ReduceMax(x @ W)` over S by successive maxima for blocks of W's columns.
 
-    So the scores [B, S, V] need not be in memory together. A Mul by a number for each token may lie between, and a
-    bias, which is added to the maxima. A weight that others read as well is not cut: it would be stored twice.
+    The scores [B, S, V] then need not be in memory at once. A Mul with a number per token may lie in between, and a
+    bias, which is added to the maxima. A weight with other readers is not split: it would be stored twice.
     """
     found = [match for node in model.graph if (match := _match(node)) is not None]
     shapes = find_shapes(model) if any(match.scaled is not None for match in found) else None
@@ -292,7 +292,7 @@ def _match(reduce: ir.Node) -> _Match | None:
 
 
 def _only(value: ir.Value | None) -> ir.Node | None:
-    """Return what computes a value that is read once."""
+    """Return the producer of a value that is read once."""
     return None if value is None or len(value.uses()) != 1 or value.is_graph_output() else value.producer()
 
 
@@ -327,14 +327,14 @@ def _cut(match: _Match) -> None:
 
 
 def _source(tensor: ir.TensorProtocol) -> Callable[[], NDArray[Any]]:
-    """Return what reads a tensor; one that is computed, as weights of int8 are, is so once for all blocks."""
+    """Return a reader for a tensor; computed ones, such as int8 weights, are computed once for all blocks."""
     return cache(tensor.numpy) if is_made_on_saving(tensor) else tensor.numpy
 
 
 def _part(whole: ir.Value, read: Callable[[], NDArray[Any]], part: slice, columns: int, writer: Writer) -> ir.Value:
-    """Write the columns `part` of a weight, or of what it has a number for each column of, or a number again.
+    """Write the columns `part` of a weight or of a tensor with one number per column; single numbers are repeated.
 
-    Each product has a zero point of its own, without which onnxruntime does not load an exact session.
+    Each product needs its own zero point, without which onnxruntime does not load an exact session.
     """
     tensor, name = tensor_of(whole), f"{whole.name}_{part.start}"
     before = tensor.shape.numpy()

@@ -17,7 +17,7 @@ from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 
 _Shapes: TypeAlias = Callable[[ir.Value], "tuple[int | str | None, ...] | None"]
-# Operator to its neutral element and the places where that may stand.
+# Operators with their neutral element and its allowed input positions.
 _NEUTRAL = {
     "Add": (0, (1, 0)),
     "Sub": (0, (1,)),
@@ -31,7 +31,7 @@ _NEUTRAL = {
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Add(x, 0)`, `Mul(x, 1)`, `And(x, True)` … by x, `Transpose(Transpose(x))` by one; drop unread nodes.
 
-    A constant counts where it is exactly neutral and makes the result no larger than x.
+    A constant qualifies if it is exactly neutral and does not broadcast x to a larger shape.
     """
     graph = model.graph
     inferred = functools.cache(lambda: infer_values(to_light_proto(model)).values)  # few graphs need it
@@ -68,7 +68,7 @@ def _remove_neutral(node: ir.Node, shape_of: _Shapes) -> bool:
 
 
 def _broadcasts_to(shape: tuple[int | str | None, ...] | None, array: NDArray[np.generic]) -> bool:
-    """Whether `array` broadcast to `shape` leaves that as it is."""
+    """Whether broadcasting `array` to `shape` leaves the shape unchanged."""
     if array.size == 0 or shape is None or len(shape) < array.ndim:
         return False
     pairs = zip(shape[-array.ndim :], array.shape, strict=True)
@@ -76,7 +76,7 @@ def _broadcasts_to(shape: tuple[int | str | None, ...] | None, array: NDArray[np
 
 
 def _join_transposes(node: ir.Node) -> bool:
-    """Transpose the input of an earlier Transpose; none is left where the two undo each other."""
+    """Transpose the input of an earlier Transpose; both disappear if they cancel out."""
     inner = producer(node.inputs[0], "Transpose")
     order, first = attribute(node, "perm"), None if inner is None else attribute(inner, "perm")
     if inner is not None and order and first:
@@ -90,14 +90,14 @@ def _join_transposes(node: ir.Node) -> bool:
 
 
 def _join_unsqueezes(node: ir.Node, shape_of: _Shapes) -> bool:
-    """Insert the axes of two Unsqueeze nodes by the second alone."""
+    """Insert the axes of two Unsqueeze nodes with only the second one."""
     inner = producer(node.inputs[0], "Unsqueeze")
     if inner is None or len(node.inputs) < 2:  # an attribute until opset 12
         return False
     axes, first, value = constant(node.inputs[1]), constant(inner.inputs[1]), inner.inputs[0]
     if axes is None or first is None or value is None:
         return False
-    # Axes count in the result of their node: those of the second move those of the first.
+    # Axes refer to the result of their node: the second node's axes shift the first node's.
     shape = shape_of(value) if min(*axes, *first) < 0 else ()
     if shape is None:
         return False

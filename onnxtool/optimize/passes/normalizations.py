@@ -1,4 +1,4 @@
-"""Fuse normalizations with what is in front of them: their own elementary operators, residuals, embeddings."""
+"""Fuse normalizations from elementary operators, and with preceding residuals and embeddings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
 
 
 def _fuse_centred(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Shapes) -> str:
-    """Write one LayerNormalization; return why not where a precondition does not hold."""
+    """Write one LayerNormalization, or return the precondition that does not hold."""
     match, value = found
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)
@@ -77,7 +77,7 @@ def _fuse_centred(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Sha
 
 
 def _vector(node: ir.Node, other: ir.Value, value: ir.Value, shapes: Shapes) -> ir.Value | None:
-    """Return the input of `node` beside `other`, where it is a weight as long as the last axis of `value`."""
+    """Return the input of `node` other than `other`, if it is a weight as long as the last axis of `value`."""
     vector = node.inputs[1] if node.inputs[0] is other else node.inputs[0]
     if vector is None or not is_weight(vector, 1) or shapes.fixed(vector, 0) != shapes.fixed(value, -1):
         return None
@@ -91,7 +91,7 @@ def _fuse_rms_normalizations(model: ir.Model, _context: Context) -> Outcome:
     """Replace `x / Sqrt(ReduceMean(x ** 2) + epsilon) * w` by `SimplifiedLayerNormalization(x, w)`.
 
     The operator is onnxruntime's, in the default domain. Also matches the reciprocal of the root, and a Cast of x to
-    float32 and back. Gemma's scale of 1 + w is a vector like any other.
+    float32 and back. Gemma's scale of 1 + w is an ordinary vector here.
     """
     found = [(node, match) for node in model.graph if (match := _match_uncentred(node)) is not None]
     if not found:
@@ -111,7 +111,7 @@ def _match_uncentred(node: ir.Node) -> Normalized | None:
 
 
 def _fuse_uncentred(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
-    """Write one SimplifiedLayerNormalization; return the reason where a precondition does not hold."""
+    """Write one SimplifiedLayerNormalization, or return the precondition that does not hold."""
     source, normalized, nodes = _widen_over_casts(node, match)
     found = scaled(normalized)
     if found is None:
@@ -132,7 +132,7 @@ def _fuse_uncentred(node: ir.Node, match: Normalized, shapes: Shapes) -> str:
 
 
 def _widen_over_casts(node: ir.Node, match: Normalized) -> tuple[ir.Value, ir.Value, tuple[ir.Node, ...]]:
-    """Return input, result and nodes, with a Cast of x to float32 and the Cast back where there are both."""
+    """Return input, result and nodes, including a Cast of x to float32 and the Cast back if both exist."""
     narrow = match.value, node.outputs[0], match.nodes
     before, after = producer(match.value, "Cast"), only_consumer(node.outputs[0], "Cast")
     source = None if before is None else before.inputs[0]
@@ -152,14 +152,14 @@ _WITH_SKIP = {
     "SimplifiedLayerNormalization": "SkipSimplifiedLayerNormalization",
 }
 _Terms = tuple[ir.Value, ir.Value, ir.Value | None]
-_EPSILON = 1e-5  # of LayerNormalization; that of the fused operators is another
+_EPSILON = 1e-5  # LayerNormalization's default; the fused operators have another one
 
 
 def _fuse_residuals(model: ir.Model, _context: Context) -> Outcome:
     """Replace `LayerNormalization(Add(a, b), gamma, beta)` by `SkipLayerNormalization(a, b, gamma, beta)`.
 
-    A bias of a MatMul, `Add(MatMul(x, W), c)` as a or b, becomes the input `bias`; where other nodes read the sum, it
-    becomes the fourth output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, without beta.
+    A MatMul bias, `Add(MatMul(x, W), c)` as a or b, becomes the input `bias`; if other nodes read the sum, it becomes
+    the fourth output. `SimplifiedLayerNormalization` becomes `SkipSimplifiedLayerNormalization`, without beta.
     """
     found = [
         (node, add)
@@ -176,7 +176,7 @@ def _fuse_residuals(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _fuse_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
-    """Write one operator for both; return why not where a precondition does not hold."""
+    """Write one operator for both, or return the precondition that does not hold."""
     reason = _objection_to_residual(node, add, shapes)
     terms = None if reason else _split(add, shapes)
     if terms is None:
@@ -190,7 +190,7 @@ def _fuse_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
 
 
 def _objection_to_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
-    """Return which precondition does not hold; empty where all do."""
+    """Return the precondition that does not hold; empty if all do."""
     if producer(node.inputs[0], "Add") is not add:
         return "another normalization has fused the sum"
     first, second = add.inputs
@@ -210,7 +210,7 @@ def _objection_to_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
 
 
 def _split(add: ir.Node, shapes: Shapes) -> _Terms | None:
-    """Return the two terms of a sum, and the bias of a linear layer where only this sum reads the layer."""
+    """Return the two terms of a sum, and a linear layer's bias if only this sum reads the layer."""
     first, second = add.inputs
     if first is None or second is None:
         return None
@@ -259,7 +259,7 @@ class _Lookup:
     Attributes:
         table: float [V, D].
         ids: int [B, S] or [1, S].
-        sized_by: nodes that read batch size or length from the shape of the result, which the ids have as well.
+        sized_by: nodes that read batch size or length from the shape of the result, which the ids share.
     """
 
     table: ir.Value
@@ -270,8 +270,8 @@ class _Lookup:
 def _fuse_embeddings(model: ir.Model, _context: Context) -> Outcome:
     """Replace `LayerNormalization(Add(Add(Gather(W, ids), Gather(T, segments)), Gather(P, positions)), gamma, beta)`.
 
-    The fused operator is `EmbedLayerNormalization`, whose ids are int32. Other nodes may read the tables; they stay one
-    tensor. Ids below zero, which Gather counts from the end of a table, are an error of the fused operator.
+    The fused operator is `EmbedLayerNormalization`, whose ids are int32. Other nodes may read the tables, which stay
+    one tensor. Negative ids, which Gather counts from the end of a table, are an error in the fused operator.
     """
     found = [
         (node, lookups)
@@ -287,7 +287,7 @@ def _fuse_embeddings(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
-    """Return the two or three lookups whose sum `node` normalizes, where nothing else reads a partial sum."""
+    """Return the two or three lookups whose sum `node` normalizes, if nothing else reads a partial sum."""
     lookups: list[_Lookup] = []
     waiting = [(node.inputs[0], node)]
     while waiting:
@@ -309,7 +309,7 @@ def _match_lookups(node: ir.Node) -> list[_Lookup] | None:
 
 
 def _reads_size_of_ids(node: ir.Node) -> bool:
-    """Whether `node` reads only those axes of the shape of a lookup that its ids have."""
+    """Whether `node` reads only the axes of a lookup's shape that its ids share."""
     return (
         node.op_type == "Shape"
         and not node.domain
@@ -323,7 +323,7 @@ def _reads_size_of_ids(node: ir.Node) -> bool:
 
 
 def _fuse_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: dict[ir.Value, ir.Value]) -> str:
-    """Write one EmbedLayerNormalization; return why not where a precondition does not hold."""
+    """Write one EmbedLayerNormalization, or return the precondition that does not hold."""
     reason = _objection_to_lookups(node, lookups, shapes)
     embedding = None if reason else _assign(lookups, shapes)
     if embedding is None:
@@ -337,7 +337,7 @@ def _fuse_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes, casts: 
 
 
 def _objection_to_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes) -> str:
-    """Return which precondition does not hold; empty where all do."""
+    """Return the precondition that does not hold; empty if all do."""
     vectors = [one for one in node.inputs[1:] if one is not None]
     width = shapes.fixed(lookups[0].table, 1)
     if attribute(node, "axis", -1) not in (-1, 2):
@@ -361,7 +361,7 @@ def _objection_to_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes)
 
 
 def _assign(lookups: list[_Lookup], shapes: Shapes) -> tuple[_Lookup, _Lookup, _Lookup | None] | None:
-    """Return the lookups of words, positions and segments, which some models lack; None where they are not told apart.
+    """Return the lookups of words, positions and segments, if any; None if they cannot be told apart.
 
     Any assignment gives the same sum, but only positions may be [1, S]; words and segments are [B, S].
     """
@@ -397,7 +397,7 @@ def _write_embedding(
         *(words.table, positions.table, None if segments is None else segments.table),
         *(node.inputs[1], node.inputs[2], None, _as_int32(positions.ids, node, casts)),
     ]
-    # The second output is the number of tokens of a row by the mask, which is no input here.
+    # The second output is the number of tokens per row according to the mask, which is not an input here.
     attributes = {"epsilon": float(attribute(node, "epsilon", 1e-5))}
     fused = ir.node("EmbedLayerNormalization", inputs, attributes, domain=MICROSOFT, num_outputs=2)
     normalized, num_tokens = Writer(node).add(fused)
@@ -425,8 +425,8 @@ _NORMALIZATIONS = ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNor
 def _write_sums(model: ir.Model, _context: Context) -> Outcome:
     """Replace `LayerNormalization(Add(a, b), …)` by `LayerNormalization(Sum(a, b), …)`, and `BiasGelu` likewise.
 
-    `Add(Add(a, bias), b)` becomes `Sum(a, bias, b)`, and `BiasGelu(x, b)` becomes `Gelu(Sum(x, b))`. When onnxruntime
-    loads a file, it fuses an Add in front of these into SkipLayerNormalization and BiasGelu by default. On the CPU the
+    `Add(Add(a, bias), b)` becomes `Sum(a, bias, b)`, and `BiasGelu(x, b)` becomes `Gelu(Sum(x, b))`. When loading a
+    file, onnxruntime by default fuses an Add in front of these into SkipLayerNormalization and BiasGelu. On the CPU the
     first takes several times as long, the second a third longer. It does not fuse a Sum, which adds the same numbers in
     the same order.
     """
@@ -440,7 +440,7 @@ def _write_sums(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _write_gelu(node: ir.Node) -> bool:
-    """Write bias and Gelu one after the other; return whether that was done."""
+    """Write bias and Gelu in sequence; return whether that was done."""
     bias, result = node.inputs[1], node.outputs[0]
     if bias is None or bias.dtype != ir.DataType.FLOAT:  # the CPU has no Sum of float16
         return False
@@ -463,7 +463,7 @@ def _write_residual(node: ir.Node) -> bool:
 
 
 def _terms(add: ir.Node) -> list[ir.Value | None]:
-    """Return the terms in their order; the bias of a linear layer that only this sum reads is one of them."""
+    """Return the terms in order, including the bias of a linear layer that only this sum reads."""
     first, second = add.inputs
     for one, other in ((first, second), (second, first)):
         inner = producer(one, "Add")

@@ -1,7 +1,7 @@
-"""Run the fusions of onnxruntime.transformers where the pass `attention` left one unfused.
+"""Run the fusions of onnxruntime.transformers if the pass `attention` left an attention unfused.
 
-They take seconds and hold all weights in memory, but know more forms of attention: with a cache, across two sequences,
-of image and speech models.
+They take seconds and hold all weights in memory, but support more forms of attention: with a cache, across two
+sequences, in image and speech models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onnxtool.optimize.attention.scores import keeps_probabilities, match_roots
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory
 from onnxtool.runtime.quiet import quiet
 
-# Model types of transformers with the same graph as one that onnxruntime has patterns for.
+# Model types in transformers whose graphs match one of onnxruntime's patterns.
 _SAME_GRAPH = {
     "albert": "bert",
     "camembert": "bert",
@@ -31,14 +31,14 @@ _FALLBACK = "bert"  # with the general fusions: normalizations, Gelu, biases
 
 
 def _apply(model: ir.Model, context: Context) -> Outcome:
-    """Replace `MatMul(Softmax(…), v)` and other subgraphs by com.microsoft operators, where an attention is left."""
+    """Replace `MatMul(Softmax(…), v)` and other subgraphs by com.microsoft operators, if an attention is left."""
     from onnxruntime.transformers.optimizer import MODEL_TYPES
 
     left = list(match_roots(model.graph))
     if not left:
         return Outcome(model, 0)
     if any(keeps_probabilities(node) for node in left):
-        # The fusions remove the Softmax even so, and the graph then lacks a value that others read.
+        # The fusions would remove the Softmax anyway, and the graph would lack a value that others read.
         return Outcome(
             model,
             0,
@@ -61,7 +61,7 @@ def _apply(model: ir.Model, context: Context) -> Outcome:
 
 
 def _named(error: Exception) -> str:
-    """Return what an error says, or where it was raised if it says nothing, as an assertion."""
+    """Return an error's message, or where it was raised if the message is empty, as for assertions."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return str(error) or f"{type(error).__name__} in {Path(place.filename).name}, {place.name}"
 
@@ -69,9 +69,9 @@ def _named(error: Exception) -> str:
 def _fuse(model: ir.Model, model_type: str, context: Context) -> ir.Model:
     from onnxruntime.transformers.optimizer import optimize_model
 
-    # It stops at numbers that do not belong together, as of an encoder whose heads grow with its stages.
+    # It fails on inconsistent numbers, as in an encoder whose heads increase by stage.
     is_known = context.num_heads > 0 and context.hidden_size % context.num_heads == 0
-    with quiet():  # it logs, and sometimes prints, each pattern that it does not find
+    with quiet():  # it logs, and sometimes prints, each pattern that it fails to find
         # opt_level 0: its Python fusions only. The session does onnxruntime's own graph optimizations when it loads
         # the file, for the machine it runs on.
         fused = optimize_model(
@@ -93,7 +93,7 @@ def _options(model_type: str, provider: str) -> Any:
     from onnxruntime.transformers.fusion_options import FusionOptions
 
     options = FusionOptions(model_type)
-    # Otherwise the mask becomes a number of tokens a row, which is wrong for padding on the left.
+    # Otherwise the mask becomes a token count per row, which is wrong for left padding.
     options.use_raw_attention_mask(True)
     if provider == "cpu":
         # Six times slower than Add and LayerNormalization on the CPU provider (1024x768: 3.0 against 0.49 ms).

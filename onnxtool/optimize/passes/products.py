@@ -1,4 +1,4 @@
-"""Write products with weights as the operators that are fast, and that the layers of int8 and int4 are made of."""
+"""Write products with weights as fast operators, which int8 and int4 layers build on."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _EQUATION = re.compile(r"([a-z]+),([a-z]+)->([a-z]+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class _Product:
-    """The axes of `first` and `second`, by their letters.
+    """The axes of `first` and `second`, by letter.
 
     Attributes:
-        batch: of both and of the result.
-        rows: of the first and of the result.
-        summed: of both.
-        columns: of the second and of the result.
-        result: all of the result, in its order.
+        batch: axes of both and of the result.
+        rows: axes of the first and of the result.
+        summed: axes of both.
+        columns: axes of the second and of the result.
+        result: all axes of the result, in order.
     """
 
     first: str
@@ -56,7 +56,7 @@ class _Product:
 
 
 def _write_einsums(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Einsum(a, b)` by `MatMul(a, b)` with what moves the axes, as XLNet and ProphetNet need it."""
+    """Replace `Einsum(a, b)` by `MatMul(a, b)` with transpositions, as needed for XLNet and ProphetNet."""
     einsums = [node for node in model.graph if node.op_type == "Einsum" and not node.domain and len(node.inputs) == 2]
     if not einsums:
         return Outcome(model, 0)
@@ -71,7 +71,7 @@ def _rewrite(node: ir.Node, shapes: Shapes) -> bool:
     if product is None or first is None or second is None:
         return False
     if not is_weight(second) and product.result == product.batch + product.columns + product.rows:
-        # The other way round, nothing has to be moved behind the product; Keras writes scores as keys by queries.
+        # With swapped operands, nothing has to be moved after the product; Keras writes scores as keys by queries.
         product, first, second = product.swapped(), second, first
     sizes = _sizes(product, first, second, shapes)
     if sizes is None:
@@ -91,7 +91,7 @@ def _rewrite(node: ir.Node, shapes: Shapes) -> bool:
 
 
 def _product(equation: str) -> _Product | None:
-    """Read an equation; None where it is more, or less, than a matrix product."""
+    """Parse an equation; None if it is not exactly a matrix product."""
     match = _EQUATION.fullmatch(equation.replace(" ", ""))
     if match is None or any(len(set(letters)) != len(letters) for letters in match.groups()):
         return None
@@ -112,7 +112,7 @@ def _product(equation: str) -> _Product | None:
 
 
 def _sizes(product: _Product, first: ir.Value, second: ir.Value, shapes: Shapes) -> dict[str, int | None] | None:
-    """Return the size of each axis, None for one that moves; None where two of a letter may differ."""
+    """Return the size of each axis, None for a dynamic one; None if two axes of a letter may differ."""
     found: dict[str, int | str] = {}
     for letters, value in ((product.first, first), (product.second, second)):
         shape = shapes.shape(value)
@@ -126,7 +126,7 @@ def _sizes(product: _Product, first: ir.Value, second: ir.Value, shapes: Shapes)
 def _by_weight(
     product: _Product, x: ir.Value, weight: ir.Value, sizes: dict[str, int | None], writer: Writer
 ) -> ir.Value:
-    """Write the product with a weight of any rank as that with a matrix, which is made when the model is saved."""
+    """Write the product with a weight of any rank as a product with a matrix, which is computed on saving."""
     summed, columns = ([sizes[letter] or 0 for letter in letters] for letters in (product.summed, product.columns))
     order = [product.second.index(letter) for letter in product.summed + product.columns]
     matrix = (int(np.prod(summed)), int(np.prod(columns)))
@@ -160,8 +160,8 @@ einsum_products = Pass("einsum_products", _write_einsums)
 def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
     """Replace `MatMul(x, Transpose(W))` by `MatMul(x, V)`, where V is the transposed weight, computed on saving.
 
-    Where another node reads W, such as the embedding that an output layer is tied to, V would be a second copy: then it
-    becomes `FusedMatMul<transB=1>(x, W)`, and W stays one tensor.
+    If another node reads W, such as an embedding tied to the output layer, V would be a second copy: then it becomes
+    `FusedMatMul<transB=1>(x, W)`, and W stays one tensor.
     """
     found = [
         (node, transpose)
@@ -182,7 +182,7 @@ def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _fuse_transpose(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dict[ir.Value, ir.Value]) -> str:
-    """Rewrite one MatMul; return why not where a precondition does not hold."""
+    """Rewrite one MatMul, or return the precondition that does not hold."""
     value, weight = node.inputs[0], transpose.inputs[0]
     if value is None or weight is None or not is_float(weight):
         return "neither float32 nor float16"
@@ -201,7 +201,7 @@ def _fuse_transpose(node: ir.Node, transpose: ir.Node, shapes: Shapes, made: dic
 
 
 def _only_multiplied(weight: ir.Value) -> bool:
-    """Whether a weight is only transposed and then the right operand of MatMuls."""
+    """Whether a weight is only transposed and then used as the right operand of MatMuls."""
     return not weight.is_graph_output() and all(
         reader.op_type == "Transpose"
         and not reader.domain
@@ -233,7 +233,7 @@ _GEMM_OPSET = 7  # before, Gemm does not broadcast by default
 
 
 def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `Add(MatMul(x, W), b)` by `Gemm(x, W, b)`, where x is a matrix, as Gemm takes no higher rank."""
+    """Replace `Add(MatMul(x, W), b)` by `Gemm(x, W, b)` if x is a matrix, the only rank that Gemm accepts."""
     found = [
         (node, parts[0], times)
         for node in model.graph
@@ -251,7 +251,7 @@ def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _fuse_bias(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:
-    """Write one Gemm; return why not where a precondition does not hold."""
+    """Write one Gemm, or return the precondition that does not hold."""
     value, weight = times.inputs
     if shapes.rank(value) is None:
         return "the rank of the input is not known"

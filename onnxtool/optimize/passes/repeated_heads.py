@@ -1,6 +1,6 @@
-"""Multiply with the heads of keys and values once that several heads of queries share.
+"""Multiply once with key and value heads that several query heads share.
 
-Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, R heads of queries that share one of keys.
+Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, R query heads that share one key head.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class _Product:
     """A MatMul of heads, [B, H, S, X], with heads that are repeated.
 
     Attributes:
-        heads: the heads that are repeated, [B, H / R, X, Y] or, where `is_transposed`, [B, H / R, Y, X].
-        last: the result with the scales that follow it, [B, H, S, Y].
-        scale: all factors of the result.
+        heads: the repeated heads, [B, H / R, X, Y] or, if `is_transposed`, [B, H / R, Y, X].
+        last: the result after subsequent scaling, [B, H, S, Y].
+        scale: the total factor of the result.
     """
 
     node: ir.Node
@@ -40,10 +40,10 @@ class _Product:
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
-    """Replace `a @ repeat(b)` by `reshape(reshape(a) @ b)`: the rows of R heads of a become those of one.
+    """Replace `a @ repeat(b)` by `reshape(reshape(a) @ b)`: the rows of R heads of a become rows of one head.
 
-    This is for attentions that no fused operator computes; in others there is no MatMul left. A step with a cache
-    spends most of its time on copies of the keys and values otherwise.
+    This is for attentions without a fused operator; in others there is no MatMul left. Otherwise a step with a cache
+    spends most of its time copying keys and values.
     """
     found = [node for node in model.graph if node.domain == "" and node.op_type == "MatMul" and _expands(node)]
     if not found:
@@ -85,7 +85,7 @@ def _match(node: ir.Node, shapes: Shapes) -> _Product | None:
 
 
 def _scaled(value: ir.Value) -> tuple[ir.Value, float]:
-    """Return the last value that is `value` times a number, and the number."""
+    """Return the last value that equals `value` times a number, and the number."""
     scale = 1.0
     for _ in range(_LONGEST_CHAIN):
         node = only_consumer(value, "Mul", "Div")
@@ -116,7 +116,7 @@ def _write(product: _Product, graph: ir.Graph) -> None:
 
 
 def _rows(num_heads: int, writer: Writer) -> ir.Value:
-    """Return the shape that splits heads and rows, [B, _, _, X], into `num_heads` and the rows of each."""
+    """Return the shape that splits heads and rows, [B, _, _, X], into `num_heads` and rows per head."""
     return writer.constant(np.array([0, num_heads, -1, 0], np.int64), f"onnxtool.rows_of_{num_heads}_heads")
 
 

@@ -1,4 +1,4 @@
-"""Fuse the rotary embedding of queries and keys into one operator of onnxruntime.
+"""Fuse the rotary embedding of queries and keys into one onnxruntime operator.
 
 Letters of shapes: B batch, S sequence, H heads, D size of a head, R rows of the table of angles.
 """
@@ -20,7 +20,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `x * cos + concat(-x[D/2:], x[:D/2]) * sin` by `RotaryEmbedding(x, positions, cos, sin)`.
 
-    The angles that the model computes from its positions become the operator's table, a row for each position.
+    The angles that the model computes from positions become the operator's table, one row per position.
     """
     shapes: Shapes | None = None
     tables: dict[ir.Value, ir.Value] = {}
@@ -41,7 +41,7 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 
 
 def _objection(rotation: Rotation, shapes: Shapes) -> str:
-    """Return the precondition that does not hold; empty where all hold."""
+    """Return the precondition that does not hold; empty if all hold."""
     size, concat = shapes.fixed(rotation.value, -1), producer(rotation.turned, "Concat")
     if shapes.rank(rotation.value) != 4 or size is None or size % 2:
         return "the rotated value is not known to be [B, H, S, D]"
@@ -89,7 +89,7 @@ _KEEP_HALVES = ("Cos", "Sin", "Cast", "Unsqueeze", "Squeeze", "Identity", "Expan
 def _write(
     rotation: Rotation, shapes: Shapes, tables: dict[ir.Value, ir.Value], places: dict[ir.Value, ir.Value]
 ) -> None:
-    """Write the operator, on the result of a linear layer where only reshapes and a transposition follow that."""
+    """Write the operator, directly on a linear layer's result if only reshapes and a transposition follow it."""
     writer = Writer(rotation.node)
     size, num_heads = shapes.fixed(rotation.value, -1) or 0, shapes.fixed(rotation.value, 1)
     angles = [_table(one, size, writer, tables) for one in (rotation.cosine, rotation.sine)]
@@ -106,7 +106,7 @@ def _write(
 
 
 def _flat(heads: Heads, writer: Writer) -> ir.Value | None:
-    """Return the heads as [B, S, H * D]; None where that would move them in memory."""
+    """Return the heads as [B, S, H * D]; None if that would move them in memory."""
     if heads.scale != 1 or heads.layout is Layout.HEADS_OUTSIDE:
         return None
     if heads.layout is Layout.FLAT:
@@ -126,7 +126,7 @@ def _table(angles: ir.Value, size: int, writer: Writer, tables: dict[ir.Value, i
 
 
 def _positions(cosine: ir.Value, shapes: Shapes, writer: Writer, places: dict[ir.Value, ir.Value]) -> ir.Value:
-    """Return the rows of the tokens in the table: the first of them, int64 [1], or all, int64 [B, S]."""
+    """Return the table rows of the tokens: only the first, int64 [1], or all, int64 [B, S]."""
     if cosine not in places:
         places[cosine] = (
             writer.constant(np.array([0]), "onnxtool.0") if shapes.fixed(cosine, 0) == 1 else _count_up(cosine, writer)
