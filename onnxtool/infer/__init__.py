@@ -1,4 +1,4 @@
-"""Run texts and pictures through a model. Reads text with the model's own tokenizer; needs no torch."""
+"""Run texts and images through a model, with its own tokenizer and without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run texts, and pairs of texts, through a loaded model and say what it makes of each."""
+"""Run texts and pairs of texts through a loaded model, and return its answers."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from onnxtool.progress import Stage, tell
 Item = str | tuple[str, str] | TextInput
 AnItem = TypeVar("AnItem")
 
-# Texts are read and sorted by length this many at a time, so that batches are even and any number of them fits.
+# Texts are tokenized and sorted by length this many at a time, for even batches and bounded memory.
 _TEXTS_AT_A_TIME = 1024
-# Fewer where answers are handed on at once, so that the first come soon.
+# Fewer if answers are streamed, so that the first ones arrive soon.
 _STREAMED_AT_A_TIME = 256
 # A table of all pairs grows with the square of the texts.
 MAX_SIMILARITIES = 1000
@@ -40,14 +40,14 @@ _TOP_TERMS = 10
 
 
 class Asked(Options):
-    """How a model is to answer, as a user says it.
+    """User options for answers.
 
     Attributes:
-        query: makes a pair with every text that is none.
+        query: paired with every single text.
         prompt: as in TextModel.tokenize.
         task: as in TextModel.tokenize.
-        long: what becomes of long texts; None for what suits the model.
-        top_k: the most candidates for a text; None for what the head gives by itself.
+        long: handling of long texts; None for the model's default.
+        top_k: the maximum number of candidates per text; None for the head's default.
     """
 
     query: str | None = None
@@ -59,7 +59,7 @@ class Asked(Options):
 
 @dataclass
 class Counts:
-    """How many texts and windows were read so far, and how many of them are cut, in windows, empty or padded."""
+    """Counts of texts and windows read so far, and of truncated, windowed, empty and padded ones."""
 
     texts: int = 0
     windows: int = 0
@@ -71,7 +71,7 @@ class Counts:
 
 @dataclass
 class Read:
-    """What was answered so far, a text an entry; the queries that texts were ranked for, and what was counted."""
+    """Answers so far, one entry per text, with the queries of rankings and the counts."""
 
     counts: Counts = field(default_factory=Counts)
     answers: list[TextAnswer] = field(default_factory=list)
@@ -81,10 +81,10 @@ class Read:
 
 
 def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> InferReport:
-    """Answer for each of N texts, in their order.
+    """Answer each of N texts, in order.
 
     Raises:
-        InputError: there are no texts, or the model takes no pairs, or only pairs, or windows do not go with it.
+        InputError: there are no texts, the model takes no pairs or only pairs, or it does not support windows.
     """
     model = model.of_task(model.task_of(asked.task))
     texts, asked = _checked(model, texts, asked)
@@ -100,20 +100,20 @@ def answer_texts(model: TextModel, texts: Sequence[Item], asked: Asked) -> Infer
 
 
 def stream_answers(model: TextModel, texts: Iterable[Item], asked: Asked, total: int = 0) -> Iterator[InferReport]:
-    """Answer for texts as they come, in their order, and hold a part of them at a time.
+    """Answer texts as they arrive, in order, holding only part of them at a time.
 
     Args:
-        model: answers.
-        texts: texts and pairs; their ids need not differ.
-        asked: how they are answered.
-        total: about how many there are; 0 where that is not known.
+        model: the model.
+        texts: texts and pairs; their ids need not be unique.
+        asked: the user's options.
+        total: the approximate number of texts; 0 if unknown.
 
     Yields:
-        A report of each part, without similarities and rankings, which are of all texts; its notes are of all texts
-        so far.
+        A report for each part, without similarities and rankings, which need all texts; its notes cover all texts so
+        far.
 
     Raises:
-        InputError: as `answer_texts`, once the text comes.
+        InputError: as for `answer_texts`, when the text is reached.
     """
     model = model.of_task(model.task_of(asked.task))
     counts = Counts()
@@ -128,7 +128,7 @@ def stream_answers(model: TextModel, texts: Iterable[Item], asked: Asked, total:
 
 
 def _checked(model: TextModel, texts: Sequence[Item], asked: Asked) -> tuple[Sequence[TextInput], Asked]:
-    """Return texts with their queries, and what was asked for with what suits the model where nothing was said."""
+    """Return texts with their queries, and the options with the model's defaults filled in."""
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
     named = [_named(item, asked.query) for item in texts]
@@ -141,7 +141,7 @@ def _checked(model: TextModel, texts: Sequence[Item], asked: Asked) -> tuple[Seq
 
 
 def in_parts(texts: Iterable[AnItem]) -> Iterator[tuple[AnItem, ...]]:
-    """Yield texts that are streamed in groups, in their order."""
+    """Yield streamed texts in groups, in order."""
     rest = iter(texts)
     while part := tuple(islice(rest, _STREAMED_AT_A_TIME)):
         yield part
@@ -159,10 +159,10 @@ def _report(model: TextModel, asked: Asked, read: Read) -> InferReport:
 
 
 def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: InferOptions) -> InferReport:
-    """Answer with the terms of queries that are looked up, in their order.
+    """Answer with the terms of looked-up queries, in order.
 
     Raises:
-        InputError: there are no texts, one cannot be read, or an option is for a model that runs.
+        InputError: there are no texts, one cannot be read, or an option needs a model run.
     """
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
@@ -216,7 +216,7 @@ def _require_form(model: TextModel, texts: Sequence[TextInput]) -> None:
 
 
 def _task_of_tokens(model: TextModel, texts: Sequence[TextInput], task: str | None) -> str | None:
-    """Return what the texts of late interaction are for: documents, unless something else is asked for.
+    """Return the task of late-interaction texts: documents unless requested otherwise.
 
     Raises:
         InputError: some texts have a query and others have none, or queries are to be ranked for a query.
@@ -269,7 +269,7 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: Asked, rea
 
 
 def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: Read) -> Iterator[Answer]:
-    """Answer with the similarity to the query of each text, or with its vectors where it has none."""
+    """Answer with each text's similarity to its query, or with its vectors if it has none."""
     is_mean = isinstance(model.head, TokensOfTexts) and model.head.is_mean
     for place, text in enumerate(texts):
         if text.query is None:
@@ -292,7 +292,7 @@ def _read_answers(
     windows: Sequence[Sequence[EncodedText]],
     top_k: int | None,
 ) -> list[Answer]:
-    """Answer for each text, running windows of similar length together."""
+    """Answer each text, batching windows of similar length."""
     flat = [window for group in windows for window in group]
     readings: dict[int, Any] = {}
     for positions in model.batch_rules.batches([len(window) for window in flat]):
@@ -326,12 +326,12 @@ def _text_answer(
 
 
 def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:
-    """Return codes as integers, and floats as the shortest decimals that are the same float32."""
+    """Return codes as integers, and floats as the shortest decimals that round-trip to the same float32."""
     return tuple(vector.tolist() if vector.dtype.kind in "iu" else (float(str(value)) for value in vector))
 
 
 def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]:
-    """Return the cosine of every pair of embeddings, or nothing with a note where the table would be huge."""
+    """Return the cosine of every pair of embeddings, or nothing with a note if the table would be huge."""
     count = len(read.vectors)
     if count < 2 or not isinstance(model.head, Embeddings):
         return ()
@@ -352,7 +352,7 @@ def _rankings(answers: Sequence[TextAnswer]) -> tuple[Ranking, ...]:
 
 
 def _notes(model: TextModel, asked: Asked, counts: Counts) -> list[str]:
-    """Say what a user should know of how the texts were read."""
+    """Return notes for the user on how the texts were read."""
     notes = list(model.reading_notes)
     if asked.task is None and (note := model.route_note):
         notes.append(note)

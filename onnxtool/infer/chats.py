@@ -1,4 +1,4 @@
-"""How texts are read: cut, in windows or refused where they are too long, or put into a chat template."""
+"""Read texts: truncate, split or refuse long ones, and render chat templates."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from onnxtool.infer.options import LongText, Overlap, check_overlap
 from onnxtool.options import Options, checked
 from onnxtool.reports import short_repr
 
-_OVERLAP = 4  # neighbouring windows share one token of so many
+_OVERLAP = 4  # by default neighbouring windows share this fraction of their tokens
 
 
 class LongTexts(Options):
-    """How long texts are read.
+    """Handling of long texts.
 
     Attributes:
-        way: `truncate` reads what fits, `window` reads all of a text in windows, and `fail` refuses it.
-        overlap: tokens that neighbouring windows share; None for a quarter of what the model takes.
+        way: `truncate` reads the part that fits, `window` reads the whole text in windows, and `fail` refuses it.
+        overlap: number of tokens shared by neighbouring windows; None for a quarter of the model's limit.
     """
 
     way: LongText = "truncate"
@@ -35,7 +35,7 @@ class LongTexts(Options):
     @classmethod
     @checked
     def of(cls, way: LongTexts | str) -> LongTexts:
-        """Return `way`, made of its name where it is one.
+        """Return `way`, converted if it is a name.
 
         Raises:
             InputError: there is no such way.
@@ -52,17 +52,17 @@ class LongTexts(Options):
         *,
         first: int = 1,
     ) -> list[list[EncodedText]]:
-        """Read each of `texts` as windows that are no longer than `limit`.
+        """Tokenize each of `texts` as windows no longer than `limit`.
 
         Args:
-            tokenizer: reads them.
+            tokenizer: the tokenizer.
             texts: texts, and pairs of texts.
-            limit: the most tokens of a window; None where there is no limit.
-            options: how they are read.
+            limit: the maximum number of tokens per window; None for no limit.
+            options: tokenization options.
             first: the number of the first text, for errors.
 
         Raises:
-            InputError: a text is no Unicode text, or has no tokens or too many.
+            InputError: a text is not valid Unicode, or has no tokens or too many.
         """
         require_unicode(texts, first)
         if limit is None or self.way != "window":
@@ -77,7 +77,7 @@ class LongTexts(Options):
 
     @checked
     def overlap_of(self, limit: Limit) -> int:
-        """Return how many tokens neighbouring windows of `limit` share."""
+        """Return the number of tokens shared by neighbouring windows of `limit`."""
         return limit.tokens // _OVERLAP if self.overlap is None else self.overlap
 
 
@@ -94,7 +94,7 @@ def _require_whole(texts: Sequence[EncodedText], limit: Limit, first: int) -> No
 
 
 def _require_tokens(texts: Sequence[Text], read: Sequence[EncodedText], first: int) -> None:
-    """Refuse a text without any token, which leaves nothing to pool over."""
+    """Refuse a text without any tokens, which leaves nothing to pool."""
     for number, (text, tokens) in enumerate(zip(texts, read, strict=True), start=first):
         if not len(tokens):
             raise InputError(
@@ -104,13 +104,13 @@ def _require_tokens(texts: Sequence[Text], read: Sequence[EncodedText], first: i
 
 
 _AS_WRITTEN = ReadOptions(adds_special=False)
-_MOST_ENDS = 256  # that are remembered: one for each prompt, task and form of a text
+_MOST_ENDS = 256  # cached entries: one per prompt, task and form of a text
 
 
 @short_repr
 @dataclass(frozen=True)
 class Chats:
-    """A template, and the tokenizer that reads what it makes. Threads may share it."""
+    """A template, and the tokenizer for its output. Threads may share it."""
 
     template: ChatTemplate
     tokenizer: TextTokenizer
@@ -126,18 +126,18 @@ class Chats:
         task: str | None = None,
         first: int = 1,
     ) -> list[list[EncodedText]]:
-        """Read each of N texts, or pairs of texts, as one window.
+        """Tokenize each of N texts, or pairs of texts, as one window.
 
         Args:
             texts: texts, and pairs of texts.
-            prompt: what the system says; empty for nothing.
-            limit: the most tokens; None where there is no limit.
-            long: what becomes of longer ones, which are not read in windows: a template is for a whole text.
+            prompt: the system message; empty for none.
+            limit: the maximum number of tokens; None for no limit.
+            long: handling of longer texts; windows are not possible, because a template is for a whole text.
             task: as in ChatTemplate.render.
             first: the number of the first text, for errors.
 
         Raises:
-            InputError: the template fails, leaves a part of a pair out, or a text has no tokens or too many.
+            InputError: the template fails or omits part of a pair, or a text has no tokens or too many.
         """
         require_unicode(texts, first)
         if any(isinstance(text, tuple) for text in texts):
@@ -162,7 +162,7 @@ class Chats:
         self.template.require_pairs()
 
     def _with_end(self, window: EncodedText, text: Text, prompt: str, task: str | None) -> EncodedText:
-        """Write what the template has behind a text over the last tokens of one that was cut."""
+        """Overwrite the last tokens of a truncated text with the template's ending."""
         if not self.template.restores_end:
             return window
         key = (prompt, task, isinstance(text, str))

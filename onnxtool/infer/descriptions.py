@@ -1,4 +1,4 @@
-"""A file of another exporter has no stamp: what a user says of it is checked against the file, and read as one.
+"""User descriptions of files without a stamp, made by other exporters: checked against the file, then used as a stamp.
 
 Letters of shapes: B batch, S sequence, H hidden size, V vocabulary, L labels.
 """
@@ -25,7 +25,7 @@ from onnxtool.model_file.wire import read_nodes
 from onnxtool.reports import TensorInfo
 
 _SPARSE, _DENSE = "sparse-encoding", "sentence-similarity"
-# The axes of an output that tasks are read from: [B, L] or [B, S, L], or what a graph has pooled, [B, H] or [B, V].
+# Axes of the outputs that identify tasks: [B, L] or [B, S, L], or pooled outputs, [B, H] or [B, V].
 _RANKS = {
     **dict.fromkeys((_DENSE, _SPARSE), (2, 3)),
     **dict.fromkeys(("text-classification", RANKING, "question-answering"), (2,)),
@@ -36,11 +36,11 @@ _ASSUMED = "assumed, as no file says it"
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is read: as its stamp says, as a user says, or as its outputs and its checkpoint tell.
+    """The interpretation of a file, from its stamp, the user's description, or its outputs and checkpoint.
 
     Attributes:
-        stored: the folder of the checkpoint, before anything was said of it.
-        said: what a user says of the file.
+        stored: the checkpoint's folder without the user's description.
+        said: the user's description of the file.
     """
 
     model: ModelFile
@@ -49,7 +49,7 @@ class Reading:
 
     @cached_property
     def folder(self) -> CheckpointFolder:
-        """The folder, with modules that pool and scale as a user says, in place of those of its modules.json."""
+        """The folder, with pooling and normalization from the user's description instead of modules.json."""
         known, said = self.stored.sentence_modules, self.said
         if said.pooling is None and said.normalize is None:
             return self.stored
@@ -67,10 +67,10 @@ class Reading:
         return replace(self.stored, described=replace(known, modules=tuple(modules)))
 
     def task(self, vocabulary_size: int) -> str:
-        """Return what the file is for, by the number of tokens of its tokenizer where only its outputs tell.
+        """Return the file's task, deduced from its outputs and vocabulary size if it is not stated.
 
         Raises:
-            OptionError: what was said contradicts the stamp, or the outputs.
+            OptionError: the description contradicts the stamp or the outputs.
         """
         said, stamps = self.said, {key: self.model.metadata.get(key) for key in (TASK_KEY, HEAD_KEY)}
         for value, key, name in ((said.task, TASK_KEY, "--task"), (said.head, HEAD_KEY, "--head")):
@@ -85,15 +85,15 @@ class Reading:
             task = deduce_task(self.model, self.folder, vocabulary_size)
             return _DENSE if task == UNKNOWN_TASK and said.pooling is not None else task
         ranks = {len(info.shape) for info in self.model.structure.outputs}
-        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(said.purpose, ranks)):  # 0: not said
+        if 0 not in ranks and ranks.isdisjoint(_RANKS.get(said.purpose, ranks)):  # 0: not stated
             raise self._refused("--task" if said.task else "--head", f"gives nothing for {said.purpose}")
         return said.purpose
 
     def described(self, head: AnyHead) -> AnyHead:
-        """Return `head` for vectors that the graph has pooled and a user scales, or for a graph of probabilities.
+        """Return `head` adapted to vectors pooled by the graph and normalized by the user, or to probabilities.
 
         Raises:
-            OptionError: something was said that contradicts the file, or does not apply to what it gives.
+            OptionError: the description contradicts the file, or does not apply to its outputs.
         """
         said, is_stamped, is_dense = self.said, stated_task(self.model) != "", isinstance(head, Embeddings)
         pools = gives_states(self.model) and isinstance(head, Embeddings | Terms)
@@ -113,7 +113,7 @@ class Reading:
         return replace(head, activation=same) if isinstance(head, Scores) and self._gives_probabilities else head
 
     def notes(self, head: AnyHead, task: str) -> tuple[str, ...]:
-        """Say how the file is read for `task` by `head`, and by what, where it has no stamp or something was said."""
+        """Explain how `head` reads the file for `task`, and why, if it has no stamp or has a description."""
         said, is_stamped = self.said.given, stated_task(self.model) != ""
         notes = []
         if task == UNKNOWN_TASK:
@@ -127,7 +127,7 @@ class Reading:
             scaled = f"scaled to length 1 ({said['--normalize']})" if head.after else "taken as they are"
             notes.append(f"vectors are pooled by the graph, and {scaled}")
         elif isinstance(head, Embeddings):
-            if head.pooling is not None and head.is_stated:  # else its own note says so
+            if head.pooling is not None and head.is_stated:  # otherwise its own note covers this
                 notes.append(f"{head.pooling.description} ({self._source('--pooling', 'Pooling')})")
             scaled = "" if head.normalizes else "not "
             notes.append(f"vectors are {scaled}scaled to length 1 ({self._source('--normalize', 'Normalize')})")
@@ -140,13 +140,13 @@ class Reading:
         return tuple(notes)
 
     def _source(self, option: str, kind: str) -> str:
-        """Name what says how vectors are made: an option, or the module of a kind."""
+        """Name the source of a vector setting: an option, or a module of this kind."""
         is_stored = kind in self.stored.sentence_modules.kinds
         return self.said.given.get(option) or (f"{MODULES_NAME} of {self.stored.path}" if is_stored else _ASSUMED)
 
     @cached_property
     def _gives_probabilities(self) -> bool:
-        """Whether a file without a stamp makes probabilities of its logits itself: in "logits", or the first [B, L]."""
+        """Whether a file without a stamp returns probabilities itself: in "logits", or the first [B, L]."""
         names = [info.name for info in self.model.structure.outputs if len(info.shape) == 2]
         read = "logits" if "logits" in names else names[0] if names else ""
         ends = (node.op_type for node in read_nodes(self.model.path) if read in node.outputs)
@@ -162,7 +162,7 @@ class Reading:
 
 UNKNOWN_TASK = "unknown"
 
-_EMBEDDINGS = frozenset({"sentence_embedding", "text_embeds"})  # the second one of a dual encoder
+_EMBEDDINGS = frozenset({"sentence_embedding", "text_embeds"})  # second output of a dual encoder
 _HIDDEN_STATES = frozenset({"last_hidden_state", "token_embeddings"})
 
 
@@ -172,9 +172,9 @@ def stated_task(model: ModelFile) -> str:
 
 
 def deduce_task(model: ModelFile, folder: CheckpointFolder, vocabulary_size: int) -> str:
-    """Deduce the task from names and shapes of the outputs and from the checkpoint's files.
+    """Deduce the task from output names and shapes and the checkpoint's files.
 
-    Conservative: what could be two things is UNKNOWN_TASK, and the model is answered with shapes.
+    Conservative: ambiguous cases are UNKNOWN_TASK, for which answers are shapes.
     """
     outputs = {info.name: info for info in model.structure.outputs}
     if "sparse" in outputs or {"output_idx", "output_weights"} <= set(outputs):
@@ -201,7 +201,7 @@ def _task_of_logits(logits: TensorInfo, folder: CheckpointFolder, vocabulary_siz
         case (_, _, int(width)) if width >= vocabulary_size:
             if folder.sentence_modules.find("SpladePooling") is not None:
                 return "sparse-encoding"
-            # A decoder gives logits of the same shape; only masked language models have a token to fill in.
+            # A decoder returns logits of the same shape; only masked language models have a mask token.
             return "fill-mask" if _has_mask_token(folder) else "text-generation"
     return UNKNOWN_TASK
 

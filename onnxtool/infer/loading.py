@@ -1,4 +1,4 @@
-"""Load a model with its tokenizer, to encode texts and to answer for them."""
+"""Load a model with its tokenizer, to encode and answer texts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from onnxtool.runtime.tokens import open_tokenizer
 
 @short_repr
 class LoadedModel(TextModel):
-    """A model that encodes texts and answers for them, made by `load`."""
+    """A model that encodes and answers texts, created by `load`."""
 
     @checked
     def answer(
@@ -53,19 +53,19 @@ class LoadedModel(TextModel):
         long: LongTexts | Long = None,
         top_k: TopK = None,
     ) -> InferReport:
-        """Say what the model makes of each of N texts, or of pairs of texts, in their order.
+        """Return the model's answer for each of N texts, or pairs of texts, in order.
 
         Args:
             texts: N texts, with or without an id, or pairs of a query and a text; or one text.
-            query: makes a pair with every text that is none.
+            query: paired with every single text.
             prompt: as in `tokenize`.
-            task: as in `encode`; None for documents in late interaction, where a query reads itself as one.
-            long: as in `windows`; None for windows where the task is to find something in a text, else they are cut.
-            top_k: the most candidates for a text; None for all labels of a classifier, and a few of anything else.
+            task: as in `encode`; in late interaction, None means documents, and queries are always read as queries.
+            long: as in `windows`; None for windows if the task is to find something in a text, otherwise truncation.
+            top_k: the maximum number of candidates per text; None for all labels of a classifier, and a few otherwise.
 
         Raises:
-            InputError: there are no texts, one cannot be read, or the model takes no pairs, or only pairs.
-            SessionError: onnxruntime fails, or gives what is not a finite number.
+            InputError: there are no texts, one cannot be read, or the model takes no pairs or only pairs.
+            SessionError: onnxruntime fails, or returns a value that is not finite.
         """
         read = None if long is None else LongTexts.of(long)
         return answer_texts(self, tuple(several(texts)), Asked(query, prompt, task, read, top_k))
@@ -79,7 +79,7 @@ class LoadedModel(TextModel):
         asked: Asked = Asked(),  # noqa: B008  frozen
         total: int = 0,
     ) -> Iterator[InferReport]:
-        """Answer as `answer` does for any number of texts, a few hundred at a time; see `stream_answers`."""
+        """Answer any number of texts like `answer`, a few hundred at a time; see `stream_answers`."""
         return stream_answers(self, several(texts), asked if query is None else replace(asked, query=query), total)
 
 
@@ -99,25 +99,25 @@ def load(
     """Load the model at `model_path` with its tokenizer.
 
     Args:
-        model_path: the ONNX file; its tokenizer is found beside it.
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
-        description: what a file of another exporter is for and how its outputs are read; None for what the file and
-            its checkpoint say, and as `reading_notes` of the result says.
+        model_path: the ONNX file; its tokenizer is found next to it.
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
+        description: the task and output interpretation of a file from another exporter; None to use the file and its
+            checkpoint, as reported in the result's `reading_notes`.
         provider: `auto`, `cpu` or `cuda`.
-        threads: intra-op threads; 0 for one a core.
-        inter_threads: operators that may run at once; 0 for one after the other.
-        representation: of an M3 embedder (bge-m3), which of its vectors: `dense`, `sparse` or `colbert`; None for
-            dense, and for every other model.
-        encoder_path: the encoder of an encoder-decoder; None for the file that the decoder names.
-        partner_path: of a checkpoint that encodes queries and documents by different models, the file of the other
-            one; None for the file that this one names. It is loaded once texts come that it is for.
+        threads: intra-op threads; 0 for one per core.
+        inter_threads: operators that may run in parallel; 0 for sequential execution.
+        representation: vector type of an M3 embedder (bge-m3): `dense`, `sparse` or `colbert`; None for dense, and for
+            all other models.
+        encoder_path: the encoder of an encoder-decoder; None for the file named in the decoder.
+        partner_path: for a checkpoint with different models for queries and documents, the other file; None for the
+            file named in this one. It is loaded when first needed.
 
     Raises:
-        InputError: there is no tokenizer, a file of the checkpoint asks for what is not computed here, or the graph's
-            inputs have each other's names.
+        InputError: there is no tokenizer, the checkpoint has unsupported settings, or the graph's input names are
+            swapped.
         ModelFileError: the file or its external data cannot be used.
-        OptionError: the description contradicts the stamp of the file, or does not apply to what it gives.
-        ProviderError: the provider cannot run here; the model never runs on another one than asked for.
+        OptionError: the description contradicts the file's stamp, or does not apply to its outputs.
+        ProviderError: the provider cannot run here; there is no silent fallback to another one.
         SessionError: onnxruntime cannot load the model.
     """
     path = Path(model_path)
@@ -127,7 +127,7 @@ def load(
     tokenizer = open_tokenizer(reading.stored)
     task = reading.task(tokenizer.vocabulary_size)
     encoder = find_encoder(model, None if encoder_path is None else Path(encoder_path))
-    reads = encoder or model  # the graph that takes texts
+    reads = encoder or model  # the graph that reads texts
     require_named_inputs(reads)
     limit = text_limit(reads, folder, task)
     of_tasks = ((name, limit_of_task(reads, folder, name)) for name in TASKS)
@@ -215,10 +215,10 @@ def encode(
 ) -> AnyVectors | AnyVector:
     """Load the model at `model_path` and return the vectors of `texts`; see `load` and `LoadedModel.encode`.
 
-    For queries that are looked up, no session is opened.
+    For looked-up queries, no session is opened.
 
     Raises:
-        OnnxtoolError: the model cannot be loaded, gives no vectors, or a text cannot be read.
+        OnnxtoolError: the model cannot be loaded or returns no vectors, or a text cannot be read.
     """
     is_stored = vectors_as is not None or dimensions is not None or ranges is not None  # of no sparse vectors
     is_stored |= description is not None

@@ -1,4 +1,4 @@
-"""What `onnxtool infer` is asked for, and the options that it shares with benchmarks and corpora."""
+"""Options of `onnxtool infer`, and options shared with benchmarks and corpora."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onnxtool.runtime.providers import Provider
 
 LONG_TEXTS = ("truncate", "window", "fail")
 TEXT_TASKS = ("query", "document")
-# What a file may be said to be for, as the stamp of an export says it, and the heads of `export` with what each is for.
+# Tasks for describing a file, as stamped by an export, and the heads of `export` with their tasks.
 FILE_TASKS = (
     *("sentence-similarity", "sparse-encoding", LATE_INTERACTION, RANKING, "text-classification"),
     *("token-classification", "question-answering", "fill-mask", "feature-extraction", "text-generation"),
@@ -49,7 +49,7 @@ ModelName = Annotated[
 Prompt = Annotated[
     str | None,
     Option(
-        "Written before each text: the name of one of the checkpoint's prompts, or the prompt itself; '' for none.",
+        "Prompt before each text: the name of one of the checkpoint's prompts, or the prompt itself; '' for none.",
         default="as the checkpoint says",
     ),
 ]
@@ -57,26 +57,26 @@ TextTask = Annotated[str | None, Option(choices=TEXT_TASKS)]
 AnyTask = Annotated[
     str | None,
     Option(
-        "Read texts as queries or as documents (query, document): with the prompt of that name, and the length and the "
-        f"tokens that count of the checkpoint. Or what a file of another exporter is for: {', '.join(FILE_TASKS)}.",
+        "Read texts as queries or documents (query, document), with the checkpoint's prompt of that name, length and "
+        f"counting tokens. Or the task of a file from another exporter: {', '.join(FILE_TASKS)}.",
         choices=(*TEXT_TASKS, *FILE_TASKS),
         metavar="TASK",
-        default="document for late interaction, else neither; files of onnxtool say what they are for",
+        default="document for late interaction, otherwise neither; onnxtool's own files state their task",
     ),
 ]
 FileTask = Annotated[
     str | None,
     Option(
-        f"What a file of another exporter is for: {', '.join(FILE_TASKS)}.",
+        f"Task of a file from another exporter: {', '.join(FILE_TASKS)}.",
         choices=FILE_TASKS,
         metavar="TASK",
-        default="as the file says, or its outputs tell",
+        default="stated in the file, or deduced from its outputs",
     ),
 ]
 FileHead = Annotated[
     str | None,
     Option(
-        "How the outputs of a file of another exporter are read, as the head of that name of export.",
+        "Output interpretation of a file from another exporter, as for the export head of that name.",
         choices=tuple(FILE_HEADS),
         default="as --task says",
     ),
@@ -84,7 +84,7 @@ FileHead = Annotated[
 FilePooling = Annotated[
     str | None,
     Option(
-        "How a file that gives a state for each token is pooled; max or sum of the logits of a sparse encoder.",
+        "Pooling of a file that returns token states; max or sum for the logits of a sparse encoder.",
         choices=POOLING,
         default="as modules.json of the checkpoint says",
     ),
@@ -92,7 +92,7 @@ FilePooling = Annotated[
 Normalized = Annotated[
     bool | None,
     Option(
-        "Scale embeddings that a file of another exporter gives to length 1.",
+        "Scale embeddings of a file from another exporter to length 1.",
         name="normalize",
         default="as modules.json of the checkpoint says",
     ),
@@ -100,7 +100,7 @@ Normalized = Annotated[
 Representation = Annotated[
     str | None,
     Option(
-        "Of an M3 embedder (bge-m3): a vector for each text, weights of its terms, or a vector for each token.",
+        "For an M3 embedder (bge-m3): one vector per text, term weights, or one vector per token.",
         choices=("dense", "sparse", "colbert"),
         default="dense",
     ),
@@ -108,10 +108,10 @@ Representation = Annotated[
 Long = Annotated[
     str | None,
     Option(
-        "What happens to texts that are longer than the model takes: cut, read in windows, or refused. In a folder of "
-        "vectors, a window is a passage of its own, ID#0, ID#1 and so on.",
+        "Handling of texts beyond the model's limit: truncate, read in windows, or refuse. In a folder of "
+        "vectors, each window is a separate passage, ID#0, ID#1 and so on.",
         choices=LONG_TEXTS,
-        default="window for questions, else truncate",
+        default="window for questions, otherwise truncate",
     ),
 ]
 LongText = Annotated[str, Option(choices=LONG_TEXTS)]
@@ -121,11 +121,11 @@ Overlap = Annotated[
 
 
 class Described(Options, kw_only=True):
-    """Options that say of an ONNX file what it does not say itself, beside a `task` of the class that has them.
+    """Options that describe an ONNX file without a stamp, in addition to a class's `task`.
 
     Attributes:
-        head: how the outputs of the file are read, one of FILE_HEADS.
-        pooling: how the states of tokens become a vector, or the logits of tokens weights of terms; one of POOLING.
+        head: the interpretation of the outputs, one of FILE_HEADS.
+        pooling: the pooling of token states to a vector, or of token logits to term weights; one of POOLING.
         normalize: whether vectors are scaled to length 1.
     """
 
@@ -144,89 +144,89 @@ class Described(Options, kw_only=True):
 
     @property
     def text_task(self) -> str | None:
-        """What the texts are for, `query` or `document`; None for neither."""
+        """The texts' task, `query` or `document`; None for neither."""
         task: str | None = getattr(self, "task", None)
         return task if task in TEXT_TASKS else None
 
     @property
     def description(self) -> FileDescription:
-        """What was said of the file."""
+        """The description of the file."""
         task: str | None = getattr(self, "task", None)
         task = task if task in FILE_TASKS else None
         return FileDescription(task=task, head=self.head, pooling=self.pooling, normalize=self.normalize)
 
 
 class FileDescription(Described, kw_only=True):
-    """What a user says of an ONNX file that does not say it itself, as files of other exporters do not.
+    """A user's description of an ONNX file without a stamp, such as files from other exporters.
 
     Attributes:
-        task: what the file is for, one of FILE_TASKS; None for what `head` is for, or what the file says.
+        task: the file's task, one of FILE_TASKS; None for the task of `head`, or the file's own.
     """
 
     task: FileTask = None
 
     @property
     def purpose(self) -> str | None:
-        """What the file is for, which is the task, or that of the head."""
+        """The file's task: the stated one, or the head's."""
         return self.task or (None if self.head is None else FILE_HEADS[self.head])
 
     @property
     def as_head(self) -> str | None:
-        """The head, or the one that is for the task; None where neither says one."""
+        """The head, or the task's head; None if neither is given."""
         return self.head or next((head for head, task in FILE_HEADS.items() if task == self.task), None)
 
     @property
     def given(self) -> dict[str, str]:
-        """What was said, by `--task`, `--head`, `--pooling` or `--normalize`, and how it was written."""
+        """The options given, among `--task`, `--head`, `--pooling` and `--normalize`, as written."""
         named = (("task", self.task), ("head", self.head), ("pooling", self.pooling))
         scaled = {} if self.normalize is None else {"--normalize": f"--{'' if self.normalize else 'no_'}normalize"}
         return {f"--{name}": f"--{name} {value}" for name, value in named if value is not None} | scaled
 
 
 class InferOptions(Described):
-    """What to run, and how.
+    """Options of `infer`.
 
     Attributes:
         model_path: the ONNX file.
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
         texts: texts to run.
-        images: picture files to run, for a model of pictures.
-        query: makes a pair with every text; what pictures are ranked for.
-        text_model: the ONNX file of the other side of a dual encoder, which encodes the query for pictures.
-        input_path: a file of further texts, the folder of a test collection, or a folder or list of pictures.
-        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for that of the task,
-            or for the default.
-        task: what the texts are for, `query` or `document`; None for neither. Or one of FILE_TASKS, as of
-            FileDescription, and so are `head`, `pooling` and `normalize`.
-        representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
-        long: what happens to long texts, one of LONG_TEXTS; None for what suits the task.
-        overlap: tokens that neighbouring windows share; None for a quarter of a window.
-        top_k: the most candidates of a text; None for what suits the task.
+        images: image files to run, for an image model.
+        query: paired with every text; for images, the text to rank them for.
+        text_model: the ONNX file of the other side of a dual encoder, which encodes the query for images.
+        input_path: a file of further texts, the folder of a test collection, or a folder or list of images.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; None for the task's prompt,
+            or the default.
+        task: the texts' task, `query` or `document`; None for neither. Or one of FILE_TASKS, as in FileDescription,
+            like `head`, `pooling` and `normalize`.
+        representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
+        long: handling of long texts, one of LONG_TEXTS; None for the task's default.
+        overlap: number of tokens shared by neighbouring windows; None for a quarter of a window.
+        top_k: the maximum number of candidates per text; None for the task's default.
         provider: `auto`, `cpu` or `cuda`.
         threads: intra-op threads; 0 for one per core.
     """
 
     model_path: Annotated[PathField, Option("The ONNX file.", is_location=True)]
     model_name: ModelName = UNSET
-    texts: Annotated[ManyTexts, Option("A text to run; may be given several times.", name="text")] = NOTHING
-    images: Annotated[
-        ManyPaths, Option("A picture to run, of a model of pictures; may be given several times.", name="image")
-    ] = NOTHING
+    texts: Annotated[ManyTexts, Option("A text to run; may be repeated.", name="text")] = NOTHING
+    images: Annotated[ManyPaths, Option("An image to run, for an image model; may be repeated.", name="image")] = (
+        NOTHING
+    )
     query: Annotated[
         str | None,
         Option(
-            "Makes a pair with every text: a query to rank texts for, a question to answer from them, or a premise. "
-            "With --image, what to rank pictures for."
+            "Paired with every text: a query to rank texts for, a question to answer from them, or a premise. "
+            "With --image, the text to rank images for."
         ),
     ] = None
     text_model: Annotated[
-        OptionalPath, Option("The ONNX file that encodes --query, where --model_path encodes pictures.")
+        OptionalPath, Option("The ONNX file that encodes --query if --model_path encodes images.")
     ] = UNSET
     input_path: Annotated[
         OptionalPath,
         Option(
-            "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line, also with .gz; - "
-            "is stdin. Of the folder of a test collection, its documents. For a model of pictures, a folder of them, "
+            "A file of texts: .txt, or .jsonl with id, contents and, for pairs, query on each line, optionally .gz; - "
+            "is stdin. For the folder of a test collection, its documents. For an image model, a folder of images, "
             "or a file with a path, or id and image, on each line.",
             name="input",
             is_location=True,
@@ -240,7 +240,7 @@ class InferOptions(Described):
     top_k: Annotated[
         int | None,
         Option(
-            "Candidates for each text; of what is written, the tokens to draw from.",
+            "Candidates per text; for text generation, the tokens to sample from.",
             minimum=1,
             default="10 terms or tokens, 3 answers, all labels",
         ),
@@ -257,7 +257,7 @@ class InferOptions(Described):
 
 
 def check_overlap(long: str | None, overlap: int | None) -> None:
-    """Refuse tokens that windows share where there are no windows.
+    """Refuse an overlap without windows.
 
     Raises:
         OptionError: there are none.

@@ -1,6 +1,6 @@
-"""Run picture files through a model: vectors of pictures, and pictures ranked for a text.
+"""Run image files through a model: image vectors, and images ranked for a text.
 
-Letters of shapes: N pictures, B batch, H height, W width, P tokens of a page, D width of a vector.
+Letters of shapes: N images, B batch, H height, W width, P tokens of a page, D width of a vector.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from onnxtool.runtime.providers import Provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.text_feeds import text_feeds
 
-# What there is of a picture, with its axes: the vector of a dual encoder, or a vector for each token of a page.
+# Outputs for an image, with their axes: the vector of a dual encoder, or one vector per token of a page.
 _VECTORS = {"image_embeds": 2, "image_features": 2, TOKENS: 3}
-# Of 224 x 224 pixels, a picture is 600 KB of float32. A page that is cut is a batch by itself: 13 tiles of 512 x 512
-# pixels are 40 MB.
+# An image of 224 x 224 pixels takes 600 KB in float32. A tiled page is a batch by itself: 13 tiles of 512 x 512 pixels
+# take 40 MB.
 _BATCH_SIZE, _BATCH_OF_PAGES = 16, 1
 
 
 def takes_pictures(model: ModelFile) -> bool:
-    """Whether a graph takes pictures and no text, but for the tokens of pages."""
+    """Whether a graph takes images and no text, except for page tokens."""
     names = {info.name for info in model.structure.inputs}
     return PIXELS in names and ("input_ids" not in names or PROCESSOR_KEY in model.metadata)
 
@@ -60,17 +60,17 @@ def takes_pictures(model: ModelFile) -> bool:
 @short_repr
 @dataclass(frozen=True, eq=False)
 class PreparedPicture:
-    """A picture that is ready to run; it counts as one token where batches are counted in tokens.
+    """A preprocessed image; it counts as one token in token-based batching.
 
     Attributes:
-        feeds: what the graph takes, without an axis for the batch.
+        feeds: the graph's inputs, without a batch axis.
     """
 
     feeds: Feeds
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Those of its arrays: pictures of the same ones run together."""
+        """The shapes of its arrays: images with the same shapes are batched."""
         return tuple(array.shape for array in self.feeds.values())
 
     truncated = False
@@ -82,17 +82,17 @@ class PreparedPicture:
 @short_repr
 @dataclass(frozen=True)
 class PictureModel:
-    """A model that pictures can be run through. Nothing of it changes after loading: threads may share it.
+    """A model that runs on images. It does not change after loading, so threads may share it.
 
     Attributes:
         session: runs the graph.
         folder: the checkpoint's small files.
-        processor: makes of a picture what the graph takes.
-        inputs: those of the graph, by name.
-        parts: the id that stands for pixels, and how often it does for each tile or patch; None without such tokens.
-        vector: the name of the output that is read, float [B, D], or [B, P, D] with a vector for each token.
-        by_token: which of them it is.
-        task: what the model is for.
+        processor: converts an image to the graph's inputs.
+        inputs: the graph's inputs, by name.
+        parts: the id of the pixel placeholder, and its count per tile or patch; None without such tokens.
+        vector: the name of the output to read, float [B, D], or [B, P, D] with one vector per token.
+        by_token: whether it has one vector per token.
+        task: the model's task.
     """
 
     session: Session
@@ -106,15 +106,15 @@ class PictureModel:
 
     @checked
     def prepare(self, path: StrPath) -> PreparedPicture:
-        """Return what the graph takes of the picture at `path`.
+        """Return the graph's inputs for the image at `path`.
 
         Raises:
-            InputError: it is no picture, or the graph takes another size.
+            InputError: it is not an image, or the graph takes another size.
         """
         return self._fitting(self.processor.prepare(read_picture(Path(path))), str(path))
 
     def _fitting(self, feeds: Feeds, name: str) -> PreparedPicture:
-        """Return arrays of the sizes that the graph takes, or raise an InputError."""
+        """Return arrays with the sizes that the graph takes, or raise an InputError."""
         for info in self.inputs.values():
             if info.name not in feeds:
                 raise InputError(
@@ -142,7 +142,7 @@ class PictureModel:
         return PreparedPicture({name: feeds[name] for name in self.inputs})
 
     def blank(self) -> PreparedPicture:
-        """Return a white picture as the image processor makes it.
+        """Return a white image after preprocessing.
 
         Raises:
             InputError: the graph takes another size.
@@ -151,14 +151,14 @@ class PictureModel:
 
     @property
     def head(self) -> Embeddings:
-        """How vectors are read: as the graph gives them."""
+        """The interpretation of vectors: as returned by the graph."""
         blank = self.run([self.blank()])
         scales = isinstance(blank, np.ndarray) and bool(np.allclose(np.linalg.norm(blank), 1.0, atol=1e-3))
         return Embeddings(before=(), pooling=None, after=(), in_graph=True, normalizes=scales, is_stated=True)
 
     @property
     def batch_rules(self) -> BatchRules:
-        """What the graph takes at once, in pictures."""
+        """The graph's batching rules, in images."""
         size = self._fixed_batch
         return BatchRules(
             batch_size=size, sequence_length=None, max_texts=self._most, max_tokens=self._most, has_mask=True
@@ -168,10 +168,10 @@ class PictureModel:
     def tokenize(
         self, texts: StrPath | Iterable[StrPath], *, prompt: str | None = None, task: str | None = None
     ) -> list[PreparedPicture]:
-        """Read the pictures at N paths.
+        """Read the images at N paths.
 
         Raises:
-            InputError: one is no picture, the graph takes another size, or a prompt or task was passed.
+            InputError: one is not an image, the graph takes another size, or a prompt or task was passed.
         """
         if prompt is not None or task is not None:
             raise InputError("pictures take no prompt and no task", "leave them out")
@@ -179,9 +179,9 @@ class PictureModel:
 
     @checked
     def encode(self, paths: StrPath | Iterable[StrPath]) -> DenseVectors | TokenVectors:
-        """Return the vectors of N pictures, in their order: float32 [N, D], or those of their tokens.
+        """Return the vectors of N images, in order: float32 [N, D], or the vectors of their tokens.
 
-        Of one, whose path is passed alone, it is float32 [D], or float32 [its tokens, D].
+        For a single path, it is float32 [D], or float32 [its tokens, D].
 
         Raises:
             InputError: there are none, one cannot be read, or the graph takes another size.
@@ -198,9 +198,9 @@ class PictureModel:
 
     @checked
     def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
-        """Return the vectors of B pictures: float32 [B, D], or those of their tokens.
+        """Return the vectors of B images: float32 [B, D], or the vectors of their tokens.
 
-        Neighbours of one size run together.
+        Neighbouring images of the same size are batched.
 
         Raises:
             SessionError: onnxruntime fails, or gives what is not a finite number.
@@ -209,7 +209,7 @@ class PictureModel:
         return _joined([self._run(list(group)) for _, group in groups])
 
     def _run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
-        """Run pictures of one size; a graph of a fixed batch gets the last one again."""
+        """Run images of one size; a graph with a fixed batch size is filled up with the last one."""
         missing = (self._fixed_batch or len(pictures)) - len(pictures)
         batch = [*pictures, *[pictures[-1]] * missing]
         feeds: dict[str, NDArray[Any]] = {
@@ -251,16 +251,17 @@ def load_pictures(
     provider: Provider = "auto",
     threads: Threads = 0,
 ) -> PictureModel:
-    """Load the model of pictures at `model_path` with its image processor.
+    """Load the image model at `model_path` with its image processor.
 
     Args:
-        model_path: the ONNX file; preprocessor_config.json is found beside it.
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        model_path: the ONNX file; preprocessor_config.json is found next to it.
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
         provider: `auto`, `cpu` or `cuda`.
-        threads: intra-op threads; 0 for one a core.
+        threads: intra-op threads; 0 for one per core.
 
     Raises:
-        InputError: the graph takes no pictures alone, gives no vector of one, or its image processor is not computed.
+        InputError: the graph does not take images by themselves, returns no vector, or its image processor is
+        unsupported.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load the model.
@@ -301,10 +302,10 @@ def load_pictures(
 
 
 def _parts(model: ModelFile) -> tuple[int, Fraction]:
-    """Return which token stands for pixels, and how often it does for each tile or patch.
+    """Return the placeholder token for pixels, and its count per tile or patch.
 
     Raises:
-        InputError: the metadata, which is untrusted, does not say it.
+        InputError: the metadata, which is untrusted, does not state it.
     """
     token, count = (model.metadata.get(key, "") for key in (PLACEHOLDER_KEY, PLACEHOLDERS_KEY))
     if not re.fullmatch(r"\d{1,9}", token) or not re.fullmatch(r"[1-9]\d{0,5}(/[1-9]\d{0,5})?", count):
@@ -317,11 +318,11 @@ def _parts(model: ModelFile) -> tuple[int, Fraction]:
 
 
 def answer_pictures(options: InferOptions) -> InferReport:
-    """Run the pictures of `options` through a model, and rank them by cosine where there is a query.
+    """Run the images of `options` through a model, and rank them by cosine if there is a query.
 
     Raises:
-        InputError: an option is not for pictures, there are none, or one cannot be read.
-        OnnxtoolError: of `load_pictures`, or of `load` for the model of the query.
+        InputError: an option is not for images, there are none, or one cannot be read.
+        OnnxtoolError: as for `load_pictures`, or for `load` of the query's model.
     """
     _refuse_unused(options)
     model = load_pictures(
@@ -387,14 +388,14 @@ def _report(
 
 
 def _scores(query: DenseVectors | TokenVectors, pictures: DenseVectors | TokenVectors) -> list[float]:
-    """Return the cosine of each picture with the query, or its MaxSim where tokens have vectors."""
+    """Return the cosine of each image with the query, or its MaxSim if tokens have vectors."""
     if isinstance(query, TokenVectors) and isinstance(pictures, TokenVectors):
         return [float(score) for score in query.max_similarities(pictures)[0]]
     return [float(score) for score in cosine_similarities(np.concatenate([query, pictures]))[0, 1:]]
 
 
 def _refuse_unused(options: InferOptions) -> None:
-    """Refuse what is for texts alone.
+    """Refuse options that are only for texts.
 
     Raises:
         InputError: it was passed.
@@ -418,10 +419,10 @@ def _refuse_unused(options: InferOptions) -> None:
 
 
 def encode_query(model: PictureModel, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
-    """Return the vector of `query`, float32 [1, D], or those of its tokens.
+    """Return the vector of `query`, float32 [1, D], or the vectors of its tokens.
 
     Raises:
-        InputError: the model of texts is not named, gives other vectors, or comes from another checkpoint.
+        InputError: the text model is missing, returns other vectors, or comes from another checkpoint.
         OnnxtoolError: it cannot be loaded or run.
     """
     path = options.text_model
@@ -456,7 +457,7 @@ def _encode_text(path: Path, query: str, options: InferOptions) -> DenseVectors 
 
 
 def _encode_tokens(path: Path, query: str, options: InferOptions) -> DenseVectors | TokenVectors:
-    """Encode a query for pages: written as the processor of the checkpoint does, with a vector for each token."""
+    """Encode a query for pages: formatted by the checkpoint's processor, with one vector per token."""
     texts = ModelFile.open(path)
     if options.prompt is not None:
         raise InputError("queries for pages are written as the checkpoint's processor does", "leave --prompt out")

@@ -1,4 +1,4 @@
-"""What `infer` found out about texts, and what a model wrote after them."""
+"""Reports of `infer`: answers for texts, and generated text."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Span:
     Attributes:
         label: of an entity or word; `answer` for the answer to a question.
         text: the part.
-        start: its first character, counted from 0.
-        end: the character behind its last.
+        start: the index of its first character, from 0.
+        end: the index after its last character.
     """
 
     label: str
@@ -36,20 +36,20 @@ class Span:
 @short_repr
 @dataclass(frozen=True)
 class TextAnswer:
-    """What the model says about one text, or about a query and a text.
+    """The model's answer for one text, or for a query and a text.
 
     Attributes:
-        num_tokens: tokens the model read, special ones included; of all windows together.
-        truncated: whether the text was longer than the model takes, and cut.
+        num_tokens: number of tokens read, including special ones, over all windows.
+        truncated: whether the text exceeded the model's limit and was truncated.
         candidates: highest score first; empty for embeddings and spans.
-        outputs: name to shape of what the model returned, where no other answer is known.
-        id: what the input file calls the text; None where it has no name.
+        outputs: output shapes by name, if there is no other answer.
+        id: the text's id in the input file; None if it has none.
         query: the first text of a pair; None for a text by itself.
-        num_windows: how many windows the text was read in.
-        spans: entities and words in the order of the text; answers to a question with the best first.
-        vector: the embedding, as the shortest decimals that are the same float32; empty for other models.
-        token_vectors: likewise the vectors of the tokens that count, in late interaction; empty for other models, and
-            where texts are ranked.
+        num_windows: number of windows the text was read in.
+        spans: entities and words in text order; answers to a question, best first.
+        vector: the embedding, as the shortest decimals that round-trip to the same float32; empty for other models.
+        token_vectors: likewise the vectors of the counting tokens in late interaction; empty for other models, and
+            for rankings.
     """
 
     text: str
@@ -66,7 +66,7 @@ class TextAnswer:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Label to score of the candidates."""
+        """Scores of the candidates by label."""
         return {candidate.label: candidate.score for candidate in self.candidates}
 
 
@@ -75,8 +75,8 @@ class Ranking:
     """The texts of one query, best first.
 
     Attributes:
-        query: None where the texts were scored by themselves.
-        order: positions in `answers`, counted from 0; of equal scores the first comes first.
+        query: None if the texts were scored by themselves.
+        order: positions in `answers`, from 0; ties keep their order.
     """
 
     query: str | None
@@ -89,11 +89,11 @@ class InferReport:
     """Answers for a list of texts.
 
     Attributes:
-        kind: what the answers are: `terms`, `labels`, `scores`, `tokens`, `spans`, `similarities`,
+        kind: the kind of answers: `terms`, `labels`, `scores`, `tokens`, `spans`, `similarities`,
             `token_vectors` or `shapes`.
-        similarities: cosine of every pair of texts, for embeddings with more than one text; else empty.
-        rankings: for scores, one a query in the order of the queries; else empty.
-        notes: what a user should know about these answers.
+        similarities: cosine of every pair of texts, for embeddings with more than one text; otherwise empty.
+        rankings: for scores, one per query in the order of the queries; otherwise empty.
+        notes: notes for the user about these answers.
     """
 
     model: str
@@ -109,16 +109,16 @@ class InferReport:
 @short_repr
 @dataclass(frozen=True)
 class WrittenText:
-    """What a model wrote after one text.
+    """The text generated after one prompt.
 
     Attributes:
-        num_tokens: tokens of the text, special ones included.
-        truncated: whether the text was longer than the model takes, and cut.
-        generated: without special tokens, and without the stop that ended it.
-        token_ids: all tokens that were written.
-        finish_reason: `end` for a token that ends texts, `stop` for one of the stop texts, `length` for as many tokens
-            as were asked for, and `limit` for as many as the model takes.
-        id: what the input file calls the text; None where it has no name.
+        num_tokens: number of prompt tokens, including special ones.
+        truncated: whether the prompt exceeded the model's limit and was truncated.
+        generated: the generated text, without special tokens and without the stop text that ended it.
+        token_ids: all generated tokens.
+        finish_reason: `end` for an end-of-text token, `stop` for a stop text, `length` for the requested number of
+            tokens, and `limit` for the model's limit.
+        id: the prompt's id in the input file; None if it has none.
     """
 
     text: str
@@ -133,16 +133,16 @@ class WrittenText:
 @short_repr
 @dataclass(frozen=True)
 class GenerationReport:
-    """What a model wrote after a list of texts, in their order.
+    """The texts generated after a list of prompts, in order.
 
     Attributes:
         kind: `texts`.
         decoding: `greedy`, `sample`, `beam_search` or `beam_sample`.
-        num_generated: tokens of all answers.
-        generation_ms: from the first run to the last one, of all batches.
-        first_token_ms: to the first token of the first batch.
-        throughput_tokens_per_s: tokens written in a second, of all batches, the prompts' time included.
-        notes: what a user should know about these answers.
+        num_generated: number of tokens in all answers.
+        generation_ms: time from the first run to the last, over all batches.
+        first_token_ms: time to the first token of the first batch.
+        throughput_tokens_per_s: generated tokens per second over all batches, including prompt time.
+        notes: notes for the user about these answers.
     """
 
     model: str

@@ -23,7 +23,7 @@ from onnxtool.options import checked
 
 
 def given_texts(options: InferOptions) -> Iterator[TextInput]:
-    """Yield the texts of the options, then those of their file.
+    """Yield the texts of the options, then the texts of the input file.
 
     Raises:
         InputError: the file cannot be read.
@@ -39,16 +39,16 @@ def run_texts(
     *,
     texts: Sequence[TextInput] | None = None,
 ) -> InferReport:
-    """Load a model with its tokenizer, and answer each text by what the model is for; pictures, for a model of them.
+    """Load a model with its tokenizer, and answer each text, or each image for an image model, by the model's task.
 
     Queries of an inference-free sparse encoder (`task` or `prompt` is `query`) are looked up, and no model is loaded.
 
     Args:
         options: what to run.
-        texts: those of the options, where they are read already.
+        texts: the texts of the options, if already read.
 
     Raises:
-        OnnxtoolError: of `load`, or of `LoadedModel.answer`.
+        OnnxtoolError: as for `load` and `LoadedModel.answer`.
     """
     if takes_pictures(ModelFile.open(options.model_path)):
         return answer_pictures(options)
@@ -67,19 +67,19 @@ def stream_texts(
     texts: Iterator[TextInput] | None = None,
     generation: GenerateOptions | None = None,
 ) -> Iterator[InferReport | GenerationReport]:
-    """Answer as `run_texts` does, or with `generation` as `write_texts`, for any number of texts in bounded memory.
+    """Answer any number of texts in bounded memory, like `run_texts` or, with `generation`, like `write_texts`.
 
     Args:
         options: what to run.
-        texts: those of the options, where some are read already.
-        generation: how a model writes; None for one that does not.
+        texts: the texts of the options, if some are already read.
+        generation: the generation options; None for a model that does not generate.
 
     Yields:
-        A report for a few hundred texts at a time, in their order. The answers are as in one report of all texts;
-        there are no similarities and no rankings. Pictures come in one report.
+        A report for a few hundred texts at a time, in order. The answers are the same as in a single report, without
+        similarities and rankings. Images come in one report.
 
     Raises:
-        OnnxtoolError: as these, once it comes to the text.
+        OnnxtoolError: as for these, when the text is reached.
     """
     if takes_pictures(ModelFile.open(options.model_path)):
         yield replace(answer_pictures(options), similarities=(), rankings=())
@@ -107,7 +107,7 @@ def _stream_written(
     for part in in_parts(texts):
         report = writer.write(part, prompt=options.prompt, long=long, first=first)
         first += len(part)
-        yield replace(report, notes=())  # each answer says itself whether it, or its text, was cut
+        yield replace(report, notes=())  # each answer states whether it, or its text, was truncated
 
 
 def _refuse_pictures(options: InferOptions) -> None:
@@ -119,14 +119,14 @@ def _refuse_pictures(options: InferOptions) -> None:
 
 
 def _queries(options: InferOptions) -> StaticQueries | None:
-    """Return what looks the texts up, where they are queries of an inference-free sparse encoder."""
+    """Return the lookup table if the texts are queries of an inference-free sparse encoder."""
     if QUERY not in (options.text_task, options.prompt) or options.description.given:
         return None
     return load_queries(options.model_path, model_name=options.model_name)
 
 
 def _for_task(options: InferOptions) -> InferOptions:
-    """Return the options with the file that the texts are for, where queries and documents have one each."""
+    """Return the options with the file for these texts, if queries and documents have separate files."""
     path, model_name = find_file(options.model_path, options.model_name, options.text_task)
     return replace(options, model_path=path, model_name=model_name)
 
@@ -154,10 +154,10 @@ def write_texts(
     texts: Sequence[TextInput] | None = None,
     on_text: OnText | None = None,
 ) -> GenerationReport:
-    """Load a model that writes, and let it write after each text; `texts` are as in `run_texts`.
+    """Load a generative model, and generate after each text; `texts` as in `run_texts`.
 
     Raises:
-        OnnxtoolError: of `load_writer`, or of `Writer.write`.
+        OnnxtoolError: as for `load_writer` and `Writer.write`.
     """
     writer, long = _load_writer(options, generation)
     texts = tuple(given_texts(options)) if texts is None else texts

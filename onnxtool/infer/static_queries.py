@@ -1,4 +1,4 @@
-"""Queries of an inference-free sparse encoder, looked up: no session, no graph."""
+"""Look up queries of an inference-free sparse encoder, without session and graph."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from onnxtool.model_file import ModelFile
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.runtime.tokens import open_tokenizer
 
-QUERY = "query"  # the name of the prompt, and of the task, of queries
+QUERY = "query"  # the name of the queries' prompt and task
 
 
 @dataclass(frozen=True)
 class StaticQueries:
-    """The weights of queries' tokens. Nothing of it changes after loading: threads may share it."""
+    """The weights of query tokens. It does not change after loading, so threads may share it."""
 
     tokenizer: TextTokenizer
     table: SparseStaticEmbedding
@@ -30,10 +30,10 @@ class StaticQueries:
 
     @classmethod
     def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer) -> StaticQueries | None:
-        """Read the table; None for a checkpoint that runs its model on queries as well.
+        """Read the table; None for a checkpoint that runs its model on queries too.
 
         Raises:
-            InputError: the table is missing, or of another vocabulary.
+            InputError: the table is missing, or belongs to another vocabulary.
         """
         stored = folder.sentence_modules.query
         if stored is None:
@@ -47,7 +47,7 @@ class StaticQueries:
         return cls(tokenizer, table, Prompts.of(folder))
 
     def read(self, texts: Sequence[str], *, prompt: str | None = None) -> list[list[int]]:
-        """Return the tokens of N queries, without those that the tokenizer puts around a text."""
+        """Return the tokens of N queries, without added special tokens."""
         before = self.prompts.find(prompt, QUERY)
         encoded = self.tokenizer.encode([before + text for text in texts])
         return [
@@ -56,15 +56,15 @@ class StaticQueries:
 
     @checked
     def encode(self, texts: Iterable[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
-        """Return the terms of N queries, in their order.
+        """Return the terms of N queries, in order.
 
         Args:
             texts: N queries.
-            prompt: as in `LoadedModel.encode`; None for the prompt called `query`, where there is one.
-            keep_special: whether tokens that frame texts may be terms, where a query spells them out.
+            prompt: as in `LoadedModel.encode`; None for the prompt called `query`, if there is one.
+            keep_special: whether framing tokens may be terms if a query spells them out.
 
         Raises:
-            InputError: there are no texts, one is no Unicode text, or there is no such prompt.
+            InputError: there are no texts, one is not valid Unicode, or there is no such prompt.
         """
         texts = tuple(texts)
         if not texts:
@@ -73,7 +73,7 @@ class StaticQueries:
         return vectors if keep_special else vectors.without(self.tokenizer.framing_ids)
 
     def weigh(self, queries: Sequence[Sequence[int]]) -> SparseVectors:
-        """Return the terms of N queries, at least one, from their tokens."""
+        """Return the terms of N >= 1 queries from their tokens."""
         rows = [self.table.apply(ids) for ids in queries]
         return SparseVectors(
             np.cumsum([0, *(len(terms) for terms, _ in rows)], dtype=np.int64),
@@ -85,14 +85,14 @@ class StaticQueries:
 
 @checked
 def load_queries(model_path: StrPath, *, model_name: CheckpointName = None) -> StaticQueries | None:
-    """Load what encodes queries without a model, from the files beside the model at `model_path`.
+    """Load the query lookup table from the files next to the model at `model_path`.
 
     Args:
         model_path: the ONNX file, whose graph is not loaded.
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
 
     Returns:
-        None for a checkpoint that runs its model on queries as well.
+        None for a checkpoint that runs its model on queries too.
 
     Raises:
         InputError: there is no tokenizer, or the table cannot be read.

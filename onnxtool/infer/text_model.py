@@ -1,4 +1,4 @@
-"""A model with all that it takes to run texts through it: session, tokenizer, limit, prompts and head.
+"""A text model with everything needed to run it: session, tokenizer, limit, prompts and head.
 
 Letters of shapes: B batch, N texts, S sequence, H hidden size.
 """
@@ -42,12 +42,12 @@ from onnxtool.runtime.text_feeds import text_feeds
 
 @dataclass(frozen=True)
 class VectorForm:
-    """What becomes of vectors.
+    """Post-processing of vectors.
 
     Attributes:
-        dimensions: how many numbers are kept, the first; None for all.
-        normalizes: whether what is kept is scaled to length 1 again.
-        stored: how the numbers are stored; None for as they are.
+        dimensions: number of leading dimensions to keep; None for all.
+        normalizes: whether the truncated vectors are scaled to length 1 again.
+        stored: the storage type; None for no change.
     """
 
     dimensions: int | None = None
@@ -58,16 +58,16 @@ class VectorForm:
     def of(
         cls, head: AnyHead, *, vectors_as: str | None, ranges: RangesLike | None, dimensions: int | None
     ) -> VectorForm:
-        """Check what is asked for against what a model gives.
+        """Check the requested post-processing against a model's vectors.
 
         Args:
-            head: of the model.
-            vectors_as: one of VECTOR_TYPES; None for as the model gives them.
-            ranges: of int8 and uint8: float32 [2, W], or a file that `read_ranges` takes.
-            dimensions: how many numbers to keep; None for all.
+            head: the model's head.
+            vectors_as: one of VECTOR_TYPES; None for the model's own type.
+            ranges: ranges of int8 and uint8: float32 [2, W], or a file for `read_ranges`.
+            dimensions: number of dimensions to keep; None for all.
 
         Raises:
-            InputError: the model gives no such vectors, or ranges are missing, not asked for, or malformed.
+            InputError: the model returns no such vectors, or ranges are missing, superfluous or malformed.
         """
         if ranges is not None and vectors_as is None:
             raise InputError("ranges were passed, and vectors stay as they are", "pass vectors_as int8 or uint8")
@@ -90,10 +90,10 @@ class VectorForm:
         return cls(dimensions, isinstance(head, Embeddings) and head.normalizes, stored)
 
     def apply(self, vectors: Any) -> Any:
-        """Cut and store vectors of texts or of tokens.
+        """Truncate and quantize vectors of texts or tokens.
 
         Raises:
-            InputError: they have fewer numbers than are to be kept, or do not fit the ranges or bytes.
+            InputError: they have fewer dimensions than requested, or do not fit the ranges or whole bytes.
         """
         if self.dimensions is None and self.stored is None:
             return vectors
@@ -119,33 +119,33 @@ class VectorForm:
         return vectors if self.stored is None else self.stored.apply(vectors)
 
 
-# What a text can be for, as encode_query and encode_document of sentence-transformers.
+# Tasks of texts, as for encode_query and encode_document of sentence-transformers.
 TASKS = (QUERY, "document")
 AnyVectors = DenseVectors | SparseVectors | TokenVectors
-# Of one text: float32 [H], its terms, or float32 [its tokens, W].
+# The vector of one text: float32 [H], its terms, or float32 [its tokens, W].
 AnyVector = NDArray[np.float32] | SparseVector
 
 
 @short_repr
 @dataclass(frozen=True)
 class TextModel:
-    """A model that texts can be run through. Nothing of it changes after loading: threads may share it.
+    """A model that runs on texts. It does not change after loading, so threads may share it.
 
     Attributes:
         session: runs the graph.
-        tokenizer: turns texts into tokens.
+        tokenizer: converts texts to tokens.
         folder: the checkpoint's small files.
-        task: what the model is for, as its metadata says, else as deduced from its outputs.
-        limit: the most tokens of a text; None where there is no limit.
-        head: how the outputs are read.
-        batch_rules: what the graph takes at once.
-        num_ids: how many tokens the graph knows; None where that does not show.
-        prompts: what the checkpoint has written before texts.
-        limits: of queries and of documents, by task, where the checkpoint has others for these.
-        reading_notes: how a file is read that does not say it itself: by what was said of it, or what is assumed.
-        chats: what reads texts as chats; None for a model that takes them as they are.
-        partner_path: the file for the texts that this one is not for, of a checkpoint that encodes queries and
-            documents by different models; None for the one that the file names.
+        task: the model's task, from its metadata or deduced from its outputs.
+        limit: the maximum number of tokens per text; None for no limit.
+        head: the interpretation of the outputs.
+        batch_rules: the graph's batching rules.
+        num_ids: the number of tokens known to the graph; None if unknown.
+        prompts: the checkpoint's prompts.
+        limits: separate limits of queries and documents, by task, if the checkpoint has them.
+        reading_notes: notes on how a file without a stamp is interpreted, by description or assumption.
+        chats: renders texts as chats; None for a model that takes them as they are.
+        partner_path: for a checkpoint with different models for queries and documents, the other file; None for the
+            one named in the file.
         open_partner: loads that file.
     """
 
@@ -166,27 +166,27 @@ class TextModel:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether texts are encoded as weights of terms."""
+        """Whether texts are encoded as term weights."""
         return self.head.kind == "terms"
 
     @property
     def is_late_interaction(self) -> bool:
-        """Whether texts are encoded as a vector for each token."""
+        """Whether texts are encoded as one vector per token."""
         return isinstance(self.head, TokensOfTexts)
 
     @property
     def gives_vectors(self) -> bool:
-        """Whether the model encodes texts to vectors: a sentence encoder, a sparse one, or one of late interaction."""
+        """Whether the model encodes texts to vectors: a sentence, sparse or late-interaction encoder."""
         return isinstance(self.head, VectorHead)
 
     def of_task(self, task: str | None) -> TextModel:
-        """Return the model that encodes texts for a task: this one, or its partner, which is loaded the first time.
+        """Return the model that encodes texts for a task: this one, or its partner, which is loaded on first use.
 
         Args:
             task: `query` or `document`; None for this one.
 
         Raises:
-            InputError: the file for these texts is not there, or does not belong to this one.
+            InputError: the file for these texts is missing, or does not belong to this one.
             OnnxtoolError: it cannot be loaded.
         """
         path = self.session.model.path
@@ -194,7 +194,7 @@ class TextModel:
 
     @property
     def route_note(self) -> str:
-        """What a user should know who says nothing of what texts are for; empty where one file reads all of them."""
+        """A note for users who state no task; empty if one file reads all texts."""
         metadata = self.session.model.metadata
         others = [task for task in TASKS if task not in metadata.get(READS_KEY, ", ".join(TASKS)).split(", ")]
         if not others:
@@ -214,16 +214,16 @@ class TextModel:
     def tokenize(
         self, texts: str | Iterable[Text], *, prompt: str | None = None, task: TextTask = None
     ) -> list[EncodedText]:
-        """Read N texts, or pairs of texts, each cut to the model's limit.
+        """Tokenize N texts, or pairs of texts, truncated to the model's limit.
 
         Args:
             texts: texts, and pairs of texts; or one text.
-            prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
-                None for that of the task, or for the checkpoint's default where there is no task.
-            task: what the texts are for, `query` or `document`; None for neither.
+            prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none; None
+                for the task's prompt, or the checkpoint's default without a task.
+            task: the texts' task, `query` or `document`; None for neither.
 
         Raises:
-            InputError: a text is no Unicode text, or there is no such prompt or task.
+            InputError: a text is not valid Unicode, or there is no such prompt or task.
         """
         return [window for (window,) in self.windows(texts, prompt=prompt, task=task)]
 
@@ -238,19 +238,18 @@ class TextModel:
         first: int = 1,
         with_offsets: bool = False,
     ) -> list[list[EncodedText]]:
-        """Read N texts, or pairs of texts, each as one or more windows that the model takes.
+        """Tokenize N texts, or pairs of texts, each as one or more windows within the model's limit.
 
         Args:
             texts: texts, and pairs of texts; or one text.
             prompt: as in `tokenize`.
             task: as in `tokenize`.
-            long: what becomes of texts that are longer than the limit: `truncate`, `window` or `fail`, or with an
-                overlap as LongTexts.
+            long: handling of texts beyond the limit: `truncate`, `window` or `fail`, or LongTexts for an overlap.
             first: the number of the first text, for errors.
-            with_offsets: whether to say where in prompt and text the tokens are, which costs time.
+            with_offsets: whether to return token positions in prompt and text, which costs time.
 
         Raises:
-            InputError: a text is no Unicode text, has no tokens or too many, or there is no such prompt.
+            InputError: a text is not valid Unicode, has no tokens or too many, or there is no such prompt.
         """
         if (path := self._file_for(task)) != self.session.model.path:
             raise InputError(
@@ -279,10 +278,10 @@ class TextModel:
         return self._prepared(read, task)
 
     def _num_left_out(self, prompt: str) -> int:
-        """Return how many tokens of a text that begins with a prompt are not pooled over.
+        """Return the number of prompt tokens of a text that are excluded from pooling.
 
         Raises:
-            InputError: the graph pools over all of them, and the checkpoint does not.
+            InputError: the graph pools all of them, and the checkpoint does not.
         """
         in_graph = POOLING_MASK in self.session.input_names
         if self.head.includes_prompt and not in_graph:
@@ -302,15 +301,15 @@ class TextModel:
         return [[head.prepare(window, task) for window in group] for group in read]
 
     def task_of(self, task: str | None) -> str | None:
-        """Return what texts are for where a user says nothing of it: those of late interaction are documents."""
+        """Return the default task of texts: documents in late interaction."""
         return task or ("document" if self.is_late_interaction else None)
 
     def limit_of(self, task: str | None) -> Limit | None:
-        """Return the most tokens of a text of a task; None where there is no limit."""
+        """Return the maximum number of tokens of a text for a task; None for no limit."""
         return self.limits.get(task or "", self.limit)
 
     def feeds(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[Any]]:
-        """Pad B texts and return the inputs of the graph; a graph of a fixed batch gets the last text again.
+        """Pad B texts and return the graph's inputs; a graph with a fixed batch size is filled up with the last text.
 
         Raises:
             InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.
@@ -318,7 +317,7 @@ class TextModel:
         return self._inputs(self._padded(texts))
 
     def run(self, texts: Sequence[EncodedText]) -> Batch:
-        """Run B texts as one batch, in the order given. Texts that must not run together are the caller's to split.
+        """Run B texts as one batch, in the given order. The caller must separate texts that cannot be batched.
 
         Raises:
             InputError: the graph takes other inputs, or knows fewer tokens than the tokenizer.
@@ -328,7 +327,7 @@ class TextModel:
         return _batch(texts, arrays, self.session.run(self._inputs(arrays)))
 
     def batch(self, texts: Sequence[EncodedText], outputs: Mapping[str, NDArray[Any]]) -> Batch:
-        """Put `outputs` of a run on `feeds(texts)` together with its B texts, without what filled the batch up."""
+        """Combine `outputs` of a run on `feeds(texts)` with its B texts, without batch padding."""
         return _batch(texts, self._padded(texts), outputs)
 
     def _padded(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[np.int64]]:
@@ -345,14 +344,14 @@ class TextModel:
         return text_feeds(self.session.model, arrays)
 
     def pool(self, batch: Batch, *, keep_special: bool = False) -> AnyVectors:
-        """Return the vectors of a batch: float32 [B, H] of an embedder, terms, or vectors of the tokens of each text.
+        """Return the vectors of a batch: float32 [B, H] for an embedder, terms, or the token vectors of each text.
 
         Args:
-            batch: what a run gave.
-            keep_special: whether tokens that frame a text, such as [CLS], may be terms.
+            batch: the result of a run.
+            keep_special: whether framing tokens, such as [CLS], may be terms.
 
         Raises:
-            InputError: the model gives no vectors.
+            InputError: the model returns no vectors.
             SessionError: a value is not a finite number.
         """
         head = self._vector_head()
@@ -397,30 +396,30 @@ class TextModel:
         ranges: RangesLike | None = None,
         dimensions: Dimensions = None,
     ) -> AnyVectors | AnyVector:
-        """Return the vectors of N texts, in their order, or the vector of one.
+        """Return the vectors of N texts, in order, or the vector of one.
 
-        They are float32 [N, H] of an embedder, terms of a sparse encoder, and vectors of tokens of late interaction;
-        of one text, which is passed as a string, float32 [H], its terms, or float32 [its tokens, W].
+        They are float32 [N, H] for an embedder, terms for a sparse encoder, and token vectors for late interaction; for
+        one text, passed as a string, float32 [H], its terms, or float32 [its tokens, W].
 
         Args:
             texts: N texts: a list, a tuple, an iterator, or a column of NumPy, pandas or Arrow; or a string, which is
                 one text.
             prompt: as in `tokenize`.
-            task: `query` or `document`, as encode_query and encode_document of sentence-transformers: the prompt of
-                that name where `prompt` is None, and the length, the added tokens and the left out tokens that the
-                checkpoint has for it. Queries of an inference-free sparse encoder are looked up, without a run of the
-                model. None for neither, as its encode.
+            task: `query` or `document`, like encode_query and encode_document of sentence-transformers: uses the prompt
+                of that name if `prompt` is None, and the checkpoint's length, added tokens and skipped tokens for it.
+                Queries of an inference-free sparse encoder are looked up without running the model. None for neither,
+                like its encode.
             long: as in `windows`.
-            keep_special: whether tokens that frame a text, such as [CLS], may be terms.
-            vectors_as: what the numbers of an embedding are stored as: float32, float16, int8, uint8, binary or
-                ubinary, as `precision` of sentence-transformers; None for as the model gives them.
-            ranges: of int8 and uint8, the least and the largest value of each number, float32 [2, H]; or a file: a
-                .npy, or the manifest of a corpus that was encoded with the same model.
-            dimensions: how many numbers to keep, the first, scaled to length 1 again where the checkpoint scales.
+            keep_special: whether framing tokens, such as [CLS], may be terms.
+            vectors_as: storage type of embeddings: float32, float16, int8, uint8, binary or ubinary, like `precision`
+                of sentence-transformers; None for the model's own type.
+            ranges: for int8 and uint8, the minimum and maximum of each number, float32 [2, H]; or a file: a .npy, or
+                the manifest of a corpus encoded with the same model.
+            dimensions: number of leading dimensions to keep, scaled to length 1 again if the checkpoint normalizes.
 
         Raises:
-            InputError: there are no texts, one cannot be read, or the model gives no vectors, or none that can be
-                stored so.
+            InputError: there are no texts, one cannot be read, or the model returns no vectors, or none that support
+                this storage.
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         given = (texts,) if isinstance(texts, str) else tuple(texts)
@@ -441,7 +440,7 @@ class TextModel:
         return found[0] if isinstance(texts, str) else found
 
     def encode_windows(self, windows: Sequence[Sequence[EncodedText]], *, keep_special: bool = False) -> AnyVectors:
-        """Return the vectors of N texts from what `windows` gives of them; see `encode`."""
+        """Return the vectors of N texts from the result of `windows`; see `encode`."""
         head = self._vector_head()
         flat = [window for group in windows for window in group]
         positions: list[int] = []
@@ -462,7 +461,7 @@ class TextModel:
 
     @cached_property
     def queries(self) -> StaticQueries | None:
-        """What looks queries up; None where the model runs on them as well.
+        """The query lookup table; None if the model runs on queries too.
 
         Raises:
             InputError: the table of a checkpoint that has one cannot be read.
@@ -470,7 +469,7 @@ class TextModel:
         return StaticQueries.of(self.folder, self.tokenizer)
 
     def require_documents(self, prompt: str | None) -> None:
-        """Refuse the prompt of queries where the model is for documents alone.
+        """Refuse the query prompt if the model is only for documents.
 
         Raises:
             InputError: queries of this checkpoint are looked up.
@@ -483,7 +482,7 @@ class TextModel:
 
     @property
     def hint_of_vectors(self) -> str:
-        """What to do where vectors are asked of a model that gives none."""
+        """The hint for a model that returns no vectors."""
         usual = "encode with a model for sentence-similarity or sparse-encoding"
         if not stated_task(self.session.model):
             usual = f"say what the file is with --task, --head or --pooling, or {usual}"
@@ -506,14 +505,14 @@ class TextModel:
 
 
 def _with_prompt(prompt: str, text: Text) -> Text:
-    """Write `prompt` before a text, of a pair before the first, as sentence-transformers does."""
+    """Prepend `prompt` to a text, or to the first text of a pair, like sentence-transformers."""
     return prompt + text if isinstance(text, str) else (prompt + text[0], text[1])
 
 
 def _batch(
     texts: Sequence[EncodedText], arrays: Mapping[str, NDArray[np.int64]], outputs: Mapping[str, NDArray[Any]]
 ) -> Batch:
-    """Leave out what filled the batch up."""
+    """Drop the batch padding."""
     count, num_rows = len(texts), len(arrays["input_ids"])
     kept = {
         name: array[:count] if count < num_rows and array.shape[:1] == (num_rows,) else array
@@ -523,17 +522,17 @@ def _batch(
 
 
 def find_file(path: Path, model_name: str | None, task: str | None) -> tuple[Path, str | None]:
-    """Return the file that encodes texts for a task, and what names its checkpoint; None for the files beside it.
+    """Return the file that encodes texts for a task, and its checkpoint; None for the files next to it.
 
-    A folder that holds one route says nothing of the partner, which has files of its own.
+    A folder with one route does not describe the partner, which has its own files.
 
     Args:
         path: an ONNX file.
-        model_name: the folder or id that a user named for it; None for none.
+        model_name: the user's folder or id for it; None if not given.
         task: as in `file_for`.
 
     Raises:
-        OnnxtoolError: as `file_for`, or the folder cannot be read.
+        OnnxtoolError: as for `file_for`, or the folder cannot be read.
     """
     model = ModelFile.open(path)
     found = file_for(model, task)
@@ -543,16 +542,16 @@ def find_file(path: Path, model_name: str | None, task: str | None) -> tuple[Pat
 
 
 def file_for(model: ModelFile, task: str | None, partner: Path | None = None) -> Path:
-    """Return the file that encodes texts for a task: that of `model`, or its partner.
+    """Return the file that encodes texts for a task: `model` or its partner.
 
     Args:
         model: an ONNX file.
-        task: `query` or `document`; None for texts of no task, which any file takes.
-        partner: the other file of its checkpoint; None for the one that the file names.
+        task: `query` or `document`; None for texts without a task, which any file takes.
+        partner: the other file of its checkpoint; None for the one named in the file.
 
     Raises:
-        InputError: the file is for other texts, and the one for these is not there, or does not belong to it.
-        ModelFileError: a file cannot be used, or names a partner that is not beside it.
+        InputError: the file is for other texts, and the one for these is missing or does not belong to it.
+        ModelFileError: a file cannot be used, or names a partner that is not next to it.
     """
     path = model.path
     reads = model.metadata.get(READS_KEY)

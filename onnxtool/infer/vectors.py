@@ -1,4 +1,4 @@
-"""The vectors of texts: sparse ones over a vocabulary, dense ones, and one for each token.
+"""Text vectors: sparse over a vocabulary, dense, and one per token.
 
 Letters of shapes: N texts, H hidden size, V vocabulary, T terms (or tokens) of all texts together, W width of a token's
 vector.
@@ -21,20 +21,20 @@ from onnxtool.reports import short_repr
 TopK = Annotated[int | None, Option(minimum=1)]
 # Dense vectors: float32 [N, H].
 DenseVectors = NDArray[np.float32]
-# Products of vectors that are in memory at once.
+# Maximum number of vector products in memory at once.
 _PRODUCTS = 1 << 24
-_EMPTY_DOCUMENT = -1e9  # as sentence-transformers scores one
+_EMPTY_DOCUMENT = -1e9  # like sentence-transformers
 
 
 @short_repr
 @dataclass(frozen=True)
 class SparseVector:
-    """Weights of the terms of one text.
+    """Term weights of one text.
 
     Attributes:
         indices: int32 [T], the ids of the terms, ascending.
-        weights: float32 [T], all but zero.
-        vocabulary: V terms, by their id.
+        weights: float32 [T], all nonzero.
+        vocabulary: V terms, by id.
     """
 
     indices: NDArray[np.int32]
@@ -48,10 +48,10 @@ class SparseVector:
 
     @checked
     def terms(self, top_k: TopK = None) -> dict[str, float]:
-        """Return term to weight, the heaviest first; of equals that of the lowest id.
+        """Return weights by term, heaviest first; ties by lowest id.
 
         Args:
-            top_k: so many terms at most; all where it is None.
+            top_k: the maximum number of terms; None for all.
         """
         order = np.argsort(-self.weights, kind="stable")[:top_k]
         return {self.vocabulary[int(self.indices[i])]: float(self.weights[i]) for i in order}
@@ -66,10 +66,10 @@ class SparseVector:
 @short_repr
 @dataclass(frozen=True)
 class SparseVectors:
-    """Weights of the terms of N texts, in compressed rows as scipy.sparse.csr_matrix takes them.
+    """Term weights of N texts, in compressed rows like scipy.sparse.csr_matrix.
 
     Attributes:
-        indptr: int64 [N + 1]; the terms of text n are those from indptr[n] up to indptr[n + 1].
+        indptr: int64 [N + 1]; text n has the terms from indptr[n] up to indptr[n + 1].
         indices: int32 [T], the ids of the terms, ascending in each text.
         weights: float32 [T], all but zero.
         vocabulary: V terms, by their id.
@@ -99,7 +99,7 @@ class SparseVectors:
 
     @checked
     def terms(self, top_k: TopK = None) -> list[dict[str, float]]:
-        """Return term to weight for each text; see `SparseVector.terms`."""
+        """Return weights by term for each text; see `SparseVector.terms`."""
         return [self[place].terms(top_k) for place in range(len(self))]
 
     def without(self, ids: Iterable[int]) -> SparseVectors:
@@ -116,7 +116,7 @@ class SparseVectors:
 
     @classmethod
     def from_dense(cls, weights: NDArray[np.float32], vocabulary: Sequence[str]) -> SparseVectors:
-        """Keep what is not zero of `weights`, float32 [N, V]."""
+        """Keep the nonzero entries of `weights`, float32 [N, V]."""
         rows, columns = np.nonzero(weights)
         indptr = np.searchsorted(rows, np.arange(len(weights) + 1)).astype(np.int64)
         return cls(indptr, columns.astype(np.int32), weights[rows, columns].astype(np.float32), vocabulary)
@@ -130,7 +130,7 @@ class SparseVectors:
         count: int,
         vocabulary: Sequence[str],
     ) -> SparseVectors:
-        """Return the vectors of `count` texts; of several weights of a term, the largest.
+        """Return the vectors of `count` texts, with the largest of several weights of a term.
 
         Args:
             rows: int64 [E], the text of each entry.
@@ -161,7 +161,7 @@ class SparseVectors:
         """Return the texts at `places`, in that order."""
         counts = np.diff(self.indptr)[places]
         indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        # Where each term of the result stands here: the start of its text, and its place in it.
+        # The position of each term of the result in this array: the start of its text plus its offset.
         source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
         return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
 
@@ -169,10 +169,10 @@ class SparseVectors:
 @short_repr
 @dataclass(frozen=True)
 class TokenVectors:
-    """A vector for each token that counts of N texts, as late interaction compares them.
+    """Vectors of the counting tokens of N texts, for late interaction.
 
     Attributes:
-        indptr: int64 [N + 1]; the tokens of text n are those from indptr[n] up to indptr[n + 1].
+        indptr: int64 [N + 1]; text n has the tokens from indptr[n] up to indptr[n + 1].
         vectors: float32 [T, W].
     """
 
@@ -202,19 +202,19 @@ class TokenVectors:
 
     @checked
     def max_similarities(self, documents: TokenVectors, *, is_mean: bool = False) -> NDArray[np.float32]:
-        """Return how similar these texts, queries, are to documents of D texts by late interaction: float32 [N, D].
+        """Return the late-interaction similarity of these queries to D documents: float32 [N, D].
 
-        For each token of a query the largest product with a token of the document, summed up (MaxSim, Khattab and
-        Zaharia, 2020, arXiv:2004.12832). A document without tokens is below all others.
+        The maximum product of each query token with a document token, summed over the query (MaxSim, Khattab and
+        Zaharia, 2020, arXiv:2004.12832). A document without tokens ranks below all others.
 
         Args:
-            documents: with vectors of the same width.
+            documents: documents with vectors of the same width.
             is_mean: whether to divide by the number of the query's tokens.
         """
         counts = np.diff(documents.indptr)
         filled = np.flatnonzero(counts)
         scores = np.full((len(self), len(documents)), _EMPTY_DOCUMENT, np.float32)
-        # So many documents at once that products with the longest query stay small.
+        # Process few enough documents at once to keep the products with the longest query small.
         most = max(1, _PRODUCTS // max(1, int(np.diff(self.indptr).max(initial=1))))
         parts = np.cumsum(counts[filled]) // most
         for part in np.unique(parts):
@@ -223,13 +223,13 @@ class TokenVectors:
             starts = documents.indptr[chosen] - first
             for place in range(len(self)):
                 products = self.row(place) @ documents.vectors[first:last].T
-                # Documents without tokens have none of the columns, so that the starts ascend.
+                # Documents without tokens have no columns, so that the starts ascend.
                 scores[place, chosen] = np.maximum.reduceat(products, starts, axis=1).sum(axis=0, dtype=np.float32)
         return scores / np.maximum(np.diff(self.indptr), 1).astype(np.float32)[:, None] if is_mean else scores
 
     @classmethod
     def stack(cls, rows: Sequence[NDArray[np.float32]]) -> TokenVectors:
-        """Put the vectors of N texts, at least one, behind each other."""
+        """Concatenate the vectors of N >= 1 texts."""
         indptr = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         return cls(indptr, np.concatenate(rows).astype(np.float32, copy=False))
 
@@ -249,7 +249,7 @@ class TokenVectors:
 
 
 def _part(indptr: NDArray[np.int64], place: int) -> slice:
-    """Return where the values of a text lie; a negative place counts from the end, as in a list."""
+    """Return the range of a text's values; a negative index counts from the end, as in a list."""
     place = range(len(indptr) - 1)[place]
     return slice(int(indptr[place]), int(indptr[place + 1]))
 

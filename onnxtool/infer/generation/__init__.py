@@ -1,1 +1,1 @@
-"""Models that write: decoders and encoder-decoders with their cache, as `generate` of transformers runs them."""
+"""Text generation: decoders and encoder-decoders with a cache, run by transformers' `generate`."""

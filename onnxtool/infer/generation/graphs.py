@@ -1,4 +1,4 @@
-"""The graphs of a model that writes: the cache of the decoder, and the encoder that belongs to it."""
+"""Graphs of a generative model: the decoder's cache, and the matching encoder."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TEXT_INPUTS = (IDS, MASK, "token_type_ids")
 
 
 def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | None:
-    """Open the encoder of `decoder`, at `path` or where the decoder says; None for a graph that has none.
+    """Open the encoder of `decoder`, at `path` or the location stated in the decoder; None for a graph without one.
 
     Raises:
-        InputError: it is not there, it is the encoder of another model, or `decoder` is an encoder itself.
-        ModelFileError: the decoder names a file that is not beside it, or the file cannot be used.
+        InputError: it is missing, belongs to another model, or `decoder` is itself an encoder.
+        ModelFileError: the decoder names a file that is not next to it, or the file cannot be used.
     """
     stated = decoder.metadata.get(DECODER_KEY)
     if stated is not None and not any(info.name == LOGITS for info in decoder.structure.outputs):
@@ -49,10 +49,10 @@ def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | No
 
 
 def cache_of(model: ModelFile) -> dict[str, str]:
-    """Return the inputs of a cache, and the outputs that become them.
+    """Return the cache inputs, and the outputs that feed them in the next step.
 
     Raises:
-        InputError: the graph has no cache, or does not give back what it takes.
+        InputError: the graph has no cache, or its outputs do not match its inputs.
     """
     outputs = {info.name: info for info in model.structure.outputs}
     found = {info.name: info for info in model.structure.inputs if info.name.startswith(_CACHE)}
@@ -73,7 +73,7 @@ def cache_of(model: ModelFile) -> dict[str, str]:
 
 
 def empty_cache(model: ModelFile, names: Iterable[str], batch: int) -> dict[str, NDArray[Any]]:
-    """Return the cache before the first token: keys and values of none, states of zeros."""
+    """Return the initial cache: empty keys and values, zero states."""
     wanted = frozenset(names)
     return {
         info.name: np.zeros([_size(size, axis, batch) for axis, size in enumerate(info.shape)], info.dtype)
@@ -83,12 +83,12 @@ def empty_cache(model: ModelFile, names: Iterable[str], batch: int) -> dict[str,
 
 
 def past_name(present: str) -> str:
-    """Name the input that an output becomes: `past_key_values.0.encoder.key` of `present.0.encoder.key`."""
+    """Name the input for an output: `past_key_values.0.encoder.key` for `present.0.encoder.key`."""
     return re.sub(r"^present", "past_key_values", present)
 
 
 def _fits(taken: TensorInfo, given: TensorInfo) -> bool:
-    """Whether one tensor can become another: the same dtype and, where both are fixed, the same sizes."""
+    """Whether one tensor can feed another: the same dtype and, where both are fixed, the same sizes."""
     return (
         taken.dtype == given.dtype
         and len(taken.shape) == len(given.shape)
@@ -100,7 +100,7 @@ def _fits(taken: TensorInfo, given: TensorInfo) -> bool:
 
 
 def _shown(info: TensorInfo) -> str:
-    """Return a tensor as errors show it."""
+    """Format a tensor for errors."""
     return f"{info.name} {info.dtype} {list(info.shape)}"
 
 
@@ -109,7 +109,7 @@ def _beside(decoder: ModelFile) -> Path:
 
 
 def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
-    """Refuse an encoder of other weights, one that gives something else, and one that reads more than texts."""
+    """Refuse an encoder with other weights, with other outputs, or with inputs beyond text."""
     given = {past_name(info.name): info for info in encoder.structure.outputs}
     for info in decoder.structure.inputs:
         if ".encoder." in info.name and not (info.name in given and _fits(info, given[info.name])):

@@ -1,8 +1,8 @@
-"""Sessions of onnxruntime as the model behind transformers' `generate`, which searches, samples and stops.
+"""onnxruntime sessions as the model behind transformers' `generate`, which searches, samples and stops.
 
 Letters of shapes: B texts, R rows (B times the number of beams), S tokens of the decoder so far, V vocabulary.
 
-Of transformers' private methods, those are overridden that prepare what a session keeps itself, and the one that makes
+Of transformers' private methods, this overrides the ones that prepare state held by the session, and the one that makes
 logits processors; tested with transformers 5.23.
 """
 
@@ -45,16 +45,16 @@ from onnxtool.runtime.session import Session
 
 @dataclass(frozen=True)
 class Row:
-    """What is written after one text.
+    """The prompt and generation limits of one text.
 
     Attributes:
         ids: the tokens of the text.
-        num_start: tokens of the decoder before the first that is written.
-        min_length: the least tokens of the decoder that the settings allow, before it may end.
-        max_length: the most.
-        most: how many tokens may be written, which is fewer where the model takes no more.
-        seed: of what is drawn, whatever else is in the batch.
-        stops: whether what is written so far ends the answer by a stop text.
+        num_start: decoder tokens before the first generated one.
+        min_length: the minimum number of decoder tokens before the end, by the settings.
+        max_length: the maximum.
+        most: the maximum number of generated tokens, also bounded by the model's limit.
+        seed: random seed for sampling, independent of the rest of the batch.
+        stops: whether the text generated so far ends with a stop text.
     """
 
     ids: tuple[int, ...]
@@ -68,11 +68,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Prompts:
-    """A batch of texts, padded: on the left for a decoder alone, as the encoder takes it else.
+    """A padded batch of texts: on the left for a decoder without encoder, otherwise as the encoder expects.
 
     Attributes:
         rows: B texts.
-        arrays: int64 [B, tokens] by the name of the input.
+        arrays: int64 [B, tokens] by input name.
     """
 
     rows: Sequence[Row]
@@ -80,14 +80,14 @@ class Prompts:
 
 
 class SessionCache:
-    """Keys and values of a batch: each run takes what the one before gave, where onnxruntime computes, without a copy.
+    """Keys and values of a batch: each run reuses the previous run's outputs on the device, without a copy.
 
     Attributes:
-        first_token_s: the seconds to the scores of the first token, those of the encoder included.
+        first_token_s: seconds to the first token's scores, including the encoder.
     """
 
     def __init__(self, decoder: Session, encoder: Session | None, prompts: Prompts, longest: int | None) -> None:
-        """Run the encoder; `longest` is the most tokens that the decoder takes."""
+        """Run the encoder; `longest` is the decoder's token limit."""
         self._began, self.first_token_s = time.perf_counter(), 0.0
         self._decoder, self._longest, self.prompts = decoder, longest, prompts
         self._carried = cache_of(decoder.model)
@@ -103,21 +103,21 @@ class SessionCache:
             self._states = {past_name(name): value for name, value in states.items()}
 
     def get_seq_length(self) -> int:
-        """Return how many tokens are in the cache, which `generate` asks for before the first run."""
+        """Return the number of cached tokens, which `generate` asks for before the first run."""
         return 0
 
     def step(self, ids: NDArray[np.int64]) -> NDArray[np.floating]:
-        """Run R rows of tokens, int64 [R, S] at first and then [R, 1]; return the scores behind the last, [R, V]."""
+        """Run R rows of tokens, int64 [R, S] at first and then [R, 1]; return the scores after the last, [R, V]."""
         if not self._is_started:
             self._start(len(ids))
         feeds = {IDS: ids, MASK: self._mask, ENCODER_MASK: self._mask}
-        if POSITIONS in self._names:  # of a file of another tool
+        if POSITIONS in self._names:  # in files of other tools
             positions = np.maximum(self._mask.cumsum(axis=1) - 1, 0)
             feeds[POSITIONS] = np.ascontiguousarray(positions[:, -ids.shape[1] :])
         outputs = self._decoder.step(self._run, {name: feeds[name] for name in feeds if name in self._names})
         self.first_token_s = self.first_token_s or time.perf_counter() - self._began
         if not self._has_encoder:
-            # A row that has as many tokens as the model takes has ended; another position would be none of the model's.
+            # A row at the model's token limit has ended; the next position would be out of range.
             room = self._longest is None or self._mask.sum(axis=1, keepdims=True) < self._longest
             column = np.broadcast_to(np.asarray(room, np.int64), (len(ids), 1))
             self._mask = np.concatenate([self._mask, column], axis=1)
@@ -125,12 +125,12 @@ class SessionCache:
         return scores
 
     def reorder(self, places: NDArray[np.int64]) -> None:
-        """Let R rows go on from those at `places`, int64 [R], which are rows of the same text."""
+        """Continue R rows from the rows at `places`, int64 [R], of the same text."""
         if (places != np.arange(len(places))).any():
             self._run.reorder(places)
 
     def _start(self, num_rows: int) -> None:
-        """Begin without keys and values of the decoder, and repeat what is known of a text for each of its beams."""
+        """Start without decoder keys and values, and repeat a text's state for each of its beams."""
         repeats = num_rows // len(self._mask)
         self._run.keep(empty_cache(self._decoder.model, self._carried, num_rows))
         if repeats > 1:
@@ -141,7 +141,7 @@ class SessionCache:
 
 
 class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has no types
-    """A decoder, alone or with its encoder, as `generate` takes a model."""
+    """A decoder, with or without an encoder, in the form `generate` expects."""
 
     main_input_name = "input_ids"
     base_model_prefix = ""
@@ -150,7 +150,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
     _is_stateful = False
 
     def __init__(self, decoder: Session, encoder: Session | None, longest: int | None) -> None:
-        """Wrap sessions; `longest` is the most tokens that the decoder takes."""
+        """Wrap sessions; `longest` is the decoder's token limit."""
         cache_of(decoder.model)
         self._decoder, self._encoder, self._longest = decoder, encoder, longest
         self.config = PreTrainedConfig(is_encoder_decoder=encoder is not None)
@@ -159,16 +159,16 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
     def write(
         self, prompts: Prompts, settings: GenerationConfig, on_token: Callable[[int], None] | None = None
     ) -> tuple[list[list[int]], float]:
-        """Write after each text of a batch; return the tokens with what fills them up, and the seconds to the first.
+        """Generate after each text of a batch; return the padded tokens, and the seconds to the first.
 
         Args:
             prompts: B texts.
-            settings: as the checkpoint and its user say, with `pad_token_id`.
-            on_token: is told each token of a batch of one text.
+            settings: settings of the checkpoint and the user, with `pad_token_id`.
+            on_token: receives each token of a batch of one text.
 
         Raises:
-            InputError: transformers cannot follow the settings.
-            SessionError: onnxruntime fails, or gives what is not a number.
+            InputError: transformers does not accept the settings.
+            SessionError: onnxruntime fails, or returns NaN.
         """
         config = copy.copy(settings)
         # Each row has its own bounds, in its processors and its stopping criterion.
@@ -190,7 +190,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
         return written[:, start:].tolist(), cache.first_token_s
 
     def can_generate(self) -> bool:
-        """Whether this writes."""
+        """Whether the model can generate."""
         return True
 
     def is_remote_code(self) -> bool:
@@ -220,12 +220,12 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
         encoder_outputs: dict[str, torch.Tensor] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the tokens that are not in the cache, and the cache, which has the mask."""
+        """Return the tokens that are not yet cached, and the cache, which holds the mask."""
         ids = input_ids if next_sequence_length is None else input_ids[:, -next_sequence_length:]
         return {"input_ids": ids.contiguous(), "past_key_values": past_key_values}
 
     def _prepare_cache_for_generation(self, *arguments: Any) -> None:
-        """Keep the cache that was passed."""
+        """Keep the given cache."""
 
     def _update_model_kwargs_for_generation(
         self, outputs: _Scores, model_kwargs: dict[str, Any], **kwargs: Any
@@ -246,7 +246,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
     def _get_logits_processor(
         self, generation_config: GenerationConfig, *, model_kwargs: dict[str, Any], device: Any, **kwargs: Any
     ) -> LogitsProcessorList:
-        """Return the processors of each row, which see its text without the padding of the batch."""
+        """Return the processors of each row, which see its text without batch padding."""
         prompts: Prompts = model_kwargs["past_key_values"].prompts
         lists = []
         for row in prompts.rows:
@@ -268,7 +268,7 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
 
 
 class _Scores(dict[str, torch.Tensor]):
-    """The scores of a run, as `generate` looks for them."""
+    """The scores of a run, in the form `generate` expects."""
 
     @property
     def logits(self) -> torch.Tensor:
@@ -277,43 +277,43 @@ class _Scores(dict[str, torch.Tensor]):
 
 
 class _EachText(LogitsProcessor):  # type: ignore[misc]
-    """Processors of each text, applied to its rows as if it were alone."""
+    """Processors of each text, applied to its rows independently of the batch."""
 
     def __init__(self, lists: Sequence[LogitsProcessorList], pads: Sequence[int]) -> None:
         self._lists, self._pads = lists, pads
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Take int64 [R, S] and scores [R, V]; the rows of one text follow each other."""
+        """Process int64 [R, S] and scores [R, V]; rows of one text are adjacent."""
         beams = len(scores) // len(self._lists)
         parts = list(scores.split(beams))
         for place, (processors, pad) in enumerate(zip(self._lists, self._pads, strict=True)):
             ids = input_ids[place * beams : (place + 1) * beams, pad:]
-            for processor in processors:  # a LogitsProcessorList looks at signatures each time
+            for processor in processors:  # a LogitsProcessorList inspects signatures on every call
                 parts[place] = processor(ids, parts[place])
         return torch.cat(parts)
 
 
 class _Draw(LogitsProcessor):  # type: ignore[misc]
-    """Draws a token by a generator of the text's own, and leaves nothing else to draw from."""
+    """Sample a token with the text's own generator, and exclude all others."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores [1, V] that are minus infinity except for one token."""
+        """Return scores [1, V] that are minus infinity for all tokens but one."""
         drawn = torch.multinomial(scores.softmax(dim=-1), 1, generator=self._generator)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
 class _RowEnds(StoppingCriteria):  # type: ignore[misc]
-    """Ends each answer where its own bound is, or a stop text in it."""
+    """End each answer at its own limit, or at a stop text."""
 
     def __init__(self, rows: Sequence[Row], start: int) -> None:
         self._rows, self._start = rows, start
         self._most = torch.tensor([row.most for row in rows])
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
-        """Take int64 [candidates, S], those of one text behind each other; return bool [candidates]."""
+        """Check int64 [candidates, S], grouped by text; return bool [candidates]."""
         count = len(input_ids) // len(self._rows)
         ends = self._most.repeat_interleave(count) <= input_ids.shape[1] - self._start
         if self._rows[0].stops is not None:
@@ -322,24 +322,24 @@ class _RowEnds(StoppingCriteria):  # type: ignore[misc]
 
 
 class _Streamer(BaseStreamer):  # type: ignore[misc]
-    """Hands on the tokens of the first row, without its prompt."""
+    """Stream the tokens of the first row, without its prompt."""
 
     def __init__(self, on_token: Callable[[int], None]) -> None:
         self._on_token, self._is_prompt = on_token, True
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompts, and then a token of each row."""
+        """Receive the prompts, and then one token per row."""
         if not self._is_prompt:
             self._on_token(int(value[0]))
         self._is_prompt = False
 
     def end(self) -> None:
-        """Take note of the end, which shows in what is returned."""
+        """Ignore the end, which shows in the return value."""
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Let torch draw by `seed`, as beams do that are drawn, and leave its own generator as it was."""
+    """Seed torch for beam sampling, and restore its generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

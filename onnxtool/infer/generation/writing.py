@@ -1,4 +1,4 @@
-"""Let a loaded model write after texts, in batches, by transformers' `generate`."""
+"""Generate text after prompts with a loaded model, in batches, through transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ if TYPE_CHECKING:
     from onnxtool.infer.generation.session_model import Row
 
 OnText = Callable[[int, str], None]
-"""Is told the number of a text, counted from 0, and what was written after it since the last call."""
+"""Receives the index of a text, from 0, and the text generated since the last call."""
 
 _AS_THE_CHECKPOINT = GenerateOptions()
-_DEFAULT_NEW_TOKENS = 20  # of transformers, where nothing says how many
-_REPLACEMENT = "\ufffd"  # a character of which not all bytes are written yet
+_DEFAULT_NEW_TOKENS = 20  # transformers' default
+_REPLACEMENT = "\ufffd"  # an incomplete character
 GENERATION_CONFIG = "generation_config.json"
-# What a checkpoint may ask for and a session does not do, with the values that ask for nothing.
+# Checkpoint settings that sessions do not support, with their neutral values.
 _REFUSED: Mapping[str, tuple[Json, ...]] = {
     "num_return_sequences": (None, 1),
     "guidance_scale": (None, 1),
     "max_time": (None,),
     "token_healing": (None, False),
 }
-# The searches of transformers that are its own code, by their names in it, and as reports call them.
+# transformers' built-in decoding modes, with their names in reports.
 _SEARCHES = {"greedy_search": "greedy", **{name: name for name in ("sample", "beam_search", "beam_sample")}}
-# The options that stand above the keys of the same name.
+# Options that override the settings of the same name.
 _OVER = frozenset(GenerateOptions.__annotations__) - {"decoding", "stop", "chat", "seed", "encoder_path"}
-# The cache is the session's own, and only the tokens come back.
+# The session manages the cache, and only tokens are returned.
 _FIXED = {
     "use_cache": True,
     "cache_implementation": None,
@@ -67,10 +67,10 @@ _FIXED = {
 
 
 class Writer:
-    """A model that writes, with what it needs for it.
+    """A generative model with its settings.
 
     Attributes:
-        settings: how it writes, a GenerationConfig of transformers.
+        settings: a transformers GenerationConfig.
     """
 
     @checked
@@ -78,7 +78,7 @@ class Writer:
         """Prepare `model`.
 
         Raises:
-            InputError: it does not write, the checkpoint asks for what is not computed, or its encoder is not there.
+            InputError: it cannot generate, the checkpoint has unsupported settings, or its encoder is missing.
         """
         from onnxtool.infer.generation.session_model import SessionModel
 
@@ -112,7 +112,7 @@ class Writer:
 
     @property
     def decoding(self) -> str:
-        """The way tokens are chosen, `greedy`, `sample`, `beam_search` or `beam_sample`."""
+        """The decoding mode: `greedy`, `sample`, `beam_search` or `beam_sample`."""
         return _SEARCHES[self.settings.get_generation_mode().value]
 
     @checked
@@ -125,18 +125,18 @@ class Writer:
         on_text: OnText | None = None,
         first: int = 0,
     ) -> GenerationReport:
-        """Write after each of N texts, in their order.
+        """Generate after each of N texts, in order.
 
         Args:
             texts: N texts, with or without an id; or one text.
             prompt: as in TextModel.tokenize.
-            long: what becomes of a text that is longer than the model takes: `truncate` or `fail`.
-            on_text: is told what is written while it is; texts then run one after the other.
-            first: the number of the first text, counted from 0, where these are a part of all texts.
+            long: handling of texts longer than the model's limit: `truncate` or `fail`.
+            on_text: receives text as it is generated; texts then run one at a time.
+            first: the index of the first text, from 0, if these are a part of all texts.
 
         Raises:
-            InputError: there are no texts, one leaves no room for an answer, or beams are to be streamed.
-            SessionError: onnxruntime fails, or gives what is not a number.
+            InputError: there are no texts, one leaves no room for an answer, or streaming is combined with beams.
+            SessionError: onnxruntime fails, or returns NaN.
         """
         inputs = [text if isinstance(text, TextInput) else TextInput(text) for text in several(texts)]
         read = self._read(inputs, prompt, LongTexts.of(long), first)
@@ -196,17 +196,17 @@ class Writer:
         return self.settings.num_beams or 1
 
     def _max_length(self, num_start: int) -> int:
-        """Return the most tokens of the decoder that the settings allow."""
+        """Return the decoder's token limit by the settings."""
         more = self.settings.max_new_tokens
         return int(self.settings.max_length if more is None else num_start + more)
 
     def _limit_after(self, num_start: int) -> int:
-        """Return the most tokens of the decoder that settings and model allow."""
+        """Return the decoder's token limit by settings and model."""
         most = self._max_length(num_start)
         return most if self._longest is None else min(most, self._longest)
 
     def _batches(self, read: Sequence[EncodedText], *, one_by_one: bool) -> list[list[int]]:
-        # Beams that are drawn share a generator, and an answer does not depend on other texts.
+        # Sampled beams share a generator, and answers must not depend on other texts.
         if one_by_one or self.decoding == "beam_sample":
             return [[number] for number in range(len(read))]
         rules, beams = self._model.batch_rules, self._num_beams
@@ -214,7 +214,7 @@ class Writer:
         return list(rules.batches([len(text) for text in read]))
 
     def _write_batch(self, texts: Mapping[int, EncodedText], on_text: OnText | None) -> tuple[list[_Written], float]:
-        """Write until each text has its answer; return the answers, and the seconds to the first token."""
+        """Generate until each text has its answer; return the answers, and the seconds to the first token."""
         from onnxtool.infer.generation.session_model import Prompts
 
         fixed = self._model.batch_rules.batch_size or 0
@@ -251,7 +251,7 @@ class Writer:
         )
 
     def _arrays(self, texts: Sequence[EncodedText]) -> dict[str, NDArray[np.int64]]:
-        """Pad texts as the encoder takes them, or on the left."""
+        """Pad texts as the encoder expects, or on the left."""
         if self._encoder is not None:
             length = next(info.shape[1] for info in self._encoder.structure.inputs if info.name == IDS)
             return self._model.tokenizer.pad(texts, length if isinstance(length, int) else None)
@@ -267,12 +267,12 @@ class Writer:
         return self._before_stop(self._model.tokenizer.text(ids)) is not None
 
     def _before_stop(self, text: str) -> str | None:
-        """Return what stands before the first stop text; None without one."""
+        """Return the text before the first stop text; None without one."""
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         return text[: min(places)] if places else None
 
     def _written(self, row: Row, ids: Sequence[int]) -> _Written:
-        """Cut what fills up a batch behind an answer, and say why it ended."""
+        """Strip batch padding from an answer, and determine why it ended."""
         end = next((place for place, token in enumerate(ids) if token in self._ends), None)
         ids = ids[: row.most if end is None else end + 1]
         if self._stops and self._has_stop(ids):
@@ -317,7 +317,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class _Written:
-    """What was written after a text, and why it ended."""
+    """The generated text, and why it ended."""
 
     ids: tuple[int, ...]
     text: str
@@ -325,7 +325,7 @@ class _Written:
 
 
 class _Shown:
-    """Hands on what is certain of an answer: not half of a character, nor what may become the start of a stop text."""
+    """Stream the settled part of an answer: no incomplete characters, and no possible start of a stop text."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str], on_text: Callable[[str], None]):
         self._decode, self._stops, self._on_text = decode, stops, on_text
@@ -333,7 +333,7 @@ class _Shown:
         self._shown = ""
 
     def add(self, token: int) -> None:
-        """Take the next token."""
+        """Receive the next token."""
         self._ids.append(token)
         text = self._decode(self._ids).rstrip(_REPLACEMENT)
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
@@ -342,17 +342,17 @@ class _Shown:
             self.show(text[: len(text) - max(held, default=0)])
 
     def show(self, text: str) -> None:
-        """Hand on what of `text`, all of the answer so far, was not."""
+        """Emit the part of `text`, the whole answer so far, that was not emitted yet."""
         if text.startswith(self._shown) and len(text) > len(self._shown):
             self._on_text(text[len(self._shown) :])
             self._shown = text
 
 
 def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[GenerationConfig, tuple[str, ...]]:
-    """Return how a model writes, as its checkpoint and then a user says, and the texts that end an answer.
+    """Return the generation settings of the checkpoint, overridden by the user, and the stop texts.
 
     Raises:
-        InputError: transformers cannot read what the checkpoint says, or it asks for what is not computed.
+        InputError: transformers cannot read the checkpoint's settings, or they are not supported.
     """
     from transformers import GenerationConfig
 
@@ -389,7 +389,7 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
 
 @contextmanager
 def _followed(folder: CheckpointFolder) -> Iterator[None]:
-    """Turn what transformers raises on settings of nonsense into one error."""
+    """Convert transformers' errors on invalid settings."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -400,7 +400,7 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
 
 
 def writes_text(model_path: Path, options: GenerateOptions) -> bool:
-    """Whether text is asked for: by an option that only writing has, or of a model that does nothing else."""
+    """Whether text generation is requested: by a generation option, or by a model that does nothing else."""
     return options.asks_for_text or any(
         info.name == ENCODER_MASK for info in ModelFile.open(model_path).structure.inputs
     )
@@ -415,10 +415,10 @@ def load_writer(
     provider: Provider = "auto",
     threads: Threads = 0,
 ) -> Writer:
-    """Load a decoder with its cache, or the decoder of an encoder-decoder, whose encoder is found beside it.
+    """Load a decoder with a cache, or the decoder of an encoder-decoder, whose encoder is found next to it.
 
     Raises:
-        OnnxtoolError: of `onnxtool.infer.load`; or the model does not write, or asks for what is not computed.
+        OnnxtoolError: as for `onnxtool.infer.load`; or the model cannot generate, or has unsupported settings.
     """
     model = load(
         model_path,
@@ -441,10 +441,10 @@ def generate(
     threads: Threads = 0,
     on_text: OnText | None = None,
 ) -> GenerationReport:
-    """Load the model at `model_path` and let it write after `texts`; see `load_writer` and `Writer.write`.
+    """Load the model at `model_path` and generate after `texts`; see `load_writer` and `Writer.write`.
 
     Raises:
-        OnnxtoolError: the model cannot be loaded, does not write, or a text cannot be read.
+        OnnxtoolError: the model cannot be loaded or cannot generate, or a text cannot be read.
     """
     writer = load_writer(model_path, options=options, model_name=model_name, provider=provider, threads=threads)
     return writer.write(texts, on_text=on_text)

@@ -1,4 +1,4 @@
-"""How the outputs of a model are read, one head a module, and which one a task has."""
+"""Heads that interpret a model's outputs, one per module, and the head of each task."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ AnyHead = VectorHead[Any] | AnswerHead[Any]
 
 @dataclass(frozen=True)
 class Shapes(AnswerHead[dict[str, tuple[int, ...]]]):
-    """The head of any other model: names and shapes of its outputs."""
+    """The head of any other model: output names and shapes."""
 
     kind = "shapes"
     takes_pairs = True
 
     def read(self, batch: Batch) -> list[dict[str, tuple[int, ...]]]:
-        """Return the shapes that the model gives for each text by itself, without padding."""
+        """Return the output shapes for each text by itself, without padding."""
         size = batch.mask.shape
         readings = []
         for text in batch.texts:
@@ -68,7 +68,7 @@ def _token_vectors(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTo
 
 
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    """A feature extractor that says how to pool is an embedder."""
+    """A feature extractor with stated pooling is an embedder."""
     pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
     return _embeddings(model, folder, tokenizer) if pools else Shapes()
 
@@ -87,7 +87,7 @@ def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTok
     return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else Shapes()
 
 
-# By the values of the metadata onnxtool.task. Tasks that are not here are answered with shapes.
+# By value of the metadata key onnxtool.task. Other tasks are answered with shapes.
 _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]] = {
     "sparse-encoding": _terms,
     "sentence-similarity": _embeddings,
@@ -103,7 +103,7 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
 }
 
 
-# The representations of an M3 embedder, by the output of each.
+# The representations of an M3 embedder, by output.
 _REPRESENTATIONS: dict[str, tuple[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]]] = {
     "dense": (EMBEDDING, _embeddings),
     "sparse": (TOKEN_WEIGHTS, lambda _model, _folder, tokenizer: LexicalTerms.of(tokenizer)),
@@ -118,19 +118,19 @@ def head_for(
     tokenizer: TextTokenizer,
     representation: str | None = None,
 ) -> AnyHead:
-    """Return how outputs of `model` are read for `task`.
+    """Return the head that reads the outputs of `model` for `task`.
 
     Args:
-        task: what the model is for.
+        task: the model's task.
         model: the file.
-        folder: of the checkpoint.
-        tokenizer: of the checkpoint.
-        representation: which one of an M3 embedder, `dense`, `sparse` or `colbert`; None for the first that the task
-            names, which is dense.
+        folder: the checkpoint's folder.
+        tokenizer: the checkpoint's tokenizer.
+        representation: representation of an M3 embedder, `dense`, `sparse` or `colbert`; None for the task's default,
+            which is dense.
 
     Raises:
-        InputError: a file of the checkpoint is malformed, or asks for what is not computed here; or the model has no
-            such representation.
+        InputError: a file of the checkpoint is malformed or has unsupported settings, or the model has no such
+            representation.
     """
     if representation is not None:
         if representation not in _REPRESENTATIONS:
@@ -148,7 +148,7 @@ def head_for(
 
 
 def gives_states(model: ModelFile) -> bool:
-    """Whether a graph gives numbers for each token, float [B, S, N]."""
+    """Whether a graph returns numbers per token, float [B, S, N]."""
     return any(len(info.shape) == 3 for info in model.structure.outputs)
 
 

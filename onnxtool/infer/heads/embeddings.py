@@ -1,4 +1,4 @@
-"""Sentence encoders: one vector for each text.
+"""Sentence encoders: one vector per text.
 
 Letters of shapes: B batch, S sequence, H hidden size, M modes of pooling, N texts.
 """
@@ -22,7 +22,7 @@ from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
 
 EMBEDDING = "sentence_embedding"
-SIDE = "text_embeds"  # of a dual encoder of texts and pictures
+SIDE = "text_embeds"  # output of a dual encoder of texts and images
 
 
 def _by_tokens(vectors: DenseVectors, counts: DenseVectors) -> DenseVectors:
@@ -30,12 +30,12 @@ def _by_tokens(vectors: DenseVectors, counts: DenseVectors) -> DenseVectors:
 
 
 def _by_root_of_tokens(vectors: DenseVectors, counts: DenseVectors) -> DenseVectors:
-    """Give the sum over all tokens, divided by the root of their number."""
+    """Return the sum over all tokens, divided by the square root of their number."""
     return np.asarray((vectors * np.sqrt(counts)).sum(axis=0) / np.sqrt(counts.sum()))
 
 
-# What windows of a text, float32 [windows, H] with the number of their tokens [windows, 1], are together. What windows
-# share counts twice. The state of a first or last token, and weights by position, are of one window and of no text.
+# Combine the windows of a text, float32 [windows, H], with their token counts [windows, 1]. Shared tokens count twice.
+# The state of a first or last token, and weights by position, belong to one window and cannot be combined.
 _JOINED: dict[str, Callable[[DenseVectors, DenseVectors], DenseVectors]] = {
     "mean": _by_tokens,
     "mean_sqrt_len_tokens": _by_root_of_tokens,
@@ -45,16 +45,16 @@ _JOINED: dict[str, Callable[[DenseVectors, DenseVectors], DenseVectors]] = {
 
 @dataclass(frozen=True)
 class Embeddings(VectorHead[DenseVectors]):
-    """Vectors that the graph gives, or its hidden states pooled as the checkpoint says.
+    """Vectors from the graph, or its hidden states pooled according to the checkpoint.
 
     Attributes:
-        before: what is computed on the states of tokens first; empty where the graph has done it.
-        pooling: how the tokens are pooled, here or in the graph; None where the graph has done it and nothing says how.
-        after: what is computed behind that; empty where the graph has done it.
-        in_graph: whether the graph has done all of it.
-        normalizes: whether the last of it scales vectors to length one.
-        is_stated: whether the checkpoint says how to pool.
-        stored: how the graph stores its vectors; None where they are the numbers that it computes.
+        before: modules on token states; empty if the graph contains them.
+        pooling: the pooling, here or in the graph; None if it is in the graph and unknown.
+        after: modules after pooling; empty if the graph contains them.
+        in_graph: whether the graph contains all of it.
+        normalizes: whether the last module scales vectors to length one.
+        is_stated: whether the checkpoint states the pooling.
+        stored: the storage type of the graph's vectors; None if they are not quantized.
     """
 
     kind = "similarities"
@@ -69,10 +69,10 @@ class Embeddings(VectorHead[DenseVectors]):
 
     @classmethod
     def of(cls, folder: CheckpointFolder, *, in_graph: bool, stored: VectorType | None = None) -> Embeddings:
-        """Read from the checkpoint how a graph is pooled, or was.
+        """Read the pooling of a graph from the checkpoint.
 
         Raises:
-            InputError: the graph has not done it, and it cannot be computed here.
+            InputError: the graph does not contain it, and it is not supported here.
         """
         modules = folder.sentence_modules
         stated = modules.find("Pooling")
@@ -91,17 +91,17 @@ class Embeddings(VectorHead[DenseVectors]):
 
     @property
     def includes_prompt(self) -> bool:
-        """Whether the tokens of a prompt are pooled as well."""
+        """Whether prompt tokens are pooled too."""
         return self.pooling is None or self.pooling.includes_prompt
 
     @property
     def pools_in_graph(self) -> bool:
-        """Whether the graph has done it."""
+        """Whether the graph contains the pooling."""
         return self.in_graph
 
     @property
     def note(self) -> str:
-        """Say where pooling is a guess."""
+        """Warn if the pooling is a guess."""
         if self.stored is not None:
             return self.stored.note
         if self.is_stated or self.in_graph:
@@ -109,10 +109,10 @@ class Embeddings(VectorHead[DenseVectors]):
         return "the checkpoint does not say how to pool; these are means over the tokens"
 
     def pool(self, batch: Batch) -> DenseVectors:
-        """Return float32 [B, M * H], or what the graph gives, codes and bits as they are.
+        """Return float32 [B, M * H], or the graph's vectors, with codes and bits unchanged.
 
         Raises:
-            InputError: a text has no token behind its prompt, and the largest value of none is no number.
+            InputError: a text has no token after its prompt, and the maximum over none is undefined.
             SessionError: a value is not a finite number.
         """
         if "max" in self._modes and not batch.pooled.any(axis=1).all():
@@ -132,7 +132,7 @@ class Embeddings(VectorHead[DenseVectors]):
         return vectors
 
     def similarities(self, vectors: DenseVectors) -> NDArray[np.float64]:
-        """Return the cosine of every pair of N vectors, float64 [N, N]; of stored ones, as their note says."""
+        """Return the cosine of every pair of N vectors, float64 [N, N]; for stored ones, as their note explains."""
         return cosine_similarities(vectors) if self.stored is None else self.stored.similarities(vectors)
 
     @property
@@ -140,7 +140,7 @@ class Embeddings(VectorHead[DenseVectors]):
         return () if self.pooling is None else self.pooling.modes
 
     def require_windows(self) -> None:
-        """Allow them where all modes are means or largest values over the tokens."""
+        """Allow windows if all modes are means or maxima over the tokens."""
         if self.stored is not None and not self.stored.is_float:
             raise InputError(
                 f"the model gives {self.stored.name} vectors, and those of windows cannot be put together",
@@ -155,9 +155,9 @@ class Embeddings(VectorHead[DenseVectors]):
             )
 
     def join(self, vectors: DenseVectors, windows: Sequence[Sequence[EncodedText]]) -> DenseVectors:
-        """Put the windows of N texts together, before what follows the pooling: float32 [N, M * H].
+        """Combine the windows of N texts, before the modules after pooling: float32 [N, M * H].
 
-        Of vectors that the graph has scaled already, it is their mean by tokens, which is scaled again.
+        For vectors already normalized by the graph, it is their token-weighted mean, normalized again.
         """
         joined, start = [], 0
         for group in windows:
@@ -173,8 +173,8 @@ class Embeddings(VectorHead[DenseVectors]):
         return np.asarray(normalize(one) if self.in_graph and self.normalizes else one, np.float32)
 
     def finish(self, vectors: DenseVectors) -> DenseVectors:
-        """Compute what follows the pooling: float32 [N, H], or what the graph stores them as."""
-        if self.stored is not None:  # of those that are floats, windows were put together in float32
+        """Apply the modules after pooling: float32 [N, H], or the graph's storage type."""
+        if self.stored is not None:  # windows of float vectors were combined in float32
             return vectors.astype(self.stored.dtype)
         vectors = apply_all(self.after, vectors)
         require_finite(vectors, "embedding")

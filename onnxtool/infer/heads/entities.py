@@ -1,4 +1,4 @@
-"""Taggers: the words of a text with their labels, or the entities that labels with B- and I- mark.
+"""Taggers: the words of a text with labels, or the entities marked by B- and I- labels.
 
 Letters of shapes: S sequence, L labels.
 """
@@ -16,7 +16,7 @@ from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, 
 from onnxtool.infer.heads.labels import LabelNames
 from onnxtool.infer.report import Span
 
-# Prefixes of labels that begin an entity, and those that go on with it: of the schemes BIO, BIOES and BILOU.
+# Label prefixes that begin an entity, and prefixes that continue it, in the schemes BIO, BIOES and BILOU.
 _BEGINNINGS, _CONTINUATIONS = frozenset("BSU"), frozenset("IEL")
 _OUTSIDE = "O"
 
@@ -26,9 +26,9 @@ class TaggedToken:
     """A token of a text.
 
     Attributes:
-        word: the number of its word.
-        span: its first character, and the one behind its last.
-        label: the most probable one.
+        word: the index of its word.
+        span: its start and end (exclusive), in characters.
+        label: the most probable label.
     """
 
     word: int
@@ -39,10 +39,10 @@ class TaggedToken:
 
 @dataclass(frozen=True)
 class Entities(AnswerHead[list[TaggedToken]]):
-    """Spans of a text with a label.
+    """Labelled spans of a text.
 
-    A word has the label of its first token, as transformers' aggregation strategy `first`. Neighbouring words of one
-    entity are put together where labels mark its beginning; their score is the mean over words.
+    A word takes the label of its first token, like transformers' aggregation strategy `first`. Neighbouring words of
+    one entity are merged if labels mark its beginning; their score is the mean over words.
     """
 
     kind = "spans"
@@ -55,7 +55,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
         return any(_prefix(name) or name == _OUTSIDE for name in self.names.names.values())
 
     def read(self, batch: Batch) -> list[list[TaggedToken]]:
-        """Return the label of each token, those that the tokenizer added left out."""
+        """Return the label of each token, without tokens added by the tokenizer."""
         readings = []
         for row, valid, text in zip(batch.output(3, "logits"), batch.mask, batch.texts, strict=True):
             probabilities = probabilities_of(row[valid], softmax)
@@ -63,10 +63,10 @@ class Entities(AnswerHead[list[TaggedToken]]):
         return readings
 
     def require_windows(self) -> None:
-        """Allow them: each token has its label in the window in which it is farthest from the ends."""
+        """Allow windows: each token takes its label from the window in which it is farthest from the ends."""
 
     def join(self, readings: Sequence[list[TaggedToken]], windows: Sequence[EncodedText]) -> list[TaggedToken]:
-        """Take each token from the window in which it has most context on its shorter side."""
+        """Take each token from the window in which the shorter side of its context is longest."""
         best: dict[int, tuple[int, TaggedToken]] = {}
         for reading, window in zip(readings, windows, strict=True):
             first = window.offsets.first if window.offsets else 0
@@ -77,7 +77,7 @@ class Entities(AnswerHead[list[TaggedToken]]):
         return [best[position][1] for position in sorted(best)]
 
     def answer(self, reading: list[TaggedToken], context: AnswerContext) -> Answer:
-        """Answer with entities, or with all words where labels mark none; in the order of the text."""
+        """Answer with entities, or with all words if labels mark none, in text order."""
         words = _words(reading)
         if not self._marks_entities:
             return Answer(spans=tuple(self._span([word], context.text) for word in words))

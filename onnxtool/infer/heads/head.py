@@ -1,4 +1,4 @@
-"""What texts run together, and what a head does with the outputs: put windows together, pool, and answer.
+"""Batching of texts, and the interface of heads: combine windows, pool, and answer.
 
 Letters of shapes: B batch, N texts, S sequence.
 """
@@ -27,7 +27,7 @@ _MAX_OUTPUT_ELEMENTS = 1 << 26
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model was given at once, and what it gave.
+    """A batch of inputs with its outputs.
 
     Attributes:
         texts: B texts.
@@ -43,11 +43,11 @@ class Batch:
 
     @property
     def pooled(self) -> NDArray[np.bool_]:
-        """True for tokens that are pooled over, bool [B, S]: not for padding, nor for a prompt that is left out."""
+        """True for pooled tokens, bool [B, S]: false for padding and for excluded prompts."""
         return behind_prompts(self.mask, [text.num_prompt for text in self.texts])
 
     def output(self, rank: int, *names: str) -> NDArray[Any]:
-        """Return the output of `rank` axes with one of `names`, else the first of that rank.
+        """Return the output of rank `rank` with one of `names`, else the first of that rank.
 
         Raises:
             InputError: there is none.
@@ -65,14 +65,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchRules:
-    """What a graph takes at once.
+    """Batching rules of a graph.
 
     Attributes:
-        batch_size: the number of texts that the graph is fixed to; None where it takes any.
-        sequence_length: the number of tokens that the graph is fixed to; None where it takes any.
-        max_texts: how many texts may run at once.
-        max_tokens: how many tokens may run at once, padding included; bounds the memory of the outputs.
-        has_mask: whether the graph is told which tokens are padding.
+        batch_size: the graph's fixed number of texts; None if dynamic.
+        sequence_length: the graph's fixed number of tokens; None if dynamic.
+        max_texts: the maximum number of texts per batch.
+        max_tokens: the maximum number of tokens per batch, including padding; bounds the memory of the outputs.
+        has_mask: whether the graph has a mask input for padding.
     """
 
     batch_size: int | None
@@ -83,7 +83,7 @@ class BatchRules:
 
     @classmethod
     def of(cls, model: ModelFile) -> BatchRules:
-        """Read them from the graph of `model`."""
+        """Read the rules from the graph of `model`."""
         batch_size, sequence_length = fixed_shape(model)
         names = {info.name for info in model.structure.outputs}
         # Anserini's outputs have no batch axis.
@@ -100,14 +100,14 @@ class BatchRules:
         return self.has_mask or self.sequence_length is not None
 
     def batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the indices of texts that run together, the shortest first; of equal length unless padding is allowed.
+        """Yield the indices of texts for each batch, shortest first; of equal length unless padding is allowed.
 
         Args:
-            lengths: how many tokens each text has.
+            lengths: the number of tokens of each text.
         """
         batch: list[int] = []
         for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
-            # The text about to be added is the longest so far, and the others will be padded to it.
+            # The next text is the longest so far, and the others will be padded to it.
             is_full = len(batch) == self.max_texts or (len(batch) + 1) * lengths[position] > self.max_tokens
             if batch and (is_full or (not self.may_pad and lengths[position] != lengths[batch[0]])):
                 yield batch
@@ -123,12 +123,12 @@ Vectors = TypeVar("Vectors")
 
 @dataclass(frozen=True)
 class AnswerContext:
-    """What an answer is for.
+    """The input of an answer.
 
     Attributes:
-        text: the text itself; of a pair the second one.
-        windows: what the model read of it, one where it was not split.
-        top_k: how many candidates are wanted at most; None for as many as the head gives by itself.
+        text: the text; the second text of a pair.
+        windows: the windows read by the model; one if the text was not split.
+        top_k: the maximum number of candidates; None for the head's default.
     """
 
     text: str
@@ -138,11 +138,11 @@ class AnswerContext:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a model says about one text.
+    """A model's answer for one text.
 
     Attributes:
-        note: what a user should know about this answer, or an empty string.
-        token_vectors: float32 [T, W], of the tokens of the text; empty where an answer is none of these.
+        note: a note for the user about this answer, or an empty string.
+        token_vectors: float32 [T, W], vectors of the text's tokens; empty for other kinds of answers.
     """
 
     candidates: tuple[Scored, ...] = ()
@@ -153,15 +153,15 @@ class Answer:
 
 
 class Head(ABC):
-    """How the outputs of a model are read.
+    """Interpretation of a model's outputs.
 
     Attributes:
-        kind: what the answers are, as in InferReport.
-        needs_offsets: whether answers need to know where in the text the tokens stand.
-        takes_pairs: whether the model was made for two texts at once.
-        needs_pairs: whether one text by itself is not enough.
-        splits_long_texts: whether long texts are split into windows where nothing else is asked for.
-        cut_side: on which side a long text is cut; None for what the tokenizer says.
+        kind: the kind of answers, as in InferReport.
+        needs_offsets: whether answers need token positions in the text.
+        takes_pairs: whether the model accepts pairs of texts.
+        needs_pairs: whether a single text is not enough.
+        splits_long_texts: whether long texts are split into windows by default.
+        cut_side: the truncation side; None for the tokenizer's setting.
     """
 
     kind: ClassVar[str]
@@ -173,19 +173,19 @@ class Head(ABC):
 
     @property
     def includes_prompt(self) -> bool:
-        """Whether the tokens of a prompt are pooled as those of the text are."""
+        """Whether prompt tokens are pooled like the text's tokens."""
         return True
 
     @property
     def pools_in_graph(self) -> bool:
-        """Whether the graph pools over the tokens."""
+        """Whether the graph contains the pooling."""
         return False
 
     def require_windows(self) -> None:
-        """Refuse to split a text into windows where what is read of them cannot be put together.
+        """Refuse to split a text into windows whose results cannot be combined.
 
         Raises:
-            InputError: it cannot.
+            InputError: they cannot be combined.
         """
         raise InputError(
             f"what the model says of the windows of a text does not make {self.kind} of the whole",
@@ -194,49 +194,49 @@ class Head(ABC):
 
 
 class VectorHead(Head, Generic[Vectors]):
-    """A head that gives one vector for each text."""
+    """A head that returns one vector per text."""
 
     @abstractmethod
     def pool(self, batch: Batch) -> Vectors:
-        """Return what is pooled over the tokens of B texts, or of windows of texts."""
+        """Return the pooled vectors of B texts, or of windows of texts."""
 
     @abstractmethod
     def join(self, vectors: Vectors, windows: Sequence[Sequence[EncodedText]]) -> Vectors:
-        """Combine the windows of N texts; `vectors` holds those of one text after those of the other."""
+        """Combine the windows of N texts; `vectors` is grouped by text."""
 
     def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
         """Return a text as it is run for a task, `query` or `document`; None for neither."""
         return text
 
     def finish(self, vectors: Vectors) -> Vectors:
-        """Compute what follows the pooling."""
+        """Apply the modules after pooling."""
         return vectors
 
     @property
     def note(self) -> str:
-        """What a user should know of these vectors; empty where there is nothing."""
+        """A note for the user about these vectors; may be empty."""
         return ""
 
 
 class AnswerHead(Head, Generic[Reading]):
-    """A head that answers for each text by itself."""
+    """A head that answers each text independently."""
 
     @abstractmethod
     def read(self, batch: Batch) -> list[Reading]:
-        """Return what the outputs say of each of B texts, or windows of texts."""
+        """Extract a reading for each of B texts, or windows of texts, from the outputs."""
 
     def join(self, readings: Sequence[Reading], windows: Sequence[EncodedText]) -> Reading:
-        """Put what was read of the windows of one text together, at least two."""
+        """Combine the readings of one text's windows, at least two."""
         self.require_windows()
         raise NotImplementedError
 
     @abstractmethod
     def answer(self, reading: Reading, context: AnswerContext) -> Answer:
-        """Answer for a text of which `reading` was read."""
+        """Answer a text from its `reading`."""
 
 
 def span_of(label: str, score: float, text: str, start: int, end: int) -> Span:
-    """Make a span of `text` without the spaces at its ends, which are part of some tokenizers' tokens."""
+    """Make a span of `text` without leading and trailing spaces, which some tokenizers include in tokens."""
     part = text[start:end]
     start += len(part) - len(part.lstrip())
     return Span(label, score, part.strip(), start, start + len(part.strip()))
@@ -249,10 +249,10 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
 
 
 def probabilities_of(logits: Floats, function: Callable[[Floats], Floats]) -> NDArray[np.float64]:
-    """Apply softmax, sigmoid, or what else a checkpoint turns its logits into scores by.
+    """Apply softmax, sigmoid, or the checkpoint's own activation to logits.
 
     Raises:
-        SessionError: the model gave what is not a number.
+        SessionError: the model returned NaN.
     """
     probabilities = np.asarray(function(logits), np.float64)
     require_finite(probabilities, "probability")
@@ -260,7 +260,7 @@ def probabilities_of(logits: Floats, function: Callable[[Floats], Floats]) -> ND
 
 
 def require_finite(values: NDArray[Any], what: str) -> None:
-    """Fail rather than sort NaN among scores, where it would look like an answer.
+    """Fail rather than sort NaN among the scores, where it would look like an answer.
 
     Raises:
         SessionError: a value is not a finite number.
@@ -273,9 +273,9 @@ def require_finite(values: NDArray[Any], what: str) -> None:
 
 
 def largest(scores: Floats, count: int) -> list[int]:
-    """Return the positions of the `count` largest scores, best first; of equals the first comes first."""
+    """Return the positions of the `count` largest scores, best first; ties keep their order."""
     if count < len(scores):
-        # Sorting only what is kept; a vocabulary has a hundred thousand entries.
+        # Sort only the kept scores; a vocabulary has a hundred thousand entries.
         threshold = np.partition(scores, -count)[-count]
         positions = np.flatnonzero(scores >= threshold)
     else:

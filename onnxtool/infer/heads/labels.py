@@ -1,4 +1,4 @@
-"""Classifiers of texts and of pairs of texts, and rerankers, whose one label is the score of a pair.
+"""Classifiers of texts and text pairs, and rerankers, whose single label scores a pair.
 
 Letters of shapes: B batch, L labels.
 """
@@ -30,7 +30,7 @@ from onnxtool.infer.report import Scored
 from onnxtool.reports import Json
 
 _INDEX = re.compile("[0-9]{1,9}")
-_SOFTMAX = ("torch.nn.Softmax", "torch.nn.modules.activation.Softmax")  # over the labels, its last axis
+_SOFTMAX = ("torch.nn.Softmax", "torch.nn.modules.activation.Softmax")  # over the last axis, the labels
 
 
 @dataclass(frozen=True)
@@ -44,20 +44,20 @@ class LabelNames:
         """Read them from config.json."""
         names = folder.read("config.json").get("id2label")
         pairs = names.items() if isinstance(names, dict) else ()
-        # int() reads digits of any script, and fails on thousands of them.
+        # int() accepts digits of any script, and fails on thousands of them.
         return cls({int(index): str(name) for index, name in pairs if _INDEX.fullmatch(index)})
 
     def __getitem__(self, index: int) -> str:
-        """Return the name of a label; transformers' own placeholder where it has none."""
+        """Return the name of a label, or transformers' placeholder if it has none."""
         return self.names.get(index, f"LABEL_{index}")
 
 
 @dataclass(frozen=True)
 class Labels(AnswerHead[Floats]):
-    """The labels of a text or of a pair, most probable first; a reading is float64 [L].
+    """The labels of a text or pair, most probable first; a reading is float64 [L].
 
-    Several labels are what the activation of a CrossEncoder gives, where the checkpoint names one. Else they are a
-    softmax, or a sigmoid each where `problem_type` says that several may hold.
+    Scores use a CrossEncoder's activation if the checkpoint names one. Otherwise they are a softmax, or independent
+    sigmoids if `problem_type` is multi-label.
     """
 
     kind = "labels"
@@ -68,10 +68,10 @@ class Labels(AnswerHead[Floats]):
 
     @classmethod
     def of(cls, folder: CheckpointFolder) -> Labels:
-        """Read names and kind of the labels.
+        """Read the names and the kind of the labels.
 
         Raises:
-            InputError: the checkpoint names an activation that is not computed here.
+            InputError: the checkpoint names an unsupported activation.
         """
         names, stated = LabelNames.of(folder), stated_activation(folder)
         if stated is not None:
@@ -91,10 +91,10 @@ class Labels(AnswerHead[Floats]):
 
 @dataclass(frozen=True)
 class Scores(AnswerHead[Floats]):
-    """One score for a text or a pair; a reading is float64 [1].
+    """One score per text or pair; a reading is float64 [1].
 
     Attributes:
-        activation: what is applied to the logit.
+        activation: the function applied to the logit.
     """
 
     kind = "scores"
@@ -121,7 +121,7 @@ class Scores(AnswerHead[Floats]):
         return list(scores)
 
     def require_windows(self) -> None:
-        """Allow them: a document is as relevant as the best of its passages."""
+        """Allow windows: a document is as relevant as its best passage."""
 
     def join(self, readings: Sequence[Floats], windows: Sequence[EncodedText]) -> Floats:
         """Take the largest score over the windows (MaxP; Dai and Callan, 2019, arXiv:1905.09217)."""
@@ -133,13 +133,13 @@ class Scores(AnswerHead[Floats]):
 
 
 def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
-    """Return what turns the logit of a checkpoint with one label into its score.
+    """Return the activation of a checkpoint with one label.
 
-    As CrossEncoder of sentence-transformers: what config_sentence_transformers.json or config.json names, else a
-    sigmoid. A regression, as transformers calls it, is not changed.
+    Like CrossEncoder of sentence-transformers: the one named in config_sentence_transformers.json or config.json, else
+    a sigmoid. transformers' regression logits are unchanged.
 
     Raises:
-        InputError: it names an activation of torch.nn that is not computed here.
+        InputError: it names an unsupported activation of torch.nn.
     """
     stated = stated_activation(folder)
     if stated is None:
@@ -151,7 +151,7 @@ def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
 def stated_activation(folder: CheckpointFolder) -> str | None:
     """Return the class that a CrossEncoder applies to logits, e.g. `torch.nn.modules.linear.Identity`; None for none.
 
-    sentence-transformers takes no activation from other packages than torch without trust_remote_code, but its default.
+    Without trust_remote_code, sentence-transformers uses its default instead of activations from outside torch.
     """
     config = folder.read("config.json")
     stated: tuple[Json, ...] = (

@@ -22,8 +22,8 @@ class Masks(AnswerHead[NDArray[np.float64]]):
     """The most probable tokens for every mask in a text; a reading is float64 [masks, V].
 
     Attributes:
-        mask_id: the token that is filled in.
-        may_be_splade: whether no file says what the model is for.
+        mask_id: the mask token.
+        may_be_splade: whether no file states the model's task.
     """
 
     kind = "tokens"
@@ -45,7 +45,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
         return cls(tokenizer, mask_id, not folder.sentence_modules.modules)
 
     def read(self, batch: Batch) -> list[NDArray[np.float64]]:
-        """Return the probabilities at every mask, in the order of the text."""
+        """Return the probabilities at every mask, in text order."""
         logits = batch.output(3, "logits")
         return [
             probabilities_of(row[(ids == self.mask_id) & valid], softmax)
@@ -60,7 +60,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
             return Answer(note=f"{note}, or {EXPORT_SPLADE}" if self.may_be_splade else note)
         candidates: list[Scored] = []
         for number, probabilities in enumerate(reading, start=1):
-            # Several masks share one list; the number says which one a candidate is for.
+            # Several masks share one list; the number identifies a candidate's mask.
             prefix = f"{number}: " if len(reading) > 1 else ""
             candidates += [
                 Scored(f"{prefix}{self.tokenizer.word(position)}", float(probabilities[position]))
@@ -71,7 +71,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
 
 @dataclass(frozen=True)
 class NextTokens(AnswerHead[NDArray[np.float64]]):
-    """The most probable tokens to follow a text, of a causal language model; a reading is float64 [V]."""
+    """The most probable next tokens of a causal language model; a reading is float64 [V]."""
 
     kind = "tokens"
     cut_side = "left"  # what follows depends on the end

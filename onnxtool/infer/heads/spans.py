@@ -1,4 +1,4 @@
-"""Extractive question answering: where in a text the answer to a question is.
+"""Extractive question answering: locate the answer to a question in a text.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -31,11 +31,10 @@ class FoundSpan:
 
 @dataclass(frozen=True)
 class AnswerSpans(AnswerHead[list[FoundSpan]]):
-    """The spans of a text that answer a question best, by the rules of transformers' question-answering pipeline.
+    """The best answer spans of a text, by the rules of transformers' question-answering pipeline.
 
-    A start and an end are a softmax each over the tokens of the text and the first token, which stands for no answer.
-    A span of tokens, 15 at most, scores the product of both. Spans are widened to whole words, and those that become
-    the same are added up.
+    Start and end are each a softmax over the tokens of the text and the first token, which stands for no answer. A span
+    of at most 15 tokens scores the product of both. Spans are widened to whole words, and identical spans are summed.
     """
 
     kind = "spans"
@@ -45,7 +44,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     splits_long_texts = True
 
     def read(self, batch: Batch) -> list[list[FoundSpan]]:
-        """Return the best spans of each text, best first; none where it has no token."""
+        """Return the best spans of each text, best first; none if it has no tokens."""
         starts, ends = batch.output(2, START), batch.outputs[END]
         return [
             _found(start[valid], end[valid], text)
@@ -53,10 +52,10 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
         ]
 
     def require_windows(self) -> None:
-        """Allow them: an answer is in one of them."""
+        """Allow windows: an answer lies in one of them."""
 
     def join(self, readings: Sequence[list[FoundSpan]], windows: Sequence[EncodedText]) -> list[FoundSpan]:
-        """Take the spans of all windows, a span that two of them have at its higher score."""
+        """Merge the spans of all windows, keeping the higher score of a span found in two."""
         best: dict[tuple[int, int], FoundSpan] = {}
         for span in (span for reading in readings for span in reading):
             position = (span.start, span.end)
@@ -77,7 +76,7 @@ def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedTe
     of_text = np.array([part == 1 for part in offsets.parts])
     candidates = of_text.copy()
     if text.is_special[0]:
-        candidates[0] = True  # takes its part of the probability, and is no answer
+        candidates[0] = True  # takes its share of the probability, but is not an answer
     if not of_text.any():
         return []
     begins, stops = (np.where(of_text, _probabilities(logits, candidates), 0.0) for logits in (start, end))
@@ -85,7 +84,7 @@ def _found(start: NDArray[np.float32], end: NDArray[np.float32], text: EncodedTe
     numbers = np.array(offsets.words)
     words = np.unique(numbers[of_text])
     belongs = (numbers[:, None] == words) & of_text[:, None]
-    by_words = belongs.T @ scores @ belongs  # [words, words]: spans from a word to a word
+    by_words = belongs.T @ scores @ belongs  # [words, words]: spans from one word to another
     first, last = belongs.argmax(axis=0), len(numbers) - 1 - belongs[::-1].argmax(axis=0)
     kept = np.argsort(-by_words, axis=None, kind="stable")[:_KEPT]
     return [

@@ -26,11 +26,11 @@ _ANSERINI = frozenset({"output_idx", "output_weights"})
 
 @dataclass(frozen=True)
 class Terms(VectorHead[SparseVectors]):
-    """Weights from logits, or those that the graph has pooled.
+    """Weights from logits, or weights pooled by the graph.
 
     Attributes:
-        pooling: how logits are pooled over the tokens, here or in the graph.
-        after: what is computed behind that; empty where the graph has done it.
+        pooling: the pooling of logits over tokens, here or in the graph.
+        after: modules after pooling; empty if the graph contains them.
     """
 
     kind = "terms"
@@ -41,10 +41,10 @@ class Terms(VectorHead[SparseVectors]):
 
     @classmethod
     def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> Terms:
-        """Read from the checkpoint how logits are pooled; one that does not say it does it as SPLADE v2.
+        """Read the pooling of logits from the checkpoint; the default is SPLADE v2.
 
         Raises:
-            InputError: the graph has not done it, and it cannot be computed here.
+            InputError: the graph does not contain it, and it is not supported here.
         """
         stored = folder.sentence_modules.find("SpladePooling")
         if stored is None:
@@ -78,7 +78,7 @@ class Terms(VectorHead[SparseVectors]):
         return batch.output(2, "sparse").astype(np.float32)
 
     def require_windows(self) -> None:
-        """Allow them for the largest weight over the tokens, which is the largest over windows of them as well."""
+        """Allow windows for the maximum over tokens, which is also the maximum over windows."""
         if self.pooling.strategy != "max":
             raise InputError(
                 "this sparse encoder sums over the tokens, and what windows share would count twice",
@@ -90,7 +90,7 @@ class Terms(VectorHead[SparseVectors]):
         return joined(vectors, windows)
 
     def finish(self, vectors: SparseVectors) -> SparseVectors:
-        """Compute what follows the pooling."""
+        """Apply the modules after pooling."""
         if not self.after:
             return vectors
         return SparseVectors.from_dense(apply_all(self.after, vectors.to_dense()), vectors.vocabulary)
@@ -105,10 +105,10 @@ def joined(vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> 
 
 @dataclass(frozen=True)
 class LexicalTerms(VectorHead[SparseVectors]):
-    """Weights of tokens that the graph gives, as M3 embedders have them: a term weighs as its heaviest token does.
+    """Token weights from the graph, as in M3 embedders: a term weighs as much as its heaviest token.
 
     Attributes:
-        left_out: tokens that are never terms: those that frame a text, and the unknown one, as in FlagEmbedding.
+        left_out: tokens that are never terms: framing tokens and the unknown token, as in FlagEmbedding.
     """
 
     kind = "terms"
@@ -118,7 +118,7 @@ class LexicalTerms(VectorHead[SparseVectors]):
 
     @classmethod
     def of(cls, tokenizer: TextTokenizer) -> LexicalTerms:
-        """Read from the tokenizer which tokens are no terms."""
+        """Read the tokens that are not terms from the tokenizer."""
         return cls(tokenizer, tuple(tokenizer.framing_ids | tokenizer.unknown_ids))
 
     def pool(self, batch: Batch) -> SparseVectors:
@@ -134,7 +134,7 @@ class LexicalTerms(VectorHead[SparseVectors]):
         return SparseVectors.of_entries(rows, ids, weights[rows, places], len(batch.texts), self.tokenizer.vocabulary)
 
     def require_windows(self) -> None:
-        """Allow them: the largest weight over windows is the largest over their tokens."""
+        """Allow windows: the maximum over windows is the maximum over their tokens."""
 
     def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
         """Take the largest weight of each term over the windows of a text."""

@@ -28,16 +28,16 @@ _MEAN = "meanmaxsim"
 
 @dataclass(frozen=True)
 class TokensOfTexts(VectorHead[TokenVectors]):
-    """Vectors of tokens that the graph gives, or its hidden states projected as the checkpoint says.
+    """Token vectors from the graph, or its hidden states projected according to the checkpoint.
 
     Attributes:
-        modules: what is computed here; empty where the graph has done it.
-        mask: which tokens count; None where all do that the model sees.
-        expansion: how short queries are made longer; None where they are not.
-        expansion_id: the token that is added.
-        is_mean: whether a score is the mean over the tokens of a query, and not their sum.
-        num_left_out: so many tokens at the start of a text never count.
-        skipped_ids: the tokens of the mask that do not count.
+        modules: the modules applied here; empty if the graph contains them.
+        mask: the module that selects counting tokens; None if all attended tokens count.
+        expansion: the expansion of short queries; None for no expansion.
+        expansion_id: the added token.
+        is_mean: whether a score is the mean over the query's tokens instead of the sum.
+        num_left_out: number of leading tokens of a text that never count.
+        skipped_ids: the tokens that do not count according to the mask.
     """
 
     kind = "token_vectors"
@@ -53,10 +53,10 @@ class TokensOfTexts(VectorHead[TokenVectors]):
 
     @classmethod
     def of(cls, folder: CheckpointFolder, tokenizer: TextTokenizer, *, in_graph: bool) -> TokensOfTexts:
-        """Read from the checkpoint which tokens count, and what the graph does not compute.
+        """Read the counting tokens, and the modules missing in the graph, from the checkpoint.
 
         Raises:
-            InputError: the checkpoint is of another kind, or asks for what is not computed here.
+            InputError: the checkpoint is of another kind, or not supported here.
         """
         modules = folder.sentence_modules
         if not modules.is_late_interaction:
@@ -86,14 +86,14 @@ class TokensOfTexts(VectorHead[TokenVectors]):
 
     @classmethod
     def of_m3(cls, tokenizer: TextTokenizer) -> TokensOfTexts:
-        """Take the vectors of an M3 embedder: all but that of the first token, and means, as FlagEmbedding does."""
+        """Use the vectors of an M3 embedder: all but the first token's, and means, like FlagEmbedding."""
         return cls(tokenizer, (), None, None, 0, is_mean=True, num_left_out=1)
 
     def require_room(self, limit: Limit | None) -> None:
-        """Refuse a limit of queries that they are expanded beyond.
+        """Refuse a query limit below the length of expanded queries.
 
         Raises:
-            InputError: they are.
+            InputError: it is below.
         """
         if self.expansion is not None and limit is not None and limit.tokens < self.expansion.length:
             raise InputError(
@@ -102,18 +102,18 @@ class TokensOfTexts(VectorHead[TokenVectors]):
             )
 
     def prepare(self, text: EncodedText, task: str | None) -> EncodedText:
-        """Return a text with what a query is expanded by, and with which of its tokens count."""
+        """Return a text with query expansion applied and its counting tokens marked."""
         expansion = self.expansion if task == QUERY else None
         if expansion is not None:
             text = self.tokenizer.expand(text, expansion.length, self.expansion_id, attended=expansion.attend)
         if self.num_left_out:
             return replace(text, counted=tuple(place >= self.num_left_out for place in range(len(text))))
-        if self.mask is None:  # then what the model does not see does not count
+        if self.mask is None:  # unattended tokens do not count then
             return replace(text, counted=text.attended)
         return replace(text, counted=self.mask.counted(text.ids, task, self.skipped_ids))
 
     def pool(self, batch: Batch) -> TokenVectors:
-        """Return the vectors of the tokens that count of B texts: float32 [T, W].
+        """Return the vectors of the counting tokens of B texts: float32 [T, W].
 
         Raises:
             SessionError: a value is not a finite number.
@@ -130,6 +130,6 @@ class TokensOfTexts(VectorHead[TokenVectors]):
         return vectors
 
     def join(self, vectors: TokenVectors, windows: Sequence[Sequence[EncodedText]]) -> TokenVectors:
-        """Refuse windows, each of which begins with the tokens of a prompt."""
+        """Refuse windows, because each would begin with the prompt's tokens."""
         self.require_windows()
         return vectors
