@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._dynamo import config as dynamo_config
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, TrainingError
 from onnxtool.options import checked
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
+from onnxtool.training.trainer.gradient_cache import GradientCache
 from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
 from onnxtool.training.trainer.losses import (
     Batch,
@@ -83,6 +84,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
     Attributes:
         module: the original model.
         backend: compiles it, counts runs and explains graphs.
+        encoder: runs the model where it alone is compiled and the loss stays in PyTorch, which is the case with a
+            `mini_batch_size` and for a loss that caches gradients itself; None otherwise.
     """
 
     @checked
@@ -98,6 +101,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         options: OrtBackendOptions | OrtBackend | None = None,
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
+        mini_batch_size: int | None = None,
     ) -> None:
         """Wrap `model`, whose output head gets a hook that does nothing unless this module calls the model.
 
@@ -114,10 +118,14 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             dynamic: as in `torch.compile`.
             overlap_exchange: whether DistributedDataParallel around this module exchanges gradients while others are
                 computed. The step is then one graph for each of its buckets (`bucket_cap_mb`, 1 or more), not one.
+            mini_batch_size: embeds each batch in mini-batches of this many rows, in the memory of one, for a loss over
+                embeddings; the gradients are those of the whole batch. The model alone is compiled, see
+                `GradientCache`.
 
         Raises:
             InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
-                alone.
+                alone; a `mini_batch_size` below 1, or together with `overlap_exchange`.
+            TrainingError: mini-batches of the model do not give the results of the whole batch.
         """
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
@@ -132,6 +140,14 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
                 f"args has the label_smoothing_factor {asked:g}, and label_smoother is None",
                 f"pass trainer.label_smoother, or label_smoothing={asked:g}",
             )
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise InputError(
+                f"mini_batch_size is {mini_batch_size}", "it is the number of rows of a mini-batch, from 1"
+            )
+        if mini_batch_size is not None and overlap_exchange:
+            raise InputError(
+                "overlap_exchange with mini_batch_size", "gradients are complete at the end: leave one out"
+            )
         settle_loss_function(model)
         self.module = model
         self.args = args
@@ -142,9 +158,14 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         self.backend = options if isinstance(options, OrtBackend) else OrtBackend(options)
         self._dynamic = dynamic
         self._overlap_exchange = overlap_exchange
-        self._sparsity = LabelSparsity(model, allowed=label_sparsity)
+        self.encoder = None if mini_batch_size is None else GradientCache(model, self._run, mini_batch_size)
+        self._sparsity = LabelSparsity(model, allowed=label_sparsity and self.encoder is None)
         self._selection = self._sparsity.selection
         self._packing = PackedDocuments(model)
+
+    def leave_loss_in_pytorch(self) -> None:
+        """Compile the model alone, for a loss that calls the model again during its backward pass."""
+        self.encoder = GradientCache(self.module, self._run, None)
 
     @property
     def _original_model(self) -> torch.nn.Module:
@@ -212,22 +233,41 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         if "_compiled" not in self.__dict__:
             settle_problem_type(self.module, self.compute_loss, inputs)
             self.__dict__["_compiled"] = torch.compile(
-                self._loss,
+                self._loss if self.encoder is None else self.encoder.model_forward,
                 backend=self.backend,
                 dynamic=self._dynamic,
                 isolate_recompiles=True,  # graphs are counted for each module, see `_compiled_whole`
             )
-        inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
-        # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
-        labels = None if rows is None else inputs.pop("labels")
         num_runs = self.backend.execution_count
-        with _compiled_whole(self._overlap_exchange):
-            result: Loss = self._compiled(inputs, return_outputs, num_items_in_batch, rows, labels)
+        if self.encoder is not None:
+            result = self._loss_of_embeddings(self.encoder, inputs, return_outputs, num_items_in_batch)
+        else:
+            inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
+            # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
+            labels = None if rows is None else inputs.pop("labels")
+            result = self._run(inputs, return_outputs, num_items_in_batch, rows, labels)
         if self.backend.execution_count == num_runs:
             _LOGGER.warning(
                 "no session of onnxruntime ran in this step, PyTorch computed all of it: %s", self._why_eager()
             )
         return result
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        with _compiled_whole(self._overlap_exchange):
+            return self._compiled(*args, **kwargs)
+
+    def _loss_of_embeddings(
+        self, encoder: GradientCache, inputs: Batch, return_outputs: bool, num_items: torch.Tensor | None
+    ) -> Loss:
+        num_calls = encoder.num_calls
+        with encoder.in_place():
+            loss = self.compute_loss(self.module, inputs, return_outputs, num_items)
+        if encoder.num_calls == num_calls:
+            raise TrainingError(
+                f"the loss did not call the {type(self.module).__name__}, whose calls mini_batch_size splits",
+                "call the model itself and not its parts in the loss, or leave mini_batch_size out",
+            )
+        return loss
 
     def _why_eager(self) -> str:
         if not self.backend.graphs:

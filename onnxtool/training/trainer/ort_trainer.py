@@ -52,6 +52,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         label_sparsity: bool = True,
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
+        mini_batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
         """Make a Trainer from its own arguments and the options of the compilation.
@@ -62,6 +63,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             label_sparsity: whether rows whose label is ignored may be pruned before the output head.
             dynamic: as in `torch.compile`: True if the sizes of batches differ from the start.
             overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
+            mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
             **kwargs: arguments of the Trainer.
 
         Raises:
@@ -74,8 +76,10 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._label_sparsity = label_sparsity
         self._dynamic = dynamic
         self._overlap_exchange = overlap_exchange
+        self._mini_batch_size = mini_batch_size
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
+        self._whole_texts = WholeTexts(self.model)
         # Hides the method, also that of a subclass, which is the one that gets compiled.
         self.eager_loss = with_all_arguments(self.compute_loss)
         self.compute_loss = self._compute_loss
@@ -88,6 +92,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             label_sparsity=self._label_sparsity,
             dynamic=self._dynamic,
             overlap_exchange=self._overlap_exchange,
+            mini_batch_size=self._mini_batch_size,
         )
 
     def explain(self) -> Explanation:
@@ -108,7 +113,10 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         Returns:
             The loss, float [].
         """
-        loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+        encoder = None if self.model_with_loss is None else self.model_with_loss.encoder
+        # For the backward pass as well, which runs the model again if the loss caches gradients.
+        with self._whole_texts.in_one_turn(), encoder.in_place() if encoder else contextlib.nullcontext():
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
         if not self._was_explained:
             self._was_explained = True
             if self.is_world_process_zero() and self.model_with_loss is not None:
@@ -127,8 +135,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         if isinstance(inside, ModuleWithLoss):
             if self._numbers is None:
                 self._numbers = ChangingNumbers(getattr(self, "loss", None), inside.module)
-                self._whole_texts = WholeTexts(inside.module)
-            with self._numbers.as_tensors(), self._whole_texts.in_one_turn():
+            with self._numbers.as_tensors():
                 return model(dict(inputs), return_outputs, num_items_in_batch)
         return self.eager_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -143,6 +150,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             return model  # a second call of train()
         self.model_with_loss = self.create_model_with_loss()
         self._numbers = None
+        self._whole_texts = WholeTexts(self.model)
         return self._distributed(self.model_with_loss) if self.args.world_size > 1 else self.model_with_loss
 
     def _distributed(self, module: ModuleWithLoss) -> DistributedDataParallel:
@@ -163,6 +171,7 @@ def create_model_with_loss(
     label_sparsity: bool = True,
     dynamic: bool | None = None,
     overlap_exchange: bool = False,
+    mini_batch_size: int | None = None,
 ) -> ModuleWithLoss:
     """Return a module that computes the loss of a Trainer for its model in onnxruntime.
 
@@ -172,15 +181,42 @@ def create_model_with_loss(
         label_sparsity: whether rows whose label is ignored may be pruned before the output head.
         dynamic: as in `torch.compile`.
         overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
+        mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
+
+    Raises:
+        TrainingError: the loss caches gradients itself, and does not do so here.
     """
-    return ModuleWithLoss(
+    parts = _modules_of(getattr(trainer, "loss", None))
+    caching = next((type(part).__name__ for part in parts if _caches_gradients(part)), None)
+    if caching is not None:
+        without = "leave mini_batch_size out"
+        if mini_batch_size is None:
+            without = "use the loss without Cached in its name, with the mini_batch_size of OrtTrainer"
+        if mini_batch_size is not None or trainer.args.world_size > 1 or not isinstance(trainer, OrtTrainer):
+            raise TrainingError(f"{caching} splits batches itself, in one process and inside of an OrtTrainer", without)
+    module = ModuleWithLoss(
         trainer.model,
         compute_loss=trainer.eager_loss if isinstance(trainer, OrtTrainer) else trainer.compute_loss,
         label_sparsity=label_sparsity and not _counts_calls(trainer),
         options=options,
         dynamic=dynamic,
         overlap_exchange=overlap_exchange,
+        mini_batch_size=mini_batch_size,
     )
+    if caching is not None:
+        module.leave_loss_in_pytorch()
+    return module
+
+
+def _modules_of(loss: object) -> list[torch.nn.Module]:
+    """Return all modules of a loss, or of losses by name; sentence-transformers' losses contain the model."""
+    parts: Iterable[Any] = loss.values() if isinstance(loss, Mapping) else (loss,)
+    return [module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules()]
+
+
+def _caches_gradients(loss: torch.nn.Module) -> bool:
+    """Whether a loss calls the model again in its backward pass: sentence-transformers' Cached losses."""
+    return bool(getattr(loss, "uses_gradient_cache", False))
 
 
 def _counts_calls(trainer: Trainer) -> bool:
@@ -262,10 +298,8 @@ class ChangingNumbers:
             loss: a module, or modules by name; anything else has no numbers.
             model: whose modules are not watched: a layer may need its number as a number.
         """
-        parts: Iterable[Any] = loss.values() if isinstance(loss, Mapping) else (loss,)
         of_model = set(model.modules())
-        found = (module for part in parts if isinstance(part, torch.nn.Module) for module in part.modules())
-        self._modules = [module for module in found if module not in of_model]
+        self._modules = [module for module in _modules_of(loss) if module not in of_model]
         self._first: dict[tuple[int, str], float] = {}
         self._tensors: dict[tuple[int, str], torch.Tensor] = {}
 

@@ -1,0 +1,135 @@
+"""Measure the peak memory of a large batch in mini-batches, and compare its loss and gradients with PyTorch's.
+
+A model of MiniLM's shape with random weights computes the gradients of in-batch negatives, in a process
+of its own: on a batch of 64 pairs, and on a batch of 1,024 pairs with `mini_batch_size=64`. Peak memory is what the
+process gained after its imports (Linux). The larger batch's loss and gradients are compared with those of sentence-
+transformers' CachedMultipleNegativesRankingLoss in eager PyTorch, with the same dropout masks.
+
+    pip install sentence-transformers
+    python scripts/check_gradient_cache.py [--pairs 1024] [--mini_batch_size 64] [--length 16] [--dropout 0.1]
+
+Fails if memory grows by more than a tenth, if losses differ by more than 1e-6, or if gradients differ by more than
+1e-5 of the largest: they are sums over all rows in float32, in another order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import transformers
+from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
+from sentence_transformers.util import cos_sim
+
+from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+
+MEMORY_RATIO, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1.1, 1e-6, 1e-5
+
+
+class Encoder(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """A BERT of MiniLM's shape with the mean of its token embeddings."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+        rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        self.bert = transformers.BertModel(transformers.BertConfig(**sizes, **rates), add_pooling_layer=False)
+
+    def __getitem__(self, _index: int) -> torch.nn.Module:
+        """Return the first module, which sentence-transformers asks for."""
+        return self
+
+    def forward(self, features: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Embed texts."""
+        tokens = self.bert(**features).last_hidden_state
+        mask = features["attention_mask"][..., None]
+        return {"sentence_embedding": (tokens * mask).sum(1) / mask.sum(1)}
+
+
+def in_batch_negatives(
+    model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+) -> torch.Tensor:
+    """Return the loss of pairs among all documents."""
+    queries, documents = (model(features)["sentence_embedding"] for features in inputs["columns"])
+    return torch.nn.functional.cross_entropy(20 * cos_sim(queries, documents), torch.arange(len(queries)))
+
+
+def peak_bytes(kind: str = "VmHWM") -> int:
+    """Return the peak of this process, or another figure of its memory."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(kind)).split()[1])
+
+
+def run(kind: str, pairs: int, options: SimpleNamespace, answers: Any) -> None:
+    """Take a step, and answer with the memory gained, the loss, and the gradients."""
+    warnings.simplefilter("ignore")
+    before = peak_bytes("VmRSS")
+    model = Encoder(options.dropout).train()
+    draw = torch.Generator().manual_seed(0)
+    columns = []
+    for _ in range(2):
+        ids = torch.randint(1000, 30000, (pairs, options.length), generator=draw)
+        columns.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    compute: Any
+    if kind == "PyTorch":
+        cached = CachedMultipleNegativesRankingLoss(model, mini_batch_size=options.mini_batch_size)
+        compute = lambda: cached(columns, None)  # noqa: E731
+    else:
+        size = options.mini_batch_size if kind == "mini-batches" else None
+        module = ModuleWithLoss(model, compute_loss=in_batch_negatives, mini_batch_size=size)
+        compute = lambda: module({"columns": columns})  # noqa: E731
+    torch.manual_seed(1)
+    loss = compute()
+    loss.backward()
+    peak = peak_bytes() - before
+    answers.send((peak, loss.item(), {name: value.grad.numpy() for name, value in model.named_parameters()}))
+
+
+def in_process(kind: str, pairs: int, options: SimpleNamespace) -> Any:
+    """Return the answer of a new process."""
+    context = multiprocessing.get_context("spawn")
+    answers, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run, args=(kind, pairs, options, sender))
+    process.start()
+    sender.close()
+    try:
+        return answers.recv()
+    finally:
+        process.join()
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1024)
+    parser.add_argument("--mini_batch_size", type=int, default=64)
+    parser.add_argument("--length", type=int, default=16, help="tokens of a text")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    options = SimpleNamespace(**vars(parser.parse_args()))
+    print("| step | pairs | peak memory | loss |\n|---|---:|---:|---:|")
+    rows = (("whole batch", options.mini_batch_size), ("mini-batches", options.pairs), ("PyTorch", options.pairs))
+    found = {}
+    for kind, pairs in rows:
+        found[kind] = in_process(kind, pairs, options)
+        peak, loss, _ = found[kind]
+        print(f"| {kind} | {pairs} | {peak / 1e6:.0f} MB | {loss:.7g} |", flush=True)
+    ratio = found["mini-batches"][0] / found["whole batch"][0]
+    (_, loss, gradients), (_, theirs, others) = found["mini-batches"], found["PyTorch"]
+    loss_difference = abs(loss - theirs) / abs(theirs)
+    scale = max(float(abs(other).max()) for other in others.values())
+    difference = max(float(abs(gradients[name] - other).max()) for name, other in others.items()) / scale
+    print(
+        f"\nmemory ratio {ratio:.2f}; relative difference of loss {loss_difference:.1e}, of gradients {difference:.1e}"
+    )
+    sys.exit(int(ratio > MEMORY_RATIO or loss_difference > LOSS_TOLERANCE or difference > GRADIENT_TOLERANCE))
+
+
+if __name__ == "__main__":
+    main()
