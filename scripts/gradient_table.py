@@ -21,14 +21,14 @@ _LOWEST_OPSET = 18
 _INTRODUCTION = """# Operators that have a gradient
 
 Written by `python scripts/gradient_table.py`. Every row is tested: float32 in onnxruntime on two threads against
-PyTorch's autograd in float64, with fixed and with dynamic axes where they can be; and, where onnx.reference computes
-the operator, float64 against finite differences of the forward graph (slopes). The errors are those of float32 against
-PyTorch, relative to the largest element of a gradient or to one, on {machine}.
+PyTorch's autograd in float64, with fixed and, where possible, dynamic axes; and, if onnx.reference computes the
+operator, float64 against finite differences of the forward graph (slopes). Errors are for float32 against PyTorch,
+relative to the largest element of a gradient or to one, on {machine}.
 
-Operators without a rule of their own have the gradient of the function that ONNX defines them by. So have those whose
-rule lacks an input or output, such as the second output of a loss. An `If` has a gradient if its condition follows from
-constants and fixed shapes. `Loop`, `Scan` and other `If`s have none, nor has anything that is not in this table: the
-error lists all such nodes of a model, and the parameters to freeze to get around them.
+Operators without a rule use the gradient of the function that defines them in ONNX, and so do operators whose rule
+does not cover an input or output, such as the second output of a loss. An `If` has a gradient if its condition follows
+from constants and fixed shapes. `Loop`, `Scan`, other `If`s and everything that is not in this table have none: the
+error lists all such nodes of a model, and the parameters to freeze to avoid them.
 `python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with slopes.
 
 | operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
@@ -37,17 +37,17 @@ error lists all such nodes of a model, and the parameters to freeze to get aroun
 _NETWORKS = """
 ## Networks
 
-Small ones, random, as torch.onnx exports them. The errors are the largest over all parameters against PyTorch in
-float64, relative to the largest gradient of the network. A test allows each parameter three times that of PyTorch.
+Small networks with random weights, as torch.onnx exports them. The errors are the largest over all parameters against
+PyTorch in float64, relative to the network's largest gradient. A test allows each parameter three times PyTorch's.
 
 | network | parameters | error of the gradient graph | error of PyTorch in float32 |
 |---|---|---|---|
 """
 _STOPS = """
-No gradient comes back through {stops}: their derivative is zero, or they take a shape, dtype or position alone. Nor
-does one through integers and booleans, as of `Cast`, comparisons and the positions of `TopK`. Quantized numbers are an
-exception: through QuantizeLinear and DequantizeLinear, which are fake quantization, the gradient goes straight, and all
-else that reads the integers between, as `MatMulInteger` does, is refused.
+No gradient comes back through {stops}: their derivative is zero, or they only take a shape, dtype or position.
+Nor does one through integers and booleans, such as the results of `Cast` and comparisons and the indices of `TopK`.
+Quantized numbers are an exception: the gradient passes straight through QuantizeLinear and DequantizeLinear, which are
+fake quantization, and any other reader of the integers between them, such as `MatMulInteger`, is refused.
 """
 
 

@@ -1,4 +1,4 @@
-// A client of server.py: it trains on its own batches, and sends parameters, never data.
+// A client for server.py: it trains on its own batches, and sends parameters, never data.
 import { Trainer } from "./onnxtool-training.mjs";
 
 /** Take part until the last round; returns the trainer with the checkpoint of all. */
@@ -13,7 +13,7 @@ export async function takePart({ ort, url, client, batches, samples, learningRat
   for (let done = -1; ; ) {
     const { round, rounds } = await (await get("round")).json();
     if (round === done) {
-      await new Promise((resolve) => setTimeout(resolve, 100)); // the others are not ready
+      await new Promise((resolve) => setTimeout(resolve, 100)); // other clients are not ready
       continue;
     }
     trainer.load(await bytes("global"));
@@ -35,7 +35,7 @@ export function ownBatches({ inputs }, client, { classes = 3, size = 16, count =
   let state = client + 1;
   const random = () => (state = (state * 48271) % 2147483647) / 2147483647;
   return Array.from({ length: count }, () => {
-    // Most samples of a client are of one class, so that no client alone can learn all.
+    // Most of a client's samples are of one class, so no single client can learn all classes.
     const labels = Array.from({ length: size }, () => (random() < 0.7 ? client : Math.floor(random() * classes)) % classes);
     const x = labels.flatMap((label) => Array.from({ length: width }, (_, axis) => 2 * (axis % classes === label) + random()));
     return { x: { data: x, dims: [size, width] }, labels: { data: labels, dims: [size] } };

@@ -1,4 +1,4 @@
-// node client_node.mjs ADDRESS CLIENT: the page without a page. Copy onnxtool-training.mjs beside it.
+// node client_node.mjs ADDRESS CLIENT: the same client without a page. Copy onnxtool-training.mjs next to it.
 import * as ort from "onnxruntime-node";
 import { ownBatches, takePart } from "./client.mjs";
 

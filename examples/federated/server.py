@@ -1,8 +1,8 @@
-"""Train one model on the data of several browsers, which stay there: federated averaging (McMahan et al. 2017).
+"""Train one model on the data of several browsers, which never leaves them: federated averaging (McMahan et al. 2017).
 
 `python server.py ARTIFACTS --clients 3 --rounds 5` serves a folder that `onnxtool artifacts --target web` wrote, and
-the page beside this file. In each round every client trains a copy of the checkpoint and sends it back; the mean of
-them, weighted by their numbers of samples, is the checkpoint of the next round.
+the page next to this file. In each round, every client trains a copy of the checkpoint and sends it back; the mean of
+these, weighted by their numbers of samples, is the next round's checkpoint.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from onnxtool.errors import OnnxtoolError
 from onnxtool.training.api import CheckpointState
 
 HERE = Path(__file__).resolve().parent
-# The example's own files go before those of the artifacts, which have an index.html as well.
+# The example's own files take precedence over the artifacts, which include an index.html too.
 OWN = {"/": "index.html", "/index.html": "index.html", "/client.mjs": "client.mjs"}
 GLOBAL = "global"
 MAX_SAMPLES = 10**9
 
 
 class UpdateError(Exception):
-    """An update of a client that is refused."""
+    """A client's update is refused."""
 
 
 class Rounds:
-    """The rounds of a training; clients call it from several threads.
+    """The rounds of a training run; clients call it from several threads.
 
     Args:
         folder: the artifacts; the checkpoint of each round is written there as `global`.
@@ -53,7 +53,7 @@ class Rounds:
         self._save()
 
     def add(self, round_number: int, client: int, samples: int, content: bytes) -> None:
-        """Take the checkpoint of a client; the last one of a round ends it.
+        """Accept a client's checkpoint; the last one of a round ends it.
 
         Raises:
             UpdateError: it is of another round, client or model, or has numbers that are not finite.
@@ -71,7 +71,7 @@ class Rounds:
                 self._end_round()
 
     def _end_round(self) -> None:
-        # In the order of the clients, and not of their arrival: sums depend on it.
+        # Sum in client order, not in order of arrival: rounding depends on it.
         updates = [self._updates[client] for client in range(self.clients)]
         for name, parameter in self._state.parameters:
             arrays = [state.parameters[name].data for state, _ in updates]
@@ -106,14 +106,14 @@ class Rounds:
 
 
 def average(arrays: Sequence[Any], weights: Sequence[int]) -> Any:
-    """Return the mean of arrays of one shape, weighted, in their dtype; of integers the first, which is not trained."""
+    """Return the weighted mean of equally shaped arrays, in their dtype; for integers (not trained), the first."""
     if arrays[0].dtype.kind != "f":
         return arrays[0]
     return np.average(np.stack(arrays), axis=0, weights=weights).astype(arrays[0].dtype)
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Serves the artifacts, the page and the state of the rounds, and takes updates."""
+    """Serve the artifacts, the page and the state of the rounds, and accept updates."""
 
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript"}  # noqa: RUF012
 
@@ -122,7 +122,7 @@ class Handler(SimpleHTTPRequestHandler):
         super().__init__(*arguments, directory=str(rounds.folder))
 
     def do_GET(self) -> None:
-        """Answer with the round, or a file."""
+        """Return the state of the round, or a file."""
         path = urlsplit(self.path).path
         if path == "/round":
             self._answer(
@@ -136,7 +136,7 @@ class Handler(SimpleHTTPRequestHandler):
             super().do_GET()
 
     def do_POST(self) -> None:
-        """Take /update?round=R&client=C&samples=N with a checkpoint."""
+        """Accept /update?round=R&client=C&samples=N with a checkpoint."""
         try:
             query = parse_qs(urlsplit(self.path).query)
             round_number, client, samples = (int(query[name][0]) for name in ("round", "client", "samples"))
@@ -150,7 +150,7 @@ class Handler(SimpleHTTPRequestHandler):
             self._answer(200, "{}", "application/json")
 
     def log_message(self, *_arguments: Any) -> None:
-        """Print nothing for each request."""
+        """Do not log requests."""
 
     def _answer(self, status: int, text: str, kind: str) -> None:
         content = text.encode()
@@ -162,9 +162,9 @@ class Handler(SimpleHTTPRequestHandler):
 
 
 def make_server(folder: Path, clients: int, rounds: int, port: int = 0) -> tuple[ThreadingHTTPServer, Rounds]:
-    """Return a server of this machine alone, which is not serving yet, and its rounds."""
+    """Return a server that listens only on this machine and has not been started, and its rounds."""
     state = Rounds(folder, clients, rounds)
-    # The moments of the optimizer are twice the parameters.
+    # The optimizer's moments are twice as large as the parameters.
     max_bytes = 4 * (folder / "checkpoint").stat().st_size + 2**20
     return ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, rounds=state, max_bytes=max_bytes)), state
 
@@ -184,7 +184,7 @@ def main() -> None:
             print(f"http://127.0.0.1:{server.server_port}/?client={client}")
         rounds.finished.wait()
         print(f"{arguments.folder / GLOBAL} is the checkpoint after {arguments.rounds} rounds")
-        threading.Event().wait(2)  # pages ask once more whether it is over
+        threading.Event().wait(2)  # pages poll once more for the end
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def make_texts() -> list[tuple[str, int]]:
 
 def fine_tune(checkpoint: str, output: str, *, steps: int, learning_rate: float) -> None:
     """Train the model of `checkpoint` with a new classification head, and save it in `output`."""
-    set_seed(0)  # of the new head, dropout and the order of the batches
+    set_seed(0)  # for the new head, dropout and the order of the batches
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     names = dict(enumerate(LABELS))
     model = AutoModelForSequenceClassification.from_pretrained(
@@ -41,7 +41,7 @@ def fine_tune(checkpoint: str, output: str, *, steps: int, learning_rate: float)
     )
     for part in (model.base_model.embeddings, model.base_model.encoder.layer[:-2]):
         part.requires_grad_(False)  # the last two layers are enough for few texts, and take less time
-    # All batches have one shape, so one graph is compiled; OrtTrainer(..., dynamic=True) serves batches of many shapes.
+    # All batches have one shape, so one graph is compiled; OrtTrainer(..., dynamic=True) handles other shapes.
     examples = [
         {**tokenizer(text, padding="max_length", max_length=16), "labels": label} for text, label in make_texts()
     ]

@@ -15,7 +15,7 @@ from onnxtool.encoding import read_shards
 
 
 def load(folder: str, index: str, client: OpenSearch) -> int:
-    """Make the index, send its documents in bulk requests, and return how many it took."""
+    """Create the index, send its documents in bulk requests, and return the number accepted."""
     manifest = json.loads(Path(f"{folder.rstrip('/')}.manifest.json").read_bytes())
     vectors, kind = manifest["identity"]["vectors"], manifest["identity"]["options"]["kind"]
     if vectors["of"] == "tokens" or not vectors["as"].startswith("float"):

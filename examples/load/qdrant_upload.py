@@ -17,7 +17,7 @@ _TYPES = {"float32": models.Datatype.FLOAT32, "float16": models.Datatype.FLOAT16
 
 
 def upload(folder: str, collection: str, client: QdrantClient) -> None:
-    """Make the collection, and upload the points of one shard after the other."""
+    """Create the collection, and upload the points one shard at a time."""
     vectors = json.loads(Path(f"{folder.rstrip('/')}.manifest.json").read_bytes())["identity"]["vectors"]
     if vectors["as"] not in _TYPES:
         sys.exit(f"these vectors are {vectors['as']}: upload floats, and let Qdrant quantize them")
@@ -32,7 +32,7 @@ def upload(folder: str, collection: str, client: QdrantClient) -> None:
         )
         client.create_collection(collection, vectors_config=params)
     for shard in read_shards(folder):
-        # Qdrant's ids are numbers or UUIDs: those of the corpus go into the payload.
+        # Qdrant's ids are numbers or UUIDs; the corpus ids go into the payload.
         points = (
             models.PointStruct(id=str(uuid.uuid5(uuid.NAMESPACE_OID, name)), vector=vector, payload={"id": name})
             for name, vector in zip(shard.ids, _rows(shard.vectors, vectors["of"]), strict=True)

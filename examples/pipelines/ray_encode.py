@@ -1,4 +1,4 @@
-"""Add vectors to a table of Ray Data: python ray_encode.py MODEL.onnx CORPUS.jsonl OUTPUT."""
+"""Add vectors to a Ray Data table: python ray_encode.py MODEL.onnx CORPUS.jsonl OUTPUT."""
 
 import sys
 
@@ -9,13 +9,13 @@ from onnxtool.encoding.ray import Encoder
 
 
 def encode(model: str, corpus: str, output: str, workers: int = 2) -> None:
-    """Write the rows of a collection with their vectors."""
+    """Write a collection's rows with their vectors."""
     rows = ray.data.read_json(corpus).map_batches(
         Encoder,
         fn_constructor_args=(model, VectorOptions(provider="cpu")),
         compute=ray.data.ActorPoolStrategy(size=workers),
         batch_size=1024,
-        num_cpus=1,  # batches of one actor run one after the other, on so many cores
+        num_cpus=1,  # an actor encodes one batch at a time, on this many cores
     )
     rows.write_parquet(output)
 

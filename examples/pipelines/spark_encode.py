@@ -1,4 +1,4 @@
-"""Add vectors to a table of Spark: python spark_encode.py MODEL.onnx CORPUS.jsonl OUTPUT.parquet."""
+"""Add vectors to a Spark table: python spark_encode.py MODEL.onnx CORPUS.jsonl OUTPUT.parquet."""
 
 import sys
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from onnxtool.encoding.ray import Encoder
 
 
 def encode(spark: SparkSession, model: str, corpus: str, output: str) -> None:
-    """Write the rows of a collection with their vectors."""
+    """Write a collection's rows with their vectors."""
 
     def vectors(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
         encoder = Encoder(model, VectorOptions(provider="cpu"))  # once for each partition
         for texts in batches:
             yield pd.Series(list(encoder({"contents": texts.to_numpy()})["vector"]))
 
-    # Spark reads the kind of the function from its annotations, which have to be types and no texts.
+    # Spark infers the kind of function from its annotations, which have to be types, not strings.
     vectors.__annotations__ = {"batches": Iterator[pd.Series], "return": Iterator[pd.Series]}
     add = pandas_udf(vectors, ArrayType(FloatType()))  # type: ignore[call-overload]
     rows = spark.read.json(corpus).where("contents is not null and trim(contents) != ''")

@@ -30,16 +30,16 @@ from transformers import (
 
 from onnxtool.training import OrtTrainer
 
-QUERY_TOKENS, DOCUMENT_TOKENS, MOST_TOKENS = 20, 64, 256  # in training, and of what the result encodes
-TEACHER, STUDENT = 0.05, 6.0  # temperatures: of cosines, and of products of weights, which are around 50
-RATES = {"body": 5e-5, "head": 1e-3, "bias": 2e-2}  # logits are up to 50, and the bias moves them as a whole
-NEIGHBOURS = 8  # pairs that stand side by side in the collection, and are hard to tell apart
-COMPARED = 3  # steps of each Trainer, to compare their time
+QUERY_TOKENS, DOCUMENT_TOKENS, MOST_TOKENS = 20, 64, 256  # the first two for training, the last for the result
+TEACHER, STUDENT = 0.05, 6.0  # temperatures: for cosines, and for dot products of weights, which are around 50
+RATES = {"body": 5e-5, "head": 1e-3, "bias": 2e-2}  # logits are up to 50, and the bias shifts them as a whole
+NEIGHBOURS = 8  # adjacent pairs in the collection, which are hard to tell apart
+COMPARED = 3  # steps of each Trainer, for comparing their times
 CARD = "---\ntags:\n- splade\n- sparse-encoder\n---\n\n# A sparse encoder, trained by examples/train_splade\n"
 
 
 class OrtSplade(OrtTrainer):
-    """Trains a sparse encoder in onnxruntime: the loss, and the weight of its regularization."""
+    """Train a sparse encoder in onnxruntime, with its loss and the weight of its regularization."""
 
     flops = 0.0
 
@@ -52,9 +52,9 @@ class OrtSplade(OrtTrainer):
     ) -> Any:
         """Return the loss of a batch of pairs, float [].
 
-        The documents of the other pairs are what a query must not find. The teacher says how much each of them has to
-        do with it, and the student's products are to have the same shares. FLOPS (Paria et al., 2020) makes terms rare
-        that are in many texts.
+        The documents of the other pairs are a query's negatives. The teacher rates how relevant each of them is, and
+        the student's dot products should have the same distribution. FLOPS (Paria et al., 2020) suppresses terms that
+        occur in many texts.
         """
         queries = weights_of_terms(model, inputs["query_ids"], inputs["query_mask"])
         documents = weights_of_terms(model, inputs["document_ids"], inputs["document_mask"])
@@ -67,20 +67,20 @@ class OrtSplade(OrtTrainer):
         return (loss, {"scores": scores}) if return_outputs else loss
 
     def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        """Let the regularization grow with the square of the step, up to a third of the steps."""
+        """Increase the regularization with the square of the step, during the first third of the steps."""
         state = self.state
         grown = min(1.0, 3 * (state.global_step + 1) / state.max_steps) ** 2
         return super().training_step(model, {**inputs, "flops": torch.tensor(self.flops * grown)}, num_items_in_batch)
 
 
 def weights_of_terms(model: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return SPLADE's weights, float [texts, terms]: log(1 + relu(logit)), the largest of all tokens."""
+    """Return SPLADE's weights, float [texts, terms]: log(1 + relu(logit)), maximum over tokens."""
     logits = model(input_ids=ids, attention_mask=mask).logits
     return torch.log1p(torch.relu((logits * mask.unsqueeze(-1)).amax(1)))
 
 
 def read_collection(folder: Path) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
-    """Return texts by name, the names of the documents, and the pairs (query, document) to train on."""
+    """Return texts by name, the names of the documents, and the training pairs (query, document)."""
     corpus, queries = (
         {entry["_id"]: entry["text"] for entry in map(json.loads, (folder / name).read_text("utf-8").splitlines())}
         for name in ("corpus.jsonl", "queries.jsonl")
@@ -91,7 +91,7 @@ def read_collection(folder: Path) -> tuple[dict[str, str], list[str], list[tuple
 
 
 def in_batches(pairs: Sequence[tuple[str, str]], number: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Return so many pairs, in an order that leaves some neighbours together; from the start again if they are few."""
+    """Return `number` pairs in an order that keeps some neighbours together; repeat them if there are too few."""
     ordered: list[tuple[str, str]] = []
     while len(ordered) < number:
         for block in rng.permutation(len(pairs) // NEIGHBOURS):
@@ -121,17 +121,17 @@ def teach(teacher: torch.nn.Module, ids: torch.Tensor, mask: torch.Tensor) -> tu
 def sparse_encoder(
     body: torch.nn.Module, states: torch.Tensor, ids: torch.Tensor, rarity: torch.Tensor
 ) -> BertForMaskedLM:
-    """Return `body` with a head on its word embeddings, which starts with weights like those of BM25.
+    """Return `body` with a head on its word embeddings, which starts with weights like BM25's.
 
-    A dense encoder comes without a head for words. A regression finds the words again: from the state of a token to the
-    embedding of the word that stood there. The bias then gives this word a weight by its rarity, and others none or
-    less. A head with random weights would need more steps than there is time for.
+    A dense encoder has no head for words. A regression recovers the words, from a token's hidden state to the embedding
+    of its word. The bias then gives this word a weight by its rarity, and other words less or none. A head with random
+    weights would need far more steps.
 
     Args:
         body: the dense encoder.
-        states: of tokens, float [tokens, H].
-        ids: of these tokens, int64 [tokens].
-        rarity: of the words, float [V], see `rarities`.
+        states: hidden states of tokens, float [tokens, H].
+        ids: the ids of these tokens, int64 [tokens].
+        rarity: the rarity of each word, float [V], see `rarities`.
     """
     changed = {"tie_word_embeddings": True, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     model = BertForMaskedLM(BertConfig(**{**body.config.to_dict(), **changed}))
@@ -147,7 +147,7 @@ def sparse_encoder(
     ridge = 1e-3 * squares.diagonal().mean() * torch.eye(len(squares))
     solution = torch.linalg.solve(squares + ridge, inputs.T @ wanted)
     head = model.cls.predictions
-    # GELU changes nothing so far to the right of zero, and the normalization takes the shift away again.
+    # GELU is the identity for large inputs, and the normalization removes the shift again.
     head.transform.dense.weight.copy_(20 * solution[:-1].T)
     head.transform.dense.bias.copy_(20 * solution[-1] + 8)
     head.transform.LayerNorm.weight.fill_(2.0)
@@ -155,14 +155,14 @@ def sparse_encoder(
     counts = torch.bincount(ids, minlength=len(words))
     sums = torch.bincount(ids, weights=logits, minlength=len(words))
     average = (sums / counts)[counts > 2].mean()
-    # Words that were seen a few times say little about their logits, and a bias too high is in every text.
+    # Words seen only a few times have unreliable logits, and a word with too high a bias is in every text.
     usual = ((sums + 10 * average) / (counts + 10)).clamp(min=average)
     head.bias.copy_(torch.where(ordinary, torch.expm1(rarity.clamp(max=7).sqrt()) - usual, -100.0))
     return model
 
 
 def optimizer(model: BertForMaskedLM, trained_layers: int) -> torch.optim.Optimizer:
-    """Return an optimizer of the head and the last layers; the others, and the embeddings, stay as they are."""
+    """Return an optimizer for the head and the last layers; the other layers and the embeddings are frozen."""
     model.requires_grad_(False)
     head, layers = model.cls.predictions, model.bert.encoder.layer
     groups = {
@@ -181,7 +181,7 @@ def optimizer(model: BertForMaskedLM, trained_layers: int) -> torch.optim.Optimi
 def read_examples(
     teacher: torch.nn.Module, tokenizer: Any, texts: Mapping[str, str], pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[dict[str, torch.Tensor]], torch.Tensor, torch.Tensor]:
-    """Return the examples, and of the tokens of their documents the teacher's states, float [tokens, H], and ids."""
+    """Return the examples, and for their document tokens the teacher's states, float [tokens, H], and ids."""
     seen: dict[str, dict[str, torch.Tensor]] = {}
     for side, length, both in zip(
         ("query", "document"), (QUERY_TOKENS, DOCUMENT_TOKENS), zip(*pairs, strict=True), strict=True
@@ -245,7 +245,7 @@ def train(asked: argparse.Namespace) -> None:
 
 
 def compare(trainer: OrtSplade, flops: float) -> None:
-    """Print the time of forward and backward in onnxruntime and in PyTorch, step by step in turn, and the losses."""
+    """Print the time of forward and backward in onnxruntime and PyTorch, in alternating steps, and compare losses."""
     eager = functools.partial(OrtSplade.compute_loss, trainer, trainer.model)
     ways = {"onnxruntime": functools.partial(trainer.compute_loss, trainer.model_with_loss), "PyTorch": eager}
     seconds: dict[str, list[float]] = {way: [] for way in ways}
@@ -261,7 +261,7 @@ def compare(trainer: OrtSplade, flops: float) -> None:
     for way, measured in seconds.items():
         print(f"Forward and backward of a batch in {way}: {np.median(measured):.2f} s")
     resolution = float(np.finfo(np.float32).eps)
-    print(f"The losses differ by {max(resolution, *abs(np.divide(*losses.values()) - 1)):.1e} of them at most")
+    print(f"Losses agree to a relative error of {max(resolution, *abs(np.divide(*losses.values()) - 1)):.1e}")
 
 
 if __name__ == "__main__":
@@ -271,6 +271,6 @@ if __name__ == "__main__":
     parser.add_argument("output", help="the folder of the sparse encoder")
     parser.add_argument("--steps", type=int, default=210)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--trained_layers", type=int, default=3, help="the last ones, beside the head")
+    parser.add_argument("--trained_layers", type=int, default=3, help="last layers to train, with the head")
     parser.add_argument("--flops", type=float, default=0.003, help="weight of the regularization; more is sparser")
     train(parser.parse_args())

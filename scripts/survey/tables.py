@@ -12,20 +12,20 @@ from survey.optimizing import PRECISIONS
 
 _INTRODUCTION = """# Coverage
 
-Every model type that transformers {version} lists for a task, as a tiny model with random weights, exported by the
-command line with its own verification on, and judged by a program that shares nothing with it: PyTorch and onnxruntime
-on the same inputs, several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.
+Every model type that transformers {version} lists for a task was tried as a tiny model with random weights. The command
+line exports it with its own verification enabled, and an independent program judges the result: PyTorch and onnxruntime
+on the same inputs, with several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.
 
-- *runnable*: a small model of the type can be built, saved, loaded, and run by PyTorch on what its processor gives,
-  with the same answer twice.
-- *right*: the file gives PyTorch's answers on all cases; with an asterisk, with an axis that the export fixed and said.
-- *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: no error
-  of its own, or out of time or memory.
-- *fp32*, *int8*: the file after `onnxtool optimize` in that precision, judged by the exported file on the judge's own
-  inputs: within 1e-4 of the largest value, in int8 by a cosine of 0.97 on random ids. *refused*: no file. int8 is
-  refused where the weights, which are random here, do not hold its bound of the error.
-- *attention*: how many attentions of the graph are one operator in the optimized file, of how many.
-- *not tried*: an export that nobody has optimized with this script yet.
+- *runnable*: a small model of the type can be built, saved, loaded, and run in PyTorch on its processor's output, with
+  the same result twice.
+- *right*: the file matches PyTorch on all cases; with an asterisk, with an axis that the export fixed and reported.
+- *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: an error
+  that is not onnxtool's, or a timeout or memory limit.
+- *fp32*, *int8*: the file after `onnxtool optimize` in that precision, compared with the exported file on the judge's
+  own inputs: within 1e-4 of the largest value, in int8 with a cosine of at least 0.97 on random ids. *refused*: no
+  file. int8 is refused if the weights, which are random here, do not meet its error bound.
+- *attention*: how many of the graph's attentions became a single operator in the optimized file, and their total.
+- *not tried*: an export that has not been optimized with this script yet.
 """
 
 
