@@ -26,6 +26,10 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 exclude_patterns = ["_build"]
 
+# Quotes and hyphens stay as they are written, and `name` in a docstring is code: `--model_name` is copied from pages.
+smartquotes = False
+default_role = "code"
+
 # Markdown: the headings of included files keep the anchors that they have on a repository's page.
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
