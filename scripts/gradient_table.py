@@ -44,8 +44,8 @@ PyTorch in float64, relative to the network's largest gradient. A test allows ea
 |---|---|---|---|
 """
 _STOPS = """
-No gradient comes back through {stops}: their derivative is zero, or they only take a shape, dtype or position.
-Nor does one through integers and booleans, such as the results of `Cast` and comparisons and the indices of `TopK`.
+No gradient passes through {stops}: their derivative is zero, or they only take a shape, dtype or position.
+The same holds for integers and booleans, such as the results of `Cast` and comparisons and the indices of `TopK`.
 Quantized numbers are an exception: the gradient passes straight through QuantizeLinear and DequantizeLinear, which are
 fake quantization, and any other reader of the integers between them, such as `MatMulInteger`, is refused.
 """
