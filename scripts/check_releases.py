@@ -184,7 +184,7 @@ def _reason(text: str) -> str:
 
 def check_least(releases: Releases, files: Sequence[Made]) -> bool:
     """Print each file in the least release that stats names, and in the version before."""
-    print("| file | least onnxruntime | answers there, 1 - cosine | the version before |\n|---|---|---|---|")
+    print("| file | lowest onnxruntime | result there, 1 - cosine | the version before |\n|---|---|---|---|")
     right = True
     for made in files:
         named = releases.first_of(made.least) if made.least else None
