@@ -1,7 +1,7 @@
 """Write dist/onnxtool.cdx.json, the software bill of materials of the packages in dist/: CycloneDX 1.6.
 
-Run by `make dist`. It has the SHA-256 of the packages, and all that they need without extras on this platform, in the
-versions of requirements.txt, with licenses and who needs what. The same packages give the same file.
+Run by `make dist`. It has the SHA-256 of the packages, and all that they need with the extra `export` on this platform,
+in the versions of requirements.txt, with licenses and who needs what. The same packages give the same file.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def sbom_text(folder: Path) -> str:
             bom.register_dependency(component, [add(one) for one in _needed(installed, requirement.extras)])
         return component
 
-    product = add(Requirement(DISTRIBUTION))
+    product = add(Requirement(f"{DISTRIBUTION}[export]"))
     product.components.update(
         Component(
             name=name,

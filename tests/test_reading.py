@@ -255,6 +255,7 @@ ELSEWHERE = {
     },
     "the card of a checkpoint, of which reading.read_text has read the text": {"export/source.py": {"safe_load"}},
     "a cache that SECURITY.md says is trusted": {"torch_backend/cache.py": {"read_bytes"}},
+    "what the build of this package wrote": {"version.py": {"read_text"}},
     "the system": {
         "model_file/commits.py": {"read_text"},
         "runtime/machine.py": {"read_text"},

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -14,12 +15,15 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
+from packaging.metadata import Metadata
 from packaging.version import Version
 
 import tests.workshop  # noqa: F401  puts scripts/ on the path
+from hatch_build import resolve_links
 from onnxtool.release.bom import check_bom
-from onnxtool.version import DISTRIBUTION
+from onnxtool.version import DISTRIBUTION, __version__
 
 from check_advisories import main, read_pins  # isort: skip
 import write_sbom  # isort: skip
@@ -164,26 +168,101 @@ def test_a_version_that_is_not_pinned_is_in_no_bill_of_materials(
         sbom_text(tmp_path)
 
 
-@pytest.mark.slow
-def test_packages_are_the_same_wherever_and_whenever_they_are_built(tmp_path: Path) -> None:
-    """The sdist, and the wheel that is built from it: other folders, times of files, umasks and orders of files."""
-    built = []
-    for name, umask in (("one", 0o022), ("two", 0o077)):
-        folder = tmp_path / name
-        names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The sdist, and the wheel that is built from it, of two clones: other folders, times of files, umasks, orders."""
+    folders = []
+    names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
+    moment = "1700000000 +0000"
+    environment = os.environ | {
+        "SOURCE_DATE_EPOCH": moment[:10],
+        "GIT_AUTHOR_DATE": moment,
+        "GIT_COMMITTER_DATE": moment,
+    }
+    environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+    for name, umask, remote in (
+        ("one", 0o022, "git@github.com:someone/somewhere.git"),
+        ("two", 0o077, "https://someone:secret@github.com/someone/somewhere"),
+    ):
+        folder = tmp_path_factory.mktemp(name)
         previous = os.umask(umask)
         for path in sorted((path for path in names if not path.startswith("tests/")), reverse=name == "two"):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(ROOT / path, folder / path)
             os.utime(folder / path, (1_700_000_000 + umask, 1_700_000_000 + umask))
-        subprocess.run(
+        identity = ("-c", "user.name=Someone", "-c", "user.email=someone@example.com")
+        for command in (
+            ["git", "init", "--quiet"],
+            ["git", "remote", "add", "origin", remote],
+            ["git", "add", "--all", "--force"],
+            ["git", *identity, "commit", "--quiet", "--message", "All"],
             [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder / "dist")],
-            cwd=folder,
-            env=os.environ | {"SOURCE_DATE_EPOCH": "1700000000"},
-            capture_output=True,
-            check=True,
-        )
+        ):
+            subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=True)
         os.umask(previous)
-        built.append({path.name: path.read_bytes() for path in (folder / "dist").iterdir()})
-    assert len(built[0]) == 2
-    assert built[0] == built[1]
+        folders.append(folder / "dist")
+    return folders
+
+
+@pytest.mark.slow
+def test_packages_are_the_same_wherever_and_whenever_they_are_built(built: list[Path]) -> None:
+    """A commit gives the same bytes, and a password in the address of the remote gets into no package."""
+    first, second = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in built)
+    assert len(first) == 2
+    assert first == second
+
+
+@pytest.mark.slow
+def test_the_wheel_is_complete_when_it_is_installed_alone(built: list[Path], tmp_path: Path) -> None:
+    """Its metadata is valid and leads to the repository, it knows its commit, and it has the files that it reads."""
+    (wheel,) = built[0].glob("*.whl")
+    site = tmp_path / "site"
+    options = ("--quiet", "--no-deps", "--no-index", "--no-compile", "--target", site)
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, wheel], check=True)
+    (information,) = site.glob("*.dist-info/METADATA")
+    metadata = Metadata.from_email(information.read_bytes())
+    description, at = metadata.description or "", "https://github.com/someone/somewhere"
+    assert (metadata.project_urls or {})["Source"] == at
+    links = re.findall(r"\]\(([^)\s]+)|(?:src|href)=[\"']?([^\"'\s>]+)", description)
+    assert [link for link in map("".join, links) if not link.startswith(("https://", "#"))] == []
+    assert {f"{at}/blob/v{__version__}/LICENSE", f"{at}/raw/v{__version__}/docs/diagrams/pipeline.svg"} <= {
+        *map("".join, links)
+    }
+    names = subprocess.check_output(["git", "ls-files", "onnxtool"], cwd=ROOT, text=True).splitlines()
+    installed = (path.relative_to(site) for path in site.glob("onnxtool/**/*") if path.is_file())
+    assert {path.as_posix() for path in installed} == {*names, "onnxtool/commit.txt"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "onnxtool", *arguments]
+        environment = os.environ | {"PYTHONPATH": str(site), "PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+
+    commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=built[0].parent, text=True)
+    assert run("--version") == f"onnxtool, version {__version__} ({commit[:12]})\n"
+    graph = '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) {y = Relu(x)}'
+    onnx.save(onnx.parser.parse_model(graph), tmp_path / "relu.onnx")
+    assert "Number of nodes" in run("stats", "relu.onnx")
+    assert run("stats", "relu.onnx", "--format", "html").startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+def test_the_commit_of_a_checkout_is_its_own(built: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Changes are marked, the index that a hook of git names is not asked, and without git there is none."""
+    folder = built[1].parent
+    commit = runpy.run_path(str(folder / "onnxtool" / "version.py"))["commit"]
+    monkeypatch.setenv("GIT_INDEX_FILE", str(folder / "absent"))
+    head = commit()
+    assert re.fullmatch("[0-9a-f]{12}", head)
+    (folder / "LICENSE").write_text("Other", encoding="utf-8")
+    assert commit() == f"{head}-dirty"
+    monkeypatch.setenv("PATH", "")
+    assert commit() == ""
+
+
+def test_links_of_a_readme_lead_into_the_repository_or_nowhere() -> None:
+    """Without an address, which a folder that no remote is known of lacks, their text is left."""
+    text = "![a picture](a.svg) [`a\nlink`](docs/a.md#b), [out](https://a.org), [here](#b)"
+    outside = "[out](https://a.org), [here](#b)"
+    assert resolve_links(text, "", "v1") == f" `a\nlink`, {outside}"
+    there = "![a picture](https://a.b/raw/v1/a.svg) [`a\nlink`](https://a.b/blob/v1/docs/a.md#b)"
+    assert resolve_links(text, "https://a.b", "v1") == f"{there}, {outside}"

@@ -101,7 +101,7 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
         import transformers
         from safetensors import SafetensorError
     except ImportError as error:
-        raise CheckpointError(f"{error.name} is not installed", "pip install torch transformers") from error
+        raise CheckpointError(f"{error.name} is not installed", "pip install 'onnxtool-cli[export]'") from error
     device = "cuda" if provider == "cuda" else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ProviderError("this PyTorch cannot use CUDA", "install a PyTorch with CUDA, or pass --provider cpu")

@@ -17,7 +17,7 @@ from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError
-from onnxtool.version import __version__
+from onnxtool.version import DISTRIBUTION, __version__, commit
 
 # With less, some libraries end the process while loading, or wait forever.
 _LEAST_MEMORY_MB = 256
@@ -87,6 +87,14 @@ def _with_underscores(token: str) -> str:
     return token.replace("-", "_")
 
 
+def _show_version(ctx: click.Context, _parameter: click.Parameter, is_asked_for: bool) -> None:
+    """Print the version, and the commit if it is known."""
+    if is_asked_for and not ctx.resilient_parsing:
+        known = commit()
+        click.echo(f"onnxtool, version {__version__}{f' ({known})' if known else ''}")
+        ctx.exit()
+
+
 @click.group(
     cls=_LazyGroup,
     context_settings={
@@ -96,7 +104,9 @@ def _with_underscores(token: str) -> str:
     },
     epilog="\b\nExample: onnxtool export --model_name naver/splade-cocondenser-ensembledistil",
 )
-@click.version_option(__version__, prog_name="onnxtool")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show the version."
+)
 def main() -> None:
     """Turn a Hugging Face checkpoint into a verified, optimized, timed and described ONNX model.
 
@@ -159,6 +169,10 @@ def run_group(arguments: Sequence[str]) -> int:
         drop_output()
         return report_error(f"{_place_of(error)}: {error.strerror}", "", 1)
     except (MemoryError, ImportError, SystemError, RuntimeError) as error:
+        if isinstance(error, ImportError) and error.name in ("torch", "transformers"):
+            return report_error(
+                f"this needs {error.name}, which is not installed", f"pip install '{DISTRIBUTION}[export]'", 1
+            )
         is_known = isinstance(error, MemoryError) or _NO_MEMORY.search(str(error))
         if not is_known and (allowed_mb is None or not _UNDER_A_LIMIT.search(str(error))):
             raise

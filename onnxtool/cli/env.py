@@ -35,7 +35,7 @@ def command(*, result: Result) -> None:
 
 def _blocks(report: EnvironmentReport, found: Sequence[Configured]) -> list[Block]:
     blocks: list[Block] = [
-        Facts([("Python", report.python), ("Platform", report.platform)]),
+        Facts([("Commit", report.commit or "unknown"), ("Python", report.python), ("Platform", report.platform)]),
         Heading("Packages"),
         Table(("package", "version"), list(report.packages.items())),
         Heading("Execution providers"),

@@ -37,6 +37,7 @@ from onnxtool.model_file.metadata import License
 from onnxtool.progress import Stage, listener
 from onnxtool.reading import read_text, require_small_settings
 from onnxtool.reports import Json
+from onnxtool.version import DISTRIBUTION
 
 _LARGE = (".safetensors", ".bin")  # as files of weights are called
 
@@ -74,8 +75,14 @@ class Source(ModuleFiles):
         """Find the checkpoint.
 
         Raises:
-            CheckpointError: `model_name` is a path at which there is nothing.
+            CheckpointError: `model_name` is a path at which there is nothing, or PyTorch is not installed.
         """
+        for package in ("torch", "transformers"):
+            if not _is_installed(package):
+                raise CheckpointError(
+                    f"checkpoints are read with {package}, which is not installed",
+                    f"pip install '{DISTRIBUTION}[export]'",
+                )
         path = Path(model_name)
         if not path.exists():
             model_name, revision = hub_id(model_name, revision)

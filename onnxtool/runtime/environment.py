@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
-from onnxtool.version import DISTRIBUTION
+from onnxtool.version import DISTRIBUTION, commit
 
 # Both write the module `onnxruntime`; of two that are installed, the last one written is the one that runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
@@ -22,8 +22,9 @@ _MISSING = "not installed"
 
 @dataclass(frozen=True)
 class EnvironmentReport:
-    """What is installed here, which execution providers run, and what is wrong."""
+    """What is installed here, which execution providers run, and what is wrong; `commit` is empty if unknown."""
 
+    commit: str
     python: str
     platform: str
     packages: dict[str, str]
@@ -45,6 +46,7 @@ def describe_environment() -> EnvironmentReport:
         )
     providers, provider_problems = _providers()
     return EnvironmentReport(
+        commit=commit(),
         python=platform.python_version(),
         platform=platform.platform(),
         packages=packages,
@@ -61,13 +63,13 @@ def _version(name: str) -> str:
 
 
 def _requirements() -> tuple[list[Requirement], list[str]]:
-    """Return what onnxtool requires on this platform, its extras left out, and what is wrong with finding that out."""
+    """Return what onnxtool and its extra `export` require on this platform, and why that cannot be found out."""
     try:
         stated = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         return [], ["onnxtool runs from its source folder, so its requirements were not checked; pip install -e ."]
     requirements = [Requirement(line) for line in stated]
-    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})], []
+    return [r for r in requirements if r.marker is None or r.marker.evaluate({"extra": "export"})], []
 
 
 def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
@@ -84,8 +86,8 @@ def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
 def _requirement_problems(requirement: Requirement, packages: dict[str, str]) -> Iterator[str]:
     version = packages[requirement.name]
     if version == _MISSING:
-        # Either runtime does; that neither is there has been said.
-        if requirement.name not in _RUNTIMES:
+        # Either runtime does; that neither is there has been said. Without an extra, models run that are exported.
+        if requirement.name not in _RUNTIMES and requirement.marker is None:
             yield f"{requirement.name} is not installed; pip install '{requirement.name}{requirement.specifier}'"
         return
     try:

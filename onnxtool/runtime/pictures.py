@@ -212,7 +212,7 @@ def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
     except ImportError as error:
         raise files.refuse(
             f"pictures are prepared by transformers, which cannot be loaded: {first_line(error)}",
-            "pip install 'onnxtool-cli[images]' transformers",
+            "pip install 'onnxtool-cli[images]'",
         ) from error
     except Exception as error:  # settings are checked nowhere, and fail wherever one is first used
         raise files.refuse(

@@ -226,7 +226,7 @@ def load_by_transformers(folder: Path) -> Any:
         raise InputError(
             f"{folder / TOKENIZER_NAME} may say otherwise than the settings beside it, and transformers, which knows, "
             "is not installed",
-            "pip install transformers; or export the model with onnxtool, which writes one that says it all",
+            "pip install 'onnxtool-cli[export]'; or export the model with onnxtool, which writes one that says it all",
         ) from error
     path = folder / TOKENIZER_NAME
     if path.is_file():

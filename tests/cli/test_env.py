@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from onnxtool.runtime.providers import cuda_problem
-from onnxtool.version import DISTRIBUTION
+from onnxtool.version import DISTRIBUTION, commit
 from tests.cli.entry_point import run_onnxtool, run_process
 
 
@@ -23,9 +23,10 @@ def test_json_tells_versions_and_providers(tmp_path: Path) -> None:
     assert (process.returncode, process.stderr) == (0, "")
     report = json.loads(process.stdout)
     assert set(report) == {
-        *("python", "platform", "packages", "providers", "problems"),
+        *("commit", "python", "platform", "packages", "providers", "problems"),
         *("configuration", "precedence"),
     }
+    assert report["commit"] == commit()
     assert report["python"] == platform.python_version()
     for name, version in report["packages"].items():
         package = DISTRIBUTION if name == "onnxtool" else name

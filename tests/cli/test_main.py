@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import re
 import shlex
@@ -12,11 +13,11 @@ from pathlib import Path
 import click
 import pytest
 
-from onnxtool import __version__
 from onnxtool.cli import COMMANDS, main
 from onnxtool.cli.commands import RUNNABLE, SUBCOMMANDS
 from onnxtool.cli.entry import find_command
 from onnxtool.cli.render import Table, emit
+from onnxtool.version import __version__, commit
 from tests.cli.entry_point import run_onnxtool
 
 
@@ -75,8 +76,19 @@ def test_hyphens_are_accepted_in_every_option() -> None:
 
 
 def test_the_version_is_printed() -> None:
-    """For bug reports."""
-    assert run_onnxtool(Path(), "--version").stdout.strip() == f"onnxtool, version {__version__}"
+    """For bug reports, with the commit where it is known."""
+    known = f" ({commit()})" if commit() else ""
+    assert run_onnxtool(Path(), "--version").stdout == f"onnxtool, version {__version__}{known}\n"
+
+
+def test_a_command_without_pytorch_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A checkpoint is refused before anything is read, and what else needs it fails with the same remedy."""
+    remedy = "is not installed\nhint: pip install 'onnxtool-cli[export]'\n"
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert run_onnxtool(tmp_path, "export", ".").stderr == f"error: checkpoints are read with torch, which {remedy}"
+    describe = "onnxtool.runtime.environment.describe_environment"
+    monkeypatch.setattr(describe, lambda: importlib.import_module("torch"))
+    assert run_onnxtool(tmp_path, "env").stderr == f"error: this needs torch, which {remedy}"
 
 
 @pytest.mark.parametrize(

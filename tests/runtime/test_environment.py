@@ -16,7 +16,7 @@ from onnxtool.runtime.environment import describe_environment
 SOUND = {"onnxtool-cli": "0.1.0", "onnxruntime-gpu": "1.31.0", "numpy": "2.4.6", "transformers": "5.23.0"}
 REQUIRES = [
     "numpy>=2.1",
-    "transformers>=5.23",
+    "transformers>=5.23; extra == 'export'",
     "onnxruntime-gpu>=1.30; sys_platform != 'nowhere'",
     "onnxruntime>=1.30; sys_platform == 'nowhere'",
     "pytest>=9.0; extra == 'dev'",
@@ -93,6 +93,13 @@ def test_either_runtime_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
     packages = {name: version for name, version in SOUND.items() if name != "onnxruntime-gpu"}
     _install(monkeypatch, {**packages, "onnxruntime": "1.31.0"})
     assert describe_environment().problems == ()
+
+
+def test_without_pytorch_nothing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is exported runs; an export says what it needs."""
+    _install(monkeypatch, {name: version for name, version in SOUND.items() if name != "transformers"})
+    report = describe_environment()
+    assert (report.problems, report.packages["transformers"]) == ((), "not installed")
 
 
 def test_transformers_without_exporters_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
