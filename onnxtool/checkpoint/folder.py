@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +87,7 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
     return page["id"], revision or page["revision"]
 
 
-def require_cached_commit(model_name: str, revision: str | None) -> None:
+def require_cached_commit(name: str, revision: str | None, kind: str = "models") -> None:
     """Refuse a hub cache whose commit reference is not a regular file: huggingface_hub would block on a pipe.
 
     Raises:
@@ -93,10 +95,26 @@ def require_cached_commit(model_name: str, revision: str | None) -> None:
     """
     from huggingface_hub import constants
 
-    folder = Path(constants.HF_HUB_CACHE, "--".join(("models", *model_name.split("/"))), "refs")
+    folder = Path(constants.HF_HUB_CACHE, "--".join((kind, *name.split("/"))), "refs")
     path = folder / (revision or constants.DEFAULT_REVISION)
     if path.exists() and not path.is_file():
         raise CheckpointError(f"{path} is not a regular file", "the hub's cache is damaged: remove it, and fetch again")
+
+
+@contextmanager
+def quiet_hub() -> Iterator[None]:
+    """Leave out the bars of huggingface_hub, which would run into that of the command line, and what it deprecates."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    had_bars = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        if had_bars:
+            enable_progress_bars()
 
 
 def is_path(model_name: str) -> bool:
@@ -298,7 +316,8 @@ def _fetch(model_name: str, revision: str | None) -> Path:
 
     _LOGGER.info("fetching %s from the hub or its cache", model_name)
     try:
-        return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
+        with quiet_hub():
+            return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError) as error:  # base classes of all of huggingface_hub's user-facing errors
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(

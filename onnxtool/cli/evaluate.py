@@ -31,8 +31,9 @@ from onnxtool.reports import WritePlan, planned_files
     "--data",
     type=PathType(),
     required=True,
-    metavar="DIR",
-    help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics and qrels.",
+    metavar="DIR_OR_ID",
+    help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics and qrels: a "
+    "folder, or a dataset on the hub such as BeIR/scifact or mteb/scifact@REVISION.",
 )
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType(), metavar="FILE", help="Write the ranked results in TREC run format.")

@@ -15,7 +15,7 @@ from onnxtool.reading import MOST_LINE_BYTES
 _LEAST_ROWS, _MOST_ROWS = 16, 1024  # at a time; one by one takes 30 us each
 _MOST_BATCH_BYTES = 1 << 28
 _MOST_PAGE_BYTES = 1 << 30  # pages are read whole, and have about a thousand rows
-_COLUMNS = ("id", "_id", "contents", "title", "text")
+_COLUMNS = ("id", "_id", "contents", "title", "text", "query-id", "corpus-id", "score")
 
 
 def require_pyarrow() -> tuple[ModuleType, ModuleType]:

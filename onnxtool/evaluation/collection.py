@@ -1,8 +1,9 @@
 """A test collection: documents, queries, and which documents are judged relevant for which query.
 
-Two layouts are read, with `.gz` behind any of the names.
+Three layouts are read, with `.gz` behind any of the names.
 
     BEIR   corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv (query-id, corpus-id, score)
+    MTEB   the same with qrels/SPLIT.jsonl, or folders of Parquet: corpus/, queries/, qrels/SPLIT-*.parquet
     TREC   a corpus, topics (its own markup, XML, or id and text with a tab between), qrels (topic, 0, document, grade)
 """
 
@@ -16,15 +17,22 @@ from functools import cached_property
 from html import unescape
 from pathlib import Path
 
-from onnxtool.checkpoint.text_files import CORPORA, iterate_texts
+from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
 from onnxtool.encoding.digests import id_digest
+from onnxtool.encoding.parquet import read_rows
 from onnxtool.encoding.repeats import REPEATED_ID
 from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
 from onnxtool.errors import InputError
+from onnxtool.evaluation.hub import Fetched, fetch_collection
 from onnxtool.evaluation.options import DEFAULT_SPLIT
-from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines
+from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines, parse_json
 
-_QUERIES = ("queries.jsonl", "queries.tsv", "topics.tsv", "topics.txt", "topics.xml", "topics")
+_QUERIES = (
+    *("queries.jsonl", "queries.parquet", "queries.tsv", "queries"),
+    *("topics.tsv", "topics.txt", "topics.xml", "topics"),
+)
+_QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
+_JUDGED = ("query-id", "corpus-id", "score")  # the columns of MTEB's judgements
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 # Of a topic whose runs of spaces are one space each: no pattern can take more than one way through a text.
 _TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
@@ -41,7 +49,7 @@ class Collection:
     """Queries with their judgements; the documents stay on the disk.
 
     Attributes:
-        path: its folder.
+        name: its folder, or the dataset on the hub with its commit.
         corpus: the file or folder of the documents.
         split: whose judgements these are.
         queries: id to text, of the queries that are judged, in the order of their file.
@@ -52,7 +60,7 @@ class Collection:
         num_repeated: lines that say again what an earlier one has said.
     """
 
-    path: Path
+    name: str
     corpus: Path
     split: str
     queries: Mapping[str, str]
@@ -92,34 +100,34 @@ class Collection:
         return tuple(f"{count} {what}" for count, what in found if count)
 
 
-def open_collection(folder: Path, split: str = DEFAULT_SPLIT) -> Collection:
-    """Read queries and judgements of the collection in `folder`, and find its documents.
+def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
+    """Read queries and judgements of the collection in a folder or in a dataset on the hub, and find its documents.
 
     Raises:
-        InputError: it is no such folder, a file is missing or malformed, an id stands for two queries, a document has
-            two grades for a query, or no query is judged.
+        InputError: it is neither, a file is missing or malformed, an id stands for two queries, a document has two
+            grades for a query, or no query is judged.
     """
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
-        raise InputError(f"the collection {folder} {what}", "pass a folder with corpus, queries and qrels to --data")
-    corpus = _find(folder, CORPORA, "documents")
-    topics = _find(folder, _QUERIES, "queries")
-    qrels = _find_judgements(folder, split)
-    queries, repeated = _queries(topics)
+    if not re.fullmatch(r"[\w.-]+", split) or split.startswith("."):
+        raise InputError(f"{split!r} is no name of a split", "pass the name of a file in qrels/, such as test")
+    found = Fetched(str(data), data) if data.is_dir() else fetch_collection(data, split)
+    corpus = _find(found.folder, CORPORA, "documents")
+    topics = _find(found.folder, _QUERIES, "queries")
+    qrels = _find_judgements(found, split)
+    queries, repeated = _queries(topics, split)
     judgements, repeated_judgements = _judgements(qrels)
     judged = {name: text for name, text in queries.items() if name in judgements}
     if not judged:
         raise InputError(
-            f"{qrels} judges none of the {len(queries)} queries of {topics}",
+            f"{qrels[0]} judges none of the {len(queries)} queries of {topics}",
             f"compare their ids: {_some(judgements)} are judged, and {_some(queries)} are queries",
         )
     return Collection(
-        path=folder,
+        name=found.name,
         corpus=corpus,
         split=split,
         queries=judged,
         judgements={name: judgements[name] for name in judged},
-        files=(topics, qrels),
+        files=(*_query_files(topics, split), *qrels),
         num_unjudged=len(queries) - len(judged),
         num_unknown=len(judgements.keys() - judged.keys()),
         num_repeated=repeated + repeated_judgements,
@@ -225,35 +233,33 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
     return found[0]
 
 
-def _find_judgements(folder: Path, split: str) -> Path:
-    """Return the file of the judgements of `split`.
+def _find_judgements(fetched: Fetched, split: str) -> tuple[Path, ...]:
+    """Return the file of the judgements of `split`, or the parts of a table of them.
 
     Raises:
         InputError: there is none, or there are several.
     """
-    if not re.fullmatch(r"[\w.-]+", split) or split.startswith("."):
-        raise InputError(f"{split!r} is no name of a split", "pass the name of a file in qrels/, such as test")
+    folder = fetched.qrels or fetched.folder
     stems = (f"qrels/{split}", f"qrels.{split}", *(("qrels",) if split == DEFAULT_SPLIT else ()))
+    stems = (split,) if fetched.qrels else stems
     candidates = (folder / f"{stem}{suffix}{packed}" for stem in stems for suffix in _QRELS for packed in ("", ".gz"))
-    found = [path for path in candidates if path.is_file()]
+    found: list[tuple[Path, ...]] = [(path,) for path in candidates if path.is_file()]
+    found += [parts for stem in stems if (parts := tuple(sorted(folder.glob(f"{stem}-[0-9]*-of-*.parquet"))))]
     if len(found) == 1:
         return found[0]
     if found:
-        names = ", ".join(str(path.relative_to(folder)) for path in found)
+        names = ", ".join(str(path.relative_to(folder)) for path, *_ in found)
         raise InputError(f"{folder} has judgements of {split} twice: {names}", "leave one of them there")
     inside = sorted(path.name for path in folder.glob("qrels*/*"))
     there = f"there are {', '.join(inside)}: pass --split" if inside else f"put them into qrels/{split}.tsv"
     raise InputError(f"{folder} has no judgements of the split {split!r}", there)
 
 
-_QRELS = (".tsv", ".txt", ".qrels", "")
-
-
-def _queries(path: Path) -> tuple[dict[str, str], int]:
+def _queries(path: Path, split: str) -> tuple[dict[str, str], int]:
     """Return id to text, and how many lines repeat others."""
     queries: dict[str, str] = {}
     repeated = 0
-    for name, text in _named_queries(path):
+    for name, text in _named_queries(path, split):
         if not text.strip():
             raise InputError(f"query {name!r} of {path} has no text", "write one, or remove it")
         if queries.setdefault(name, text) != text:
@@ -264,8 +270,20 @@ def _queries(path: Path) -> tuple[dict[str, str], int]:
     return queries, repeated - len(queries)
 
 
-def _named_queries(path: Path) -> Iterator[tuple[str, str]]:
-    if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".tsv")):
+def _query_files(path: Path, split: str) -> tuple[Path, ...]:
+    """Return the files of the queries; in a folder with a table for each split, the parts of that table."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return tuple(one for one in files if one.name.startswith(f"{split}-")) or tuple(files)
+
+
+def _named_queries(path: Path, split: str) -> Iterator[tuple[str, str]]:
+    if path.is_dir() or path.suffix == ".parquet":
+        sources = (source for file in _query_files(path, split) for source in find_sources(file)[0])
+        for line in SourceReader(tuple(sources)):
+            if isinstance(line, Reject):
+                raise InputError(f"row {line.line} of {line.file} in {path} {line.reason}", "repair it, or remove it")
+            yield line.id, line.contents
+    elif path.name.lower().removesuffix(".gz").endswith((".jsonl", ".tsv")):
         for text in iterate_texts(path):
             assert text.id is not None  # noqa: S101  both have one
             yield text.id, text.contents
@@ -291,31 +309,53 @@ def _topics(path: Path) -> Iterator[tuple[str, str]]:
         raise InputError(f"{path} has no <top> or <topic>", "name a file of `id<TAB>text` topics.tsv")
 
 
-def _judgements(path: Path) -> tuple[dict[str, dict[str, int]], int]:
+def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
     """Return query to document to grade, and how many lines repeat others."""
     found: dict[str, dict[str, int]] = {}
     repeated = 0
-    for number, line in read_lines(path):
-        cells = line.split("\t") if "\t" in line else line.split()
-        if number == 1 and cells[-1].strip().lower() in ("score", "relevance", "rel"):
-            continue
+    for place, cells in (line for path in paths for line in _judgement_lines(path)):
         if len(cells) not in (3, 4) or not re.fullmatch(r"[+-]?[0-9]{1,9}", cells[-1].strip()):
             raise InputError(
-                f"{path}:{number} is no judgement: {line[:80]!r}",
+                f"{place} is no judgement: {' '.join(cells)[:80]!r}",
                 "write `query-id<TAB>corpus-id<TAB>score`, or as TREC does `query 0 document grade`",
             )
         query, document, grade = cells[0].strip(), cells[-2].strip(), int(cells[-1])
         grades = found.setdefault(query, {})
         if grades.setdefault(document, grade) != grade:
             raise InputError(
-                f"{path}:{number} judges document {document!r} for query {query!r} as {grade}, and an earlier line as "
+                f"{place} judges document {document!r} for query {query!r} as {grade}, and an earlier line as "
                 f"{grades[document]}",
                 "remove one of the lines",
             )
         repeated += 1
     if not found:
-        raise InputError(f"{path} has no judgements", "write one a line")
+        raise InputError(f"{paths[0]} has no judgements", "write one a line")
     return found, repeated - sum(map(len, found.values()))
+
+
+def _judgement_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Yield the place and the cells of each line or row, with the grade last."""
+    if path.suffix == ".parquet":
+        for number, (row, _) in enumerate(read_rows(path), start=1):
+            yield f"{path}:{number}", [row.reason] if isinstance(row, LineError) else _cells(row)
+        return
+    is_json = path.name.removesuffix(".gz").endswith(".jsonl")
+    for number, line in read_lines(path):
+        cells = line.split("\t") if "\t" in line else line.split()
+        if is_json:
+            try:
+                cells = _cells(parse_json(line))
+            except ValueError as error:
+                raise InputError(f"{path}:{number} is not JSON: {error}", "repair the line") from None
+        elif number == 1 and cells[-1].strip().lower() in ("score", "relevance", "rel"):
+            continue
+        yield f"{path}:{number}", cells
+
+
+def _cells(row: object) -> list[str]:
+    """Return the ids and the grade of a row of MTEB's, as far as it has them; 1.0 is the grade 1."""
+    values = [row[name] for name in _JUDGED if row.get(name) is not None] if isinstance(row, dict) else [row]
+    return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 
 
 def _some(names: Mapping[str, object]) -> str:

@@ -104,7 +104,7 @@ class EvaluationReport:
 
     Attributes:
         model: what searched.
-        data: the folder of the collection.
+        data: the folder of the collection, or the dataset on the hub with its commit.
         split: whose judgements count.
         num_documents: that could be found.
         num_queries: that are judged, over which means are taken.

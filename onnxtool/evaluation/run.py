@@ -52,14 +52,14 @@ def evaluate_model(
     run_path: StrPath | None = None,
     force: bool = False,
 ) -> EvaluationReport:
-    """Search the collection in the folder `data` with a model, and measure what it finds.
+    """Search the collection `data` with a model, and measure what it finds.
 
     Documents and queries are encoded with the checkpoint's own prompts and limits for each, the search is exact, and
     the measures are those of ir_measures. A reranker orders the candidates of a run, or of BM25.
 
     Args:
         model_path: the ONNX file; its tokenizer is found beside it.
-        data: a collection in the layout of BEIR or TREC; see `open_collection`.
+        data: a folder or a dataset on the hub, in the layout of BEIR, MTEB or TREC; see `open_collection`.
         options: how it is done.
         run_path: where to write what was found, in TREC's format.
         force: whether to replace that file.
@@ -89,7 +89,7 @@ def evaluate_model(
         against = replace(against, lost=tuple(one for one in worst[:_LOST] if one.measures[first] < one.base[first]))
     report = EvaluationReport(
         model=_described(model, found, times, seconds),
-        data=str(collection.path),
+        data=collection.name,
         split=collection.split,
         num_documents=found.num_documents,
         num_queries=len(collection.queries),
@@ -126,15 +126,15 @@ def check_evaluation(
     """
     measures = parse_measures(options.measures or DEFAULT_MEASURES)
     gates = _parse_gates(options, measures)
+    if model_path is not None:  # before a dataset is fetched
+        ModelFile.open(Path(model_path))
     collection = open_collection(Path(data), options.split)
     if not any(collection.relevant.values()) and (vain := [gate for gate in gates if gate.figure in measures]):
         raise GateError(
-            f"the gate {vain[0].expression!r} decides nothing: no query of {collection.path} has a relevant document",
+            f"the gate {vain[0].expression!r} decides nothing: no query of {collection.name} has a relevant document",
             "check the grades of the judgements, or leave out --fail_if",
         )
     find_sources(collection.corpus)
-    if model_path is not None:
-        ModelFile.open(Path(model_path))
     return measures, gates, collection
 
 

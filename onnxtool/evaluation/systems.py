@@ -227,7 +227,7 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
         return Bm25(options).retrieve(collection)
     given = read_run(options.candidates)
     if not given.keys() & collection.queries.keys():
-        raise InputError(f"{options.candidates} has none of the queries of {collection.path}", "compare their ids")
+        raise InputError(f"{options.candidates} has none of the queries of {collection.name}", "compare their ids")
     rejects: Counter[str] = Counter()
     ids = [document.id for document in read_documents(collection, rejects)]
     run = {query: _ordered(given.get(query, {})) for query in collection.queries}

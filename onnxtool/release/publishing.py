@@ -5,13 +5,12 @@ from __future__ import annotations
 import glob
 import re
 import tempfile
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxtool.checkpoint.folder import hub_id
+from onnxtool.checkpoint.folder import hub_id, quiet_hub
 from onnxtool.errors import InputError, PublishingError
 from onnxtool.options import StrPath, checked
 from onnxtool.reading import read_text
@@ -60,7 +59,7 @@ def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
     if token is None:
         raise PublishingError(f"cannot upload to {repo_id}: there is no token of the hub", _LOG_IN)
     api = HfApi(token=token)
-    with _refusals(repo_id, token), _silence():
+    with _refusals(repo_id, token), quiet_hub():
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
             raise PublishingError(
@@ -89,22 +88,6 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
     gone = {file.path for file in earlier.files} - {file.path for file in facts.files}
     # A signature of the earlier release would be wrong for this one.
     return sorted(gone | (set() if (folder / SIGNATURE_NAME).exists() else {SIGNATURE_NAME}))
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Leave out the bars of huggingface_hub, which would run into that of the command line, and what it deprecates."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    had_bars = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            yield
-    finally:
-        if had_bars:
-            enable_progress_bars()
 
 
 @contextmanager
