@@ -1,4 +1,4 @@
-"""Encode a collection of texts: read, tokenize, run and write it as a stream, and resume where a run was stopped."""
+"""Encode a collection of texts as a stream: read, tokenize, run and write, and resume interrupted runs."""
 
 from __future__ import annotations
 

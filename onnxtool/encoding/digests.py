@@ -1,4 +1,4 @@
-"""Digests of texts and of their ids, by which a corpus is compared without being kept."""
+"""Digests of texts and ids, which identify a corpus without storing it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hashlib import blake2b
 from onnxtool.encoding.sources import Document
 
 DIGEST_BYTES = 16
-# Is part of the identity of vectors: digests of shards that were made otherwise are not compared.
+# Part of the identity of vectors: digests of shards made in another way are not compared.
 VERSION = "2"
 
 
 def id_digest(name: str) -> bytes:
-    """Return a digest of an id: two of ten billion ids have the same one with a chance of one in 10^18."""
+    """Return a digest of an id: two of ten billion ids collide with a probability of 10^-18."""
     return blake2b(name.encode(), digest_size=DIGEST_BYTES).digest()
 
 

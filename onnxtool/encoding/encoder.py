@@ -1,6 +1,6 @@
-"""Encode splits of a corpus into a folder: one loop for a whole run and for its parts, so that the bytes are the same.
+"""Encode splits of a corpus into a folder, with one loop for whole runs and parts, so that their bytes are identical.
 
-A shard that has a record is done. Two machines that make the same shard write the same bytes; none waits for another.
+A shard with a record is done. Two machines that make the same shard write the same bytes, without waiting.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from onnxtool.errors import InputError
 
 @dataclass(frozen=True)
 class Task:
-    """What is encoded into which folder.
+    """The task: input, model, options and output folder.
 
     Attributes:
-        workers: batches that run at once; 0 for one a core.
-        strict: whether a line that gives no text is an error.
-        force: whether an output of another command is replaced.
+        workers: number of concurrent batches; 0 for one per core.
+        strict: whether a line without a text is an error.
+        force: whether to replace an output of another command.
     """
 
     model_path: Location
@@ -43,17 +43,17 @@ class Task:
 
 
 class DoneShard(NamedTuple):
-    """A shard that was written just now."""
+    """A shard that was just written."""
 
     name: ShardName
     shard: ShardRecord
 
 
 class DoneSplit(NamedTuple):
-    """A split of which all shards are written now.
+    """A split whose shards are all written.
 
     Attributes:
-        size_bytes: that were read behind its last text.
+        size_bytes: bytes read after its last text.
     """
 
     number: int
@@ -62,19 +62,19 @@ class DoneSplit(NamedTuple):
 
 
 class SplitEncoder:
-    """A corpus, the model that encodes it, which is loaded once, and the folder that it is encoded into.
+    """A corpus, the model that encodes it, loaded once, and the output folder.
 
     Attributes:
-        splits: of the corpus.
-        identity: what the bytes of the output depend on.
-        records: of the folder, once it is begun; None where all is published already.
+        splits: the splits of the corpus.
+        identity: everything that determines the bytes of the output.
+        records: the folder's records, once started; None if everything is already published.
     """
 
     def __init__(self, task: Task) -> None:
         """Load the model and find the files of the corpus.
 
         Raises:
-            OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
+            OnnxtoolError: as for `encode_corpus`, if detectable before a text is read.
         """
         self.folder = OutputFolder(task.output)
         self.job = self._open(task)
@@ -88,14 +88,14 @@ class SplitEncoder:
     def _open(self, task: Task) -> Job:
         options, measured = task.options, run_file(self.folder)
         if options.calibration is not None and not task.force and entry(measured):
-            # The first part has measured the ranges; another kind of CPU might find others.
+            # The first part measured the ranges; another kind of CPU might measure different ones.
             with on_this_machine(measured) as path:
                 options = replace(options, calibration=None, ranges=path)
                 return Job.open(task.model_path, task.corpus, options, workers=task.workers)
         return Job.open(task.model_path, task.corpus, options, workers=task.workers)
 
     def begin(self) -> SplitEncoder:
-        """Say what the folder is for.
+        """Claim the folder for this task.
 
         Raises:
             OutputExistsError: the folder belongs to something else.
@@ -106,7 +106,7 @@ class SplitEncoder:
 
     @property
     def _begun(self) -> Records:
-        """The records of the folder, which is begun before a split is encoded."""
+        """The folder's records; the folder must be claimed before a split is encoded."""
         assert self.records is not None  # noqa: S101  `begin` reads them
         return self.records
 
@@ -118,17 +118,17 @@ class SplitEncoder:
         left_out: Mapping[int, str] | None = None,
         one_shard: bool = False,
     ) -> Iterator[DoneShard | DoneSplit]:
-        """Write splits and their records, and yield each shard and each split that is done.
+        """Write splits and their records, yielding each finished shard and split.
 
         Args:
-            numbers: of the splits.
-            on_batch: as of `encode_windows`.
-            left_out: with `one_shard`, the places of texts that are rejected, and why.
-            one_shard: whether only the next shard of each split is written.
+            numbers: the numbers of the splits.
+            on_batch: as for `encode_windows`.
+            left_out: with `one_shard`, the positions of rejected texts, with reasons.
+            one_shard: whether to write only the next shard of each split.
 
         Raises:
-            InputError: the input cannot be read or has changed, or a line gives no text and the task is strict.
-            OnnxtoolError: as `encode_corpus`.
+            InputError: the input cannot be read or has changed, or a line has no text and the task is strict.
+            OnnxtoolError: as for `encode_corpus`.
         """
         windows: Iterator[Window] = (
             window for number in numbers for window in self._windows(number, one_shard=one_shard)
@@ -172,7 +172,7 @@ class SplitEncoder:
         return DoneSplit(number, len(end.rejects), size_bytes)
 
     def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:
-        """Yield the windows of a split that are not encoded yet; with `one_shard`, those of its next shard."""
+        """Yield the windows of a split that are not encoded yet; with `one_shard`, only from its next shard."""
         begun = self._begun.begun(number)
         self._num_texts[number] = sum(shard.num_texts for shard in begun)
         done = [shard.digest for shard in begun]
@@ -184,13 +184,13 @@ class SplitEncoder:
     def _read(self, number: int, done: Sequence[str], on_reject: Callable[[Reject], None]) -> SplitWindows:
         split = self.splits[number]
         (first, *_) = split.sources
-        # Texts without names of their own are called by the numbers of their lines.
+        # Texts without ids are named after their line numbers.
         before = self._counts.before(first, split.begin) if split.begin and first.suffix == ".txt" else 0
         reader = SourceReader(split.sources, split.begin, split.end, before)
         return SplitWindows(number, reader, self.job.limits, done, on_reject)
 
     def _require_lenient(self, reject: Reject, number: int) -> None:
-        """Refuse a line that gives no text where the task is strict.
+        """Refuse a line without a text if the task is strict.
 
         Raises:
             InputError: it is.
@@ -204,14 +204,14 @@ class SplitEncoder:
             )
 
     def next_texts(self, number: int) -> list[Document]:
-        """Read the texts of the next shard of a split that is not written; none where all are."""
+        """Read the texts of a split's next unwritten shard; none if all are written."""
         done = [shard.digest for shard in self._begun.begun(number)]
         windows = self._read(number, done, lambda _reject: None)
         return [document for window in windows if window.shard.number == len(done) for document in window.documents]
 
 
 def _without(windows: Iterator[Window], left_out: Mapping[int, str]) -> Iterator[Window]:
-    """Reject texts of the windows of one shard by their places in it."""
+    """Reject texts in the windows of one shard by position."""
     before = 0
     for window in windows:
         placed = list(enumerate(window.documents, start=before))

@@ -1,4 +1,4 @@
-"""A model of an object store, copied to this machine with what lies beside it, until the process ends."""
+"""Copy a model and its companion files from an object store to this machine until the process ends."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
 from onnxtool.model_file.wire import read_structure
 
-# What a tokenizer, a configuration or a pooling module is made of; weights of other formats are not needed.
+# Files of tokenizers, configurations and pooling modules; weights in other formats are not needed.
 _FOLDERS = r"([^/]+/)?([^/]+_)?[0-9]+_[A-Za-z]+/"
 _BESIDE = re.compile(rf"([^/]+/|{_FOLDERS})?[^/]+\.(json|txt|model|jinja)|{_FOLDERS}model\.safetensors")
-_MOST_BYTES = 1 << 28  # of a file beside the model
+_MOST_BYTES = 1 << 28  # of a file next to the model
 
 
 def model_on_this_machine(location: Location, task: str | None = None) -> Path:
-    """Return the path of a model; one of a store is fetched with its external data and its checkpoint's files.
+    """Return the path of a model; from a store, it is fetched with its external data and its checkpoint's files.
 
-    So is its partner, where that encodes texts of the task, `query` or `document`.
+    Its partner is fetched too if that encodes texts of the task, `query` or `document`.
 
     Raises:
         InputError: there is none.
@@ -49,7 +49,7 @@ def _fetch(model: Uri, task: str | None) -> Path:
     structures = [read_structure(path)]
     partner = ModelFile(path, structures[0]).plain_name(PARTNER_KEY)
     if partner is not None and task not in (None, *structures[0].metadata.get(READS_KEY, "").split(", ")):
-        with suppress(FileNotFoundError):  # missed by who looks for it
+        with suppress(FileNotFoundError):  # reported by the reader that needs it
             filesystems.download(model.parent / partner, path.with_name(partner))
             structures.append(read_structure(path.with_name(partner)))
     external = {(path.parent / data.location).resolve() for one in structures for data in one.external}

@@ -1,7 +1,7 @@
-"""Files of this machine, of object stores and of other filesystems, as encoding reads and writes them.
+"""Read and write files on this machine, in object stores and in other filesystems.
 
-A file is there whole or not at all: in a filesystem it is written under a hidden name and renamed, in a store one
-request writes all of it. Nothing is renamed in a store, and no upload is begun that could be left half.
+Files appear whole or not at all: in a filesystem they are written under a hidden name and renamed, in a store a single
+request writes them. Nothing is renamed in a store, and no multipart upload is started that could be left incomplete.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from onnxtool.errors import OutputExistsError
 from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_file
 
 _READ_BYTES = 1 << 20
-# Held while hidden files appear in a folder, as by what ends a process that must leave none.
+# Held while hidden files are created in a folder, and by code that ends a process without leaving any.
 appearing = threading.Lock()
 unfinished: set[Path] = set()  # staged shards and temporary folders of this process
-_YOUNG_S = 60.0  # a temporary folder that has just been made may not have its lock yet
+_YOUNG_S = 60.0  # a newly created temporary folder may not have its lock yet
 
 
 class Entry(NamedTuple):
-    """A file, as a listing has it.
+    """A file in a listing.
 
     Attributes:
         modified: seconds since 1970.
@@ -43,7 +43,7 @@ class Entry(NamedTuple):
 
 
 def entries(folder: Location) -> dict[str, Entry]:
-    """List the files of a folder, by their names; none where there is no such folder."""
+    """List the files of a folder by name; empty if the folder does not exist."""
     if isinstance(folder, Uri):
         return {name: Entry(size, modified) for name, size, modified in filesystems.listed(folder)}
     found = {}
@@ -57,7 +57,7 @@ def entries(folder: Location) -> dict[str, Entry]:
 
 
 def entry(location: Location) -> Entry | None:
-    """Return what is known of a file without reading it; None where there is none."""
+    """Return a file's size and time without reading it; None if it does not exist."""
     if isinstance(location, Uri):
         found = filesystems.head(location)
         return None if found is None else Entry(*found[:2])
@@ -68,7 +68,7 @@ def entry(location: Location) -> Entry | None:
 
 
 def open_file(location: Location) -> io.BufferedReader:
-    """Open a file for reading; one of a store is read by requests of some megabytes.
+    """Open a file for reading; files in a store are read in requests of a few megabytes.
 
     Raises:
         OSError: it is not there, or cannot be read.
@@ -83,7 +83,7 @@ def read_bytes(location: Location) -> bytes:
     """Read a file.
 
     Raises:
-        OSError: it is not there, cannot be read, or is none: a pipe would wait for a writer.
+        OSError: it is missing, cannot be read, or is not a regular file: a pipe would wait for a writer.
         StoreError: the store does not answer.
     """
     if isinstance(location, Uri):
@@ -92,7 +92,7 @@ def read_bytes(location: Location) -> bytes:
 
 
 def write(location: Location, content: bytes, token: str = "") -> None:
-    """Write a file as a whole, in place of one that is there; `token` is of one of several writers at once."""
+    """Write a whole file, replacing an existing one; `token` distinguishes concurrent writers."""
     if isinstance(location, Uri):
         filesystems.put(location, content)
         return
@@ -103,7 +103,7 @@ def write(location: Location, content: bytes, token: str = "") -> None:
 
 @contextmanager
 def written(path: Path, content: bytes) -> Iterator[None]:
-    """Write a file under its hidden name, which it loses in the block or afterwards; no link there is followed."""
+    """Write a file under its hidden name, to be renamed in the block or afterwards; links there are not followed."""
     with appearing:
         remove_own_file(path)
         try:
@@ -115,19 +115,19 @@ def written(path: Path, content: bytes) -> Iterator[None]:
 
 
 def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
-    """Write the contents of a file of this machine to another place.
+    """Copy a local file to another location.
 
-    One that is named by its contents stays as it is where it is there: no writer takes it from another, not even for
-    the moment in which a filesystem replaces it.
+    An existing file that is named after its contents is kept: no writer takes it from another, not even for the moment
+    of a replacement.
     """
     filesystems.put(uri, path, named_by_contents=named_by_contents)
 
 
 def create(location: Location, content: bytes, token: str = "") -> bool:
-    """Write a file that only one writer may write; return whether it has this content now.
+    """Write a file that only one writer may create; return whether it has this content now.
 
-    In a store the request itself is refused where the file is there, in another filesystem its renaming, and on a disk
-    its linking. `token` is of one of several writers at once.
+    If the file exists, a store refuses the request, other filesystems refuse the rename, and a disk refuses the link.
+    `token` distinguishes concurrent writers.
     """
     if isinstance(location, Uri):
         return filesystems.put(location, content, only_once=True) or read_bytes(location) == content
@@ -146,7 +146,7 @@ def create(location: Location, content: bytes, token: str = "") -> bool:
 
 
 def remove(locations: Iterable[Location]) -> None:
-    """Remove files; those that are gone are no failure, and hidden ones that another user may have put there stay."""
+    """Remove files; missing ones are ignored, and hidden ones that may belong to another user are kept."""
     uris = []
     for location in locations:
         if isinstance(location, Uri):
@@ -160,7 +160,7 @@ def remove(locations: Iterable[Location]) -> None:
 
 
 def remove_folder(location: Location) -> None:
-    """Remove a folder where it is there and empty."""
+    """Remove a folder if it exists and is empty."""
     if isinstance(location, Uri):
         filesystems.remove_folder(location)
         return
@@ -170,7 +170,7 @@ def remove_folder(location: Location) -> None:
 
 @contextmanager
 def on_this_machine(location: Location) -> Iterator[Path]:
-    """Give a file as one of this machine, for what reads files by their path; one of a store is copied for a while."""
+    """Provide a local path to a file; a file in a store is copied temporarily."""
     if isinstance(location, Path):
         yield location
         return
@@ -181,12 +181,12 @@ def on_this_machine(location: Location) -> Iterator[Path]:
 
 
 def staged(path: Path, token: str = "") -> Path:
-    """Return where a file is written before it gets its name; `token` is of one of several writers."""
+    """Return a file's temporary path before renaming; `token` distinguishes concurrent writers."""
     return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
 
 
 def publish(path: Path, token: str = "") -> None:
-    """Force a staged file to the disk and give it its name."""
+    """Flush a staged file to disk and rename it."""
     force_to_disk(staged(path, token))
     staged(path, token).replace(path)
     force_to_disk(path.parent)
@@ -194,7 +194,7 @@ def publish(path: Path, token: str = "") -> None:
 
 @contextmanager
 def scratch_folder(kind: str) -> Iterator[Path]:
-    """Give a folder for temporary files; those that killed processes have left of this `kind` are removed first."""
+    """Provide a folder for temporary files, after removing folders of this `kind` left by killed processes."""
     prefix = f"onnxtool-{kind}-"
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError, OutputExistsError):
@@ -206,7 +206,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 
 def remove_unfinished() -> None:
-    """Remove what this process still writes: it is about to end without unwinding."""
+    """Remove this process's unfinished files: it is about to end without unwinding."""
     for path in list(unfinished):
         shutil.rmtree(path, ignore_errors=True)
         with suppress(OSError):
@@ -214,7 +214,7 @@ def remove_unfinished() -> None:
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove a folder that nobody has locked: locks end with their process, also in another container."""
+    """Remove an unlocked folder: locks end with their process, even in another container."""
     status = path.lstat()
     is_ours = sys.platform != "win32" and status.st_uid == os.geteuid() and not path.is_symlink()
     if is_ours and time.time() - status.st_mtime > _YOUNG_S:

@@ -1,8 +1,8 @@
-"""Files of other machines, all by fsspec: object stores (obstore's filesystem), HDFS, SFTP, and what packages add.
+"""Remote files through fsspec: object stores (obstore's filesystem), HDFS, SFTP, and filesystems from other packages.
 
-A file is there whole or not at all. A store writes it by one request; in another filesystem it is written under a
-hidden name and renamed, by what renames in one step and leaves a file that is there alone. A filesystem for which it is
-not known how it does that is only read. Tested with fsspec 2026.9, obstore 0.12 and paramiko 5.1.
+Files appear whole or not at all. A store writes a file in one request; in other filesystems it is written under a
+hidden name and renamed with an atomic operation that does not replace an existing file. Filesystems without a known
+operation of this kind are read-only. Tested with fsspec 2026.9, obstore 0.12 and paramiko 5.1.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _MOST_BYTES = 5 << 30  # of one request, as stores take it
 _RETRIES, _GIVE_UP, _CONNECT = 20, timedelta(minutes=5), timedelta(seconds=10)  # of a store's client
 _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
 _LONGEST_REASON = 300
-# A query of an address that an error shows may hold a token or a signature.
+# The query of an address in an error may contain a token or a signature.
 _QUERY = re.compile(r"\?\S*")
-_PUBLIC = ("host", "port", "protocol")  # of what a filesystem is opened with; of the rest nothing is shown
+_PUBLIC = ("host", "port", "protocol")  # options that errors may show; all others are hidden
 _SHORTEST_SECRET = 3
-# What waiting does not change.
+# Failures that retrying does not fix.
 _FINAL = (PermissionError, IsADirectoryError, NotADirectoryError, NotImplementedError, ValueError, TypeError)
-_BROKEN_OFF = re.compile(r"\bbody\b")  # the one failure that a store's client does not repeat by itself
+_BROKEN_OFF = re.compile(r"\bbody\b")  # the only failure that a store's client does not retry
 _TIMES = {"mtime": 1.0, "modified": 1.0, "last_modified": 1.0, "modification_time": 1e-3, "modificationTime": 1e-3}
 _REPLACEMENTS = 8  # of a file that others write as well
 _REQUESTS_AT_ONCE = 32
@@ -50,13 +50,13 @@ _REQUESTS_AT_ONCE = 32
 
 @dataclass(frozen=True)
 class _Writing:
-    """How a filesystem gives a file its name.
+    """The way a filesystem names a finished file.
 
     Attributes:
-        rename: gives a file a new name in one step; where there is one of that name it fails, and both stay. None for
-            stores, which write a file by one request.
-        prepare: changes a filesystem that was opened.
-        takes_threads: whether several threads may call it at once; of one of paramiko, they take each other's answers.
+        rename: renames a file atomically; fails without changes if the name is taken. None for stores, which write a
+            file in one request.
+        prepare: adjusts a newly opened filesystem.
+        takes_threads: whether it is thread-safe; in paramiko's, threads receive each other's answers.
     """
 
     rename: Callable[[Any, str, str], None] | None
@@ -65,7 +65,7 @@ class _Writing:
 
 
 def _move(filesystem: Any, old: str, new: str) -> None:
-    """HDFS renames nothing to a name that is taken."""
+    """HDFS does not rename to a name that is taken."""
     filesystem.mv(old, new)
 
 
@@ -77,7 +77,7 @@ def _rename_by_webhdfs(filesystem: Any, old: str, new: str) -> None:
 
 
 def _rename_by_sftp(filesystem: Any, old: str, new: str) -> None:
-    """Rename as the protocol does, which fails where the name is taken; fsspec's own `mv` would replace that file."""
+    """Rename with the protocol's operation, which fails if the name is taken; fsspec's `mv` would replace that file."""
     filesystem.ftp.rename(old, new)
 
 
@@ -87,12 +87,12 @@ def _copy_in_memory(filesystem: Any, old: str, new: str) -> None:
 
 
 def _refuse_failed_answers(filesystem: Any) -> None:
-    """Let answers of data nodes that are errors be errors; fsspec takes their text for the contents of the file."""
+    """Raise error responses of data nodes; fsspec would treat their text as file contents."""
 
     def check(response: Any, *_: Any, **__: Any) -> None:
         failed = 500 if response.url.startswith(filesystem.url) else 400
         if response.status_code >= failed:
-            response.close()  # else its connection stays open, as nobody reads what was sent
+            response.close()  # otherwise its connection stays open with unread data
             response.raise_for_status()
 
     filesystem.session.hooks["response"].append(check)
@@ -107,7 +107,7 @@ _WRITTEN = {
     "ssh": _Writing(_rename_by_sftp),
     "memory": _Writing(_copy_in_memory, takes_threads=True),
 }
-# What fsspec reaches them with, where it does not require it.
+# Packages that fsspec needs for them but does not require.
 _PACKAGES = {
     **dict.fromkeys(("hdfs", "viewfs"), "hdfs-native"),
     **dict.fromkeys(("sftp", "ssh"), "paramiko"),
@@ -119,8 +119,8 @@ class _Client(NamedTuple):
     """A filesystem that is open.
 
     Attributes:
-        base: the path of what its addresses begin with.
-        turn: what a thread has to hold that calls it.
+        base: the path of its root address.
+        turn: the lock that a calling thread has to hold.
     """
 
     filesystem: Any
@@ -130,7 +130,7 @@ class _Client(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _client(root: str, _process: int) -> _Client:
-    """Open a filesystem; connections are of one process."""
+    """Open a filesystem; connections belong to one process."""
     scheme, _, bucket = root.partition("://")
     if scheme in (*STORES, *SERVERS):
         return _Client(_open_store(scheme, bucket), bucket if scheme in STORES else root, nullcontext())
@@ -143,10 +143,10 @@ def _client(root: str, _process: int) -> _Client:
 
 
 def _open_store(scheme: str, bucket: str) -> Any:
-    """Open obstore's filesystem, with what it leaves out.
+    """Open obstore's filesystem, with missing features added.
 
-    It writes by several requests and replaces what is there, reads a file into the memory, lists files without their
-    times, and lists a folder where a file is missing.
+    It writes in several requests and replaces existing files, reads whole files into memory, lists files without times,
+    and lists a folder in place of a missing file.
     """
     try:
         from obstore.fsspec import FsspecStore
@@ -165,7 +165,7 @@ def _open_store(scheme: str, bucket: str) -> Any:
         async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
             bucket, key = self._split_path(rpath)
             answer = await self._construct_store(bucket).get_async(key)
-            with Path(lpath).open("wb") as file:  # not by way of the memory, as models are large
+            with Path(lpath).open("wb") as file:  # not through memory, as models are large
                 async for chunk in answer.stream(RANGE_BYTES):
                     file.write(chunk)
 
@@ -188,24 +188,24 @@ def _open_store(scheme: str, bucket: str) -> Any:
         "retry_config": {"max_retries": _RETRIES, "retry_timeout": _GIVE_UP},
         "client_options": {"timeout": _GIVE_UP, "connect_timeout": _CONNECT, "allow_http": _allows_http()},
     }
-    open_store: Any = Store  # whose signatures are those of some schemes alone
+    open_store: Any = Store  # whose type only accepts some schemes
     store = open_store(scheme, skip_instance_cache=True, **options)
     store._construct_store(bucket)  # noqa: SLF001  what is wrong with the address shows here, and not in every request
     return store
 
 
 def _allows_http() -> bool:
-    """Whether the environment lets a store be asked without TLS, as obstore itself would read it."""
+    """Whether the environment allows access to a store without TLS, read like obstore does."""
     return any(os.environ.get(f"{name}_ALLOW_HTTP", "").lower() in ("1", "true") for name in ("AWS", "GOOGLE", "AZURE"))
 
 
 def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
-    """Call a filesystem, and again over a new connection where that fails for a while.
+    """Call a filesystem, retrying over a new connection after temporary failures.
 
     Raises:
         FileNotFoundError: there is no such file.
-        InputError: the package is missing that fsspec reaches it with.
-        StoreError: it was refused, or never answered; with which credentials is not said.
+        InputError: a package that fsspec needs is missing.
+        StoreError: the request was refused or never answered; the error does not reveal credentials.
     """
     for wait in (*_WAITS, None):
         is_open = False
@@ -235,11 +235,11 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
 
 
 def _is_passing(uri: Uri, error: Exception, *, is_open: bool) -> bool:
-    """Whether a failure may be over in a moment; a password that is refused is not tried again."""
+    """Whether a failure may be temporary; a refused password is not retried."""
     if uri.scheme in (*STORES, *SERVERS):
         return _BROKEN_OFF.search(_reason(error)) is not None
     status = getattr(getattr(error, "response", None), "status_code", 0)
-    # A hidden file is gone where another run of the same command has published all of it meanwhile.
+    # A hidden file is gone if another run of the same command has published everything in the meantime.
     is_refused = 400 <= status < 500 and status not in (404, 429)
     return (is_open or isinstance(error, OSError)) and not isinstance(error, _FINAL) and not is_refused
 
@@ -254,12 +254,12 @@ def _hint(uri: Uri) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Say what a library says, without what it was given to sign in with."""
+    """Return a library's message without credentials."""
     from fsspec.config import conf
 
     said = str(error).partition("\n\nDebug source")[0]
     message = _QUERY.sub("", " ".join(said.split())) or type(error).__name__
-    # A filesystem with two names is opened with what is configured for either of them.
+    # A filesystem with two names uses the configuration of either.
     for secret in sorted(_texts(conf), key=len, reverse=True):
         message = message.replace(secret, "…")
     return message[:_LONGEST_REASON]
@@ -277,7 +277,7 @@ def _texts(value: Any, name: str = "") -> Iterator[str]:
 
 
 def _info(filesystem: Any, path: str) -> Info | None:
-    """Return what is known of a file; `exists` of fsspec takes each failure for a no."""
+    """Return a file's details; fsspec's `exists` treats every failure as a no."""
     try:
         filesystem.invalidate_cache()
         found: Info = filesystem.info(path)
@@ -287,7 +287,7 @@ def _info(filesystem: Any, path: str) -> Info | None:
 
 
 def _modified(info: Info) -> float:
-    """Return seconds since 1970, whatever a filesystem calls them; 0 where it does not say."""
+    """Return the modification time in seconds since 1970, under any of its names; 0 if unknown."""
     for name, unit in (*_TIMES.items(), ("created", 1.0)):
         if (value := info.get(name)) is not None:
             return value.timestamp() if isinstance(value, datetime) else float(value) * unit
@@ -295,7 +295,7 @@ def _modified(info: Info) -> float:
 
 
 def _inside(filesystem: Any, path: str) -> list[Info]:
-    """List a folder; links, which a listing does not follow, as what they lead to."""
+    """List a folder, with links, which a listing does not follow, replaced by their targets."""
     found = []
     for info in filesystem.ls(path, detail=True):
         if info["type"] in ("file", "directory"):
@@ -309,7 +309,7 @@ def _inside(filesystem: Any, path: str) -> list[Info]:
 
 
 def listed(folder: Uri) -> Iterator[tuple[str, int, float]]:
-    """Yield name, size and time of the files of a folder, by one listing; none where there is no such folder."""
+    """Yield name, size and time of a folder's files from one listing; empty if the folder does not exist."""
     _require_lists(folder)
 
     def request(filesystem: Any, path: str) -> list[Info]:
@@ -323,7 +323,7 @@ def listed(folder: Uri) -> Iterator[tuple[str, int, float]]:
 
 
 def below(folder: Uri) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the files of a folder and of those in it; `find` of fsspec leaves out what fails."""
+    """Yield name and size of the files in a folder and its subfolders; fsspec's `find` skips failures."""
     _require_lists(folder)
 
     def request(filesystem: Any, path: str) -> list[tuple[str, int]]:
@@ -348,18 +348,18 @@ def _require_lists(folder: Uri) -> None:
 
 
 def head(uri: Uri) -> tuple[int, float, str] | None:
-    """Return size, time and tag of a file; None where there is none."""
+    """Return size, time and tag of a file; None if it does not exist."""
     found = _ask(uri, _info)
     return None if found is None else (found["size"], _modified(found), _tag(found))
 
 
 def _tag(info: Info) -> str:
-    """Tell a file from another one of the same name."""
+    """Distinguish a file from another one of the same name."""
     return info.get("e_tag") or f"{info['size']} bytes of {_modified(info)}"
 
 
 def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
-    """Read a file, or bytes of it; with `tag`, one that has become another file is an error."""
+    """Read a file, or a range of it; with `tag`, a replaced file is an error."""
 
     def request(filesystem: Any, path: str) -> bytes:
         info = _require(filesystem, path)
@@ -397,13 +397,12 @@ def _require_size(found: int, expected: int) -> None:
 
 
 def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
-    """Write a file; return whether it was written, or is there already.
+    """Write a file; return whether it was written or already exists.
 
-    With `only_once`, one that is there is left as it is.
+    With `only_once`, an existing file is kept.
 
-    Outside of stores, one that is replaced is gone for a moment, as renaming replaces none: one of the same contents
-    stays, or of the same size where it is `named_by_contents`. What a writer that is killed has left is called
-    `.NAME.TOKEN.partial`.
+    Outside stores, a replaced file is missing for a moment, because renaming does not replace: a file with the same
+    contents is kept, or with the same size if it is `named_by_contents`. A killed writer leaves `.NAME.TOKEN.partial`.
     """
     writing = _require_writable(uri)
     size = len(content) if isinstance(content, bytes) else content.stat().st_size
@@ -433,7 +432,7 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_co
                 _remove(filesystem, path)
             raise EOFError("others write it at the same time")
         finally:
-            with suppress(Exception):  # it has its name, or is removed when shards are merged
+            with suppress(Exception):  # it has been renamed, or is removed when shards are merged
                 _remove(filesystem, hidden)
 
     return _ask(uri, request)
@@ -461,7 +460,7 @@ def _put_by_one_request(filesystem: Any, path: str, content: bytes | Path, *, on
 
 
 def _write(filesystem: Any, path: str, content: bytes | Path, size: int) -> None:
-    """Write a file, and its folder where there is none, and compare its size."""
+    """Write a file, creating its folder if necessary, and compare its size."""
     for is_second in (False, True):
         try:
             if isinstance(content, bytes):
@@ -477,11 +476,11 @@ def _write(filesystem: Any, path: str, content: bytes | Path, size: int) -> None
 
 
 def _is_renamed(rename: Callable[[Any, str, str], None], filesystem: Any, old: str, new: str) -> bool:
-    """Rename a file; return whether it was done, which it is not where the name is taken.
+    """Rename a file; return False if the name is taken.
 
     Raises:
         Exception: it failed for another reason.
-        EOFError: whether it was done is not known.
+        EOFError: the outcome is unknown.
     """
     try:
         rename(filesystem, old, new)
@@ -495,7 +494,7 @@ def _is_renamed(rename: Callable[[Any, str, str], None], filesystem: Any, old: s
 
 
 def _has(filesystem: Any, path: str, content: bytes | Path) -> bool:
-    """Compare a file with bytes; one of this machine may be large, and is sent instead of read back."""
+    """Compare a file with bytes; a large local file is sent again rather than read back."""
     return isinstance(content, bytes) and filesystem.cat_file(path) == content
 
 
@@ -505,7 +504,7 @@ def _remove(filesystem: Any, path: str) -> None:
 
 
 def delete(uris: Sequence[Uri]) -> None:
-    """Remove files of one filesystem; those that are gone are no failure."""
+    """Remove files from one filesystem; missing ones are ignored."""
     writing = _require_writable(uris[0])
 
     def remove(uri: Uri) -> None:
@@ -521,7 +520,7 @@ def delete(uris: Sequence[Uri]) -> None:
 
 
 def remove_folder(uri: Uri) -> None:
-    """Remove a folder where it is empty; a store has none, but names."""
+    """Remove a folder if it is empty; a store has only names, no folders."""
     if uri.scheme in STORES:
         return
 
@@ -536,7 +535,7 @@ def remove_folder(uri: Uri) -> None:
 
 
 class RangeReader(io.RawIOBase):
-    """A file of another machine as a file: each read is a request of its own, so that one that is lost is repeated.
+    """A remote file as a file object: each read is a separate request, which is retried if lost.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -569,7 +568,7 @@ class RangeReader(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer by one request, which fails where the file is another one by now."""
+        """Fill a buffer with one request, which fails if the file has been replaced."""
         view = memoryview(buffer).cast("B")
         end = min(self._size, self._place + len(view))
         if end <= self._place:

@@ -1,4 +1,4 @@
-"""What the vectors of a corpus are: of texts, tokens or terms, how many numbers they have, and how these are stored."""
+"""The form of a corpus's vectors: per text, token or term, their dimensions, and their storage type."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TEXTS_AT_A_TIME = 1024
 
 @dataclass(frozen=True)
 class CorpusForm:
-    """What vectors are, and what becomes of those that the model gives.
+    """The form of vectors, and the post-processing of the model's output.
 
     Attributes:
-        by_token: whether a text has a vector for each of its tokens.
-        dimensions: numbers of a vector; of sparse vectors, the terms of the vocabulary.
-        description: what the manifest says of them.
-        notes: what a user should know.
+        by_token: whether a text has one vector per token.
+        dimensions: numbers per vector; for sparse vectors, the size of the vocabulary.
+        description: their description in the manifest.
+        notes: notes for the user.
     """
 
     form: VectorForm
@@ -43,10 +43,10 @@ class CorpusForm:
 
 
 def choose_form(model: LoadedModel | PictureModel, options: VectorOptions) -> CorpusForm:
-    """Decide how vectors are stored; their ranges are read, or measured on the texts of the calibration.
+    """Determine the storage of vectors; ranges are read, or measured on the calibration texts.
 
     Raises:
-        InputError: the model gives no vectors that can be stored so, or ranges or texts cannot be read.
+        InputError: the model's vectors do not support this storage, or ranges or texts cannot be read.
     """
     measured = options.calibration is not None
     form = VectorForm.of(

@@ -1,4 +1,4 @@
-"""A corpus and what encodes it: the model, the form of its vectors, and the format of their files."""
+"""A corpus with its encoder: the model, the form of its vectors, and the file format."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from onnxtool.runtime.session import available_cores
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORD = "a "  # a token or more of any tokenizer
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
-# Bounds a batch's logits of a vocabulary, inside of the graph or as its output: 128 MB and 1 GB of float32.
+# Bounds a batch's vocabulary logits, inside the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
 # 40 MB of pixels at 224 x 224; a page that is cut has as many.
 _WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
@@ -39,11 +39,11 @@ _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for eac
 
 @dataclass(frozen=True)
 class Job:
-    """A corpus, and what encodes it.
+    """A corpus with its encoder.
 
     Attributes:
-        left_out: files of the folder that are no part of the corpus.
-        identity: what the bytes of the output depend on.
+        left_out: files in the folder that are not part of the corpus.
+        identity: everything that determines the bytes of the output.
     """
 
     model: CorpusModel
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def limits(self) -> Limits:
-        """The texts of a shard, and the most texts and characters of a window."""
+        """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
         texts, characters = splits.WINDOW_TEXTS, splits.WINDOW_CHARACTERS
         if isinstance(self.model, PictureModel):
             texts = _WINDOW_PICTURES if self.model.parts is None else _WINDOW_PAGES
@@ -106,13 +106,13 @@ class Job:
         return Limits(self.options.shard_size, texts, characters)
 
     def notes(self, num_truncated: int) -> Iterator[str]:
-        """Say what a user should know of the vectors."""
+        """Return notes for the user about the vectors."""
         yield from self.form.notes
         yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
 
 
 def _refuse_for_pictures(options: VectorOptions) -> None:
-    """Refuse what is for texts alone.
+    """Refuse options that are only for texts.
 
     Raises:
         InputError: it was passed.
@@ -139,7 +139,7 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
     """Choose one of OUTPUT_FORMATS.
 
     Raises:
-        InputError: the model gives no vectors, or the format is not for them.
+        InputError: the model returns no vectors, or the format does not support them.
     """
     if isinstance(model, LoadedModel) and not model.gives_vectors:
         raise InputError(
@@ -155,7 +155,7 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
 
 
 def _shard_format(model: CorpusModel, options: VectorOptions, kind: str, *, by_token: bool) -> ShardFormat:
-    """Choose what the files are.
+    """Choose the file format.
 
     Raises:
         InputError: pyarrow is missing.
@@ -179,7 +179,7 @@ def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers:
 
 
 def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongTexts:
-    """Choose what becomes of long texts, and try it on one.
+    """Choose the handling of long texts, and try it on one.
 
     Raises:
         InputError: there is no such way, or no room for windows with that overlap.
@@ -199,7 +199,7 @@ def _identity(
     plan: Plan,
     form: CorpusForm,
 ) -> Identity:
-    """Gather what the bytes of the output depend on. How many workers there are changes nothing."""
+    """Collect everything that determines the bytes of the output. The number of workers does not."""
     chosen = {
         **asdict(shard_format),
         "keep_special": options.keep_special,

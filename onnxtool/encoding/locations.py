@@ -1,4 +1,4 @@
-"""Where a corpus and its vectors lie: on this machine, in an object store, or in another filesystem."""
+"""Locations of a corpus and its vectors: on this machine, in an object store, or in another filesystem."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onnxtool.options import Address, StrPath
 
 STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
 SERVERS = ("http", "https")
-# What fsspec itself reaches of other machines; the rest of its own are archives, caches, and this machine's files.
+# fsspec's own remote filesystems; its others are archives, caches, and local files.
 FILESYSTEMS = ("hdfs", "viewfs", "webhdfs", "sftp", "ssh", "ftp", "smb", "memory")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://", re.ASCII)
-# Containers of Azure are written before an @.
+# Azure containers are written before an @.
 _WITH_CONTAINERS = ("abfs", "abfss")
 # Their default is configured.
 _WITHOUT_HOST = ("hdfs", "viewfs")
@@ -28,7 +28,7 @@ class Uri(Address):
 
     Attributes:
         root: the store, `s3://bucket`, or the filesystem, `hdfs://namenode:8020`.
-        key: of the object, or what the keys of all objects of the folder begin with; without / at its ends.
+        key: the object's key, or the key prefix of a folder; without / at either end.
     """
 
     root: str
@@ -36,12 +36,12 @@ class Uri(Address):
 
     @classmethod
     def parse(cls, text: str) -> Location:
-        """Return the file or folder that is meant by `text`; see `parse_location`."""
+        """Parse `text` as a file or folder; see `parse_location`."""
         return parse_location(text)
 
     @property
     def scheme(self) -> str:
-        """What the address begins with."""
+        """The scheme of the address."""
         return self.root.partition("://")[0]
 
     @property
@@ -51,7 +51,7 @@ class Uri(Address):
 
     @property
     def parent(self) -> Uri:
-        """The folder that it lies in."""
+        """The parent folder."""
         return Uri(self.root, self.key.rpartition("/")[0])
 
     def with_name(self, name: str) -> Uri:
@@ -67,7 +67,7 @@ class Uri(Address):
 
 Location = Path | Uri
 AnyLocation = Location | StrPath
-"""What callers may pass for one."""
+"""Accepted argument types for a location."""
 
 if TYPE_CHECKING:
 
@@ -82,15 +82,15 @@ else:
 
 
 def is_uri(text: str) -> bool:
-    """Whether `text` is written as an address, and not as a path."""
+    """Whether `text` is an address rather than a path."""
     return _SCHEME.match(text) is not None
 
 
 def parse_location(value: AnyLocation) -> Location:
-    """Return the file or folder that is meant by `value`, a path or an address such as `s3://bucket/name`.
+    """Parse `value`, a path or an address such as `s3://bucket/name`, as a file or folder.
 
     Raises:
-        InputError: there is no such kind of address, or it holds credentials, which would be written into manifests.
+        InputError: the kind of address is unknown, or it contains credentials, which would end up in manifests.
     """
     if isinstance(value, Uri):
         return value
@@ -101,7 +101,7 @@ def parse_location(value: AnyLocation) -> Location:
         return Path(value)
     scheme = match[1].lower()
     parts = urlsplit(value)
-    address = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # what may be shown
+    address = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # the part that may be shown
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
             raise InputError(f"{address} is a file of another machine", "pass a path, or file:///PATH")
@@ -122,10 +122,10 @@ def parse_location(value: AnyLocation) -> Location:
 
 
 def _require_known(scheme: str, address: str) -> None:
-    """Refuse an address that neither obstore nor fsspec reads; packages may add kinds to fsspec.
+    """Refuse an address that neither obstore nor fsspec supports; packages may add kinds to fsspec.
 
     Raises:
-        InputError: there is no such kind, or fsspec is not there.
+        InputError: the kind is unknown, or fsspec is missing.
     """
     if scheme in (*STORES, *SERVERS):
         return

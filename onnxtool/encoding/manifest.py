@@ -1,7 +1,7 @@
-"""The record of a run over a corpus: what was asked for, and which shards are written.
+"""The manifest of a run over a corpus: the request, and the written shards.
 
-It lies beside the folder of vectors, not in it, as Anserini reads every file in there. It holds neither times nor
-dates, so that a resumed run leaves the same record as an uninterrupted one.
+It lies next to the folder of vectors, not in it, because Anserini reads every file in there. It contains neither times
+nor dates, so that a resumed run leaves the same manifest as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onnxtool.reading import parse_json
 from onnxtool.reports import Json
 
 _FORMAT = 1
-# What decides how texts are read and outputs understood.
+# Files that determine how texts are read and outputs interpreted.
 _CHECKPOINT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,16 +54,16 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """A shard that is written.
+    """A written shard.
 
     Attributes:
-        digest: of the ids and texts it was made from.
-        num_texts: that it has vectors of.
-        num_tokens: that the model read, special ones included.
-        num_padding: tokens of padding that it read besides.
-        num_truncated: texts that were longer than the model takes.
-        rejects: texts without any token, which shows only when they are tokenized.
-        num_passages: that have a vector, where texts are read as passages; else 0.
+        digest: digest of the ids and texts it was made from.
+        num_texts: number of texts with vectors.
+        num_tokens: number of tokens read by the model, including special ones.
+        num_padding: number of padding tokens in addition.
+        num_truncated: number of texts beyond the model's limit.
+        rejects: texts without any token, which shows only after tokenization.
+        num_passages: number of passages with a vector, if texts are read as passages; otherwise 0.
     """
 
     files: tuple[FileRecord, ...]
@@ -78,12 +78,12 @@ class ShardRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What is written. It is there when all is.
+    """The written corpus. The manifest exists only when everything is written.
 
     Attributes:
-        identity: all that the vectors depend on; a run resumes only where it is the same.
-        shards: whose files are in place.
-        num_rejects: lines without a text.
+        identity: everything that determines the vectors; a run resumes only if it is the same.
+        shards: the shards, whose files are in place.
+        num_rejects: number of lines without a text.
     """
 
     identity: Identity
@@ -92,21 +92,21 @@ class Manifest:
 
     @property
     def num_texts(self) -> int:
-        """How many texts have a vector."""
+        """The number of texts with a vector."""
         return sum(shard.num_texts for shard in self.shards)
 
     @property
     def num_passages(self) -> int:
-        """How many passages of these texts have one, where they are read as passages; else 0."""
+        """The number of passages with a vector, if texts are read as passages; otherwise 0."""
         return sum(shard.num_passages for shard in self.shards)
 
     def to_json(self) -> str:
-        """Write it as a document."""
+        """Convert it to a document."""
         return json_text({"format": _FORMAT, **asdict(self)}, indent=1) + "\n"
 
 
 def json_text(content: Any, indent: int | None = None) -> str:
-    """Write a document that UTF-8 can hold: what is no UTF-8 in the name of a file is escaped."""
+    """Write a document as UTF-8, escaping file names that are not valid UTF-8."""
     return json.dumps(content, indent=indent, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
@@ -114,7 +114,7 @@ def read_manifest(path: Location) -> Manifest | None:
     """Return the record at `path`, or None where there is none.
 
     Raises:
-        InputError: the file is not such a record.
+        InputError: the file is not a manifest.
     """
     try:
         content = parse_json(read_bytes(path))
@@ -135,11 +135,11 @@ def read_manifest(path: Location) -> Manifest | None:
 
 
 def parse_shard(entry: dict[str, Any]) -> ShardRecord:
-    """Return the record that a document holds.
+    """Parse the manifest in a document.
 
     Raises:
-        ValueError: a value is none that such a record has.
-        KeyError: there is none; TypeError likewise.
+        ValueError: a value is invalid.
+        KeyError: a value is missing; TypeError likewise.
     """
     files = tuple(_checked(FileRecord(**file)) for file in entry["files"])
     rejects = parse_rejects(entry["rejects"])
@@ -147,10 +147,10 @@ def parse_shard(entry: dict[str, Any]) -> ShardRecord:
 
 
 def parse_rejects(entries: Sequence[dict[str, Any]]) -> tuple[Reject, ...]:
-    """Return the rejected lines that a document holds.
+    """Parse the rejected lines in a document.
 
     Raises:
-        ValueError: a value is none that such a line has; TypeError likewise.
+        ValueError: a value is invalid; TypeError likewise.
     """
     return tuple(_checked(Reject(**reject)) for reject in entries)
 
@@ -159,7 +159,7 @@ _Record = TypeVar("_Record", FileRecord, ShardRecord, Reject)
 
 
 def _checked(record: _Record) -> _Record:
-    """Refuse a count that is no number of anything, and a name that is no text."""
+    """Refuse invalid counts and names."""
     for field in fields(record):
         value = getattr(record, field.name)
         is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -176,7 +176,7 @@ def make_identity(
     options: dict[str, Any],
     vectors: dict[str, Json],
 ) -> Identity:
-    """Gather what vectors depend on: model, tokenizer, input, `options` and versions; and say what the vectors are."""
+    """Collect what determines the vectors: model, tokenizer, input, `options`, versions; and describe the vectors."""
     from importlib.metadata import PackageNotFoundError, version
 
     from onnxtool.version import __version__
@@ -202,7 +202,7 @@ def make_identity(
 
 
 def _described(sources: Sequence[Source]) -> list[Json]:
-    """Name the files of the input; pictures, of which there are many, are counted."""
+    """Name the input files; images, which are numerous, are only counted."""
     if any(source.is_picture for source in sources):
         size = sum(source.size_bytes for source in sources)
         return [{"name": f"{len(sources)} pictures", "size_bytes": size}]

@@ -1,4 +1,4 @@
-"""Publish what parts have encoded: check every shard, drop ids that occur twice, and write the manifest last."""
+"""Publish encoded parts: check every shard, drop duplicate ids, and write the manifest last."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ _NOT_READ_BACK = (
 def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = False) -> MergeReport:
     """Check all shards that parts have encoded, and write the manifest and the rejected lines, as `encode_corpus` does.
 
-    Where a shard is missing or wrong, nothing is written, and the report says which splits to encode; those that are
-    wrong are forgotten, so that the next part makes them again. Of texts with the same id, the first is kept.
+    If a shard is missing or damaged, nothing is written, and the report lists the splits to encode; records of damaged
+    splits are dropped, so that the next part makes them again. Of texts with the same id, the first is kept.
 
     Args:
         output: the folder of vectors.
-        read_back: whether all files are read again, also of a store.
-        strict: whether an id that occurs twice is an error.
+        read_back: whether all files are read again, even from a store.
+        strict: whether a duplicate id is an error.
 
     Raises:
-        InputError: nothing is encoded there, no text of the corpus has a token, or ids occur twice and `strict` is set.
+        InputError: nothing is encoded there, no text of the corpus has a token, or ids are duplicated and `strict` is
+        set.
         OnnxtoolError: the folder cannot be read or written.
     """
     folder = OutputFolder(output)
@@ -55,7 +56,7 @@ def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = 
 
 
 def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, strict: bool = False) -> MergeReport:
-    """Do what `merge_parts` does, for who holds the folder's lock."""
+    """Do the work of `merge_parts` while holding the folder's lock."""
     files = folder.require_names()
     if (merged := _merged(folder, run)) is not None:
         remove_records(folder)
@@ -106,10 +107,10 @@ def _nothing(folder: OutputFolder) -> InputError:
 
 
 def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
-    """Return the manifest where all is published.
+    """Return the manifest if everything is published.
 
     Raises:
-        OutputExistsError: it is of something else than the records.
+        OutputExistsError: it does not match the records.
     """
     manifest = read_manifest(folder.manifest_path)
     if manifest is not None and run is not None and manifest.identity != run.identity:
@@ -123,11 +124,11 @@ def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
 def _read(
     records: Records, files: Mapping[str, Entry], *, verify: bool
 ) -> tuple[list[SplitRecord], dict[ShardName, ShardEntry], dict[int, str]]:
-    """Return the records of all splits and shards, or what is wrong with splits; these are forgotten."""
+    """Return the records of all splits and shards, or the problems of splits, whose records are dropped."""
     numbers = range(records.run.num_splits)
     problems: dict[int, str] = {}
     shards: dict[ShardName, ShardEntry] = {}
-    # Of a store most of the time is waited for.
+    # With a store, most of the time is spent waiting.
     with ThreadPoolExecutor(_RECORDS_AT_ONCE if isinstance(records.path, Uri) else None, "records") as workers:
         listed = records.done()
         found = list(
@@ -137,7 +138,7 @@ def _read(
             ShardName(number, shard)
             for number, split in enumerate(found)
             if not isinstance(split, str)
-            for shard in range(min(split.num_shards, len(files) + 1))  # of a record that lies, no more than there are
+            for shard in range(min(split.num_shards, len(files) + 1))  # bounded, in case a record is wrong
         ]
 
         def read(name: ShardName) -> ShardEntry | str:
@@ -163,7 +164,7 @@ def _read(
 
 
 def _lines_before(splits: Sequence[SplitRecord]) -> list[int]:
-    """Return how many lines of its file each split has before it."""
+    """Return the number of lines before each split in its file."""
     before, found = 0, []
     for split in splits:
         before = before if split.begins_inside else 0
@@ -173,12 +174,12 @@ def _lines_before(splits: Sequence[SplitRecord]) -> list[int]:
 
 
 def _counted(rejects: Sequence[Reject], before: int) -> tuple[Reject, ...]:
-    """Count the lines of rejects from the beginning of their file."""
+    """Number the lines of rejects from the start of their file."""
     return tuple(replace(reject, line=reject.line + before) for reject in rejects) if before else tuple(rejects)
 
 
 def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Sequence[int]) -> ShardEntry:
-    """Drop texts from the files of a shard, and then from its record."""
+    """Drop texts from a shard's files, and then from its record."""
     folder, shard = records.folder, written.shard
     with ExitStack() as stack:
         staging = stack.enter_context(folder.staging())
@@ -258,7 +259,7 @@ def _unmerged(folder: OutputFolder, run: Run, problems: Mapping[int, str]) -> Me
 
 
 def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
-    """Count the rejected lines of a corpus that is published, by the reason."""
+    """Count the rejected lines of a published corpus by reason."""
     if not manifest.num_rejects:
         return Counter()
     lines = read_bytes(folder.rejects_path).splitlines()
@@ -267,7 +268,7 @@ def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
 
 @checked
 def corpus_status(output: AnyLocation) -> StatusReport:
-    """Say how far the machines are that encode a corpus, by the records of its splits; `merge_parts` checks them.
+    """Report the progress of all machines from the records of splits; `merge_parts` checks them.
 
     Raises:
         InputError: nothing is encoded there.
@@ -290,7 +291,7 @@ def corpus_status(output: AnyLocation) -> StatusReport:
     to_do = tuple(number for number in range(run.num_splits) if number not in times)
     first = min(times, key=lambda number: times[number], default=0)
     seconds = max(times.values()) - times[first] if times else 0.0
-    # The first split was begun at a time that nothing tells.
+    # The start time of the first split is unknown.
     rate = sum(count for number, count in texts.items() if number != first) / seconds if seconds else None
     return StatusReport(
         output=str(folder.path),

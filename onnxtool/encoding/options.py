@@ -20,46 +20,46 @@ from onnxtool.progress import Stage
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
 
-# What vectors are written as, and the weights of terms in them.
+# Output formats of vectors, and of term weights in them.
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
 WEIGHTS = ("int", "float")
 
 MemoryLimit = Annotated[
-    int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: all.", minimum=0)
+    int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: no limit.", minimum=0)
 ]
 Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
 ENGINES = ("local", "ray")
 
 
 class VectorOptions(Described):
-    """What the bytes of an encoded corpus depend on.
+    """Options that determine the bytes of an encoded corpus.
 
     Attributes:
-        model_name: the checkpoint's folder, or its id on the hub, in place of the files beside the model.
-        prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none, and
-            None for the checkpoint's default.
-        task: what the texts are for, `query` or `document`; None for documents of late interaction, else neither. Or
-            what the file is for, as of FileDescription, and so are `head`, `pooling` and `normalize`.
-        representation: of an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
-        long: what becomes of texts that are longer than the model takes: they are cut (`truncate`, as for None), read
-            as passages that each have an id and a vector (`window`), or rejected (`fail`).
-        overlap: tokens that neighbouring passages share; None for a quarter of what the model takes.
+        model_name: the checkpoint's folder or hub id, instead of the files next to the model.
+        prompt: the name of one of the checkpoint's prompts, or a text to write before each; empty for none; None for
+            the checkpoint's default.
+        task: the texts' task, `query` or `document`; None for documents in late interaction, otherwise neither. Or the
+            file's task as in FileDescription, like `head`, `pooling` and `normalize`.
+        representation: for an M3 embedder, `dense`, `sparse` or `colbert`; None for dense, and for other models.
+        long: handling of texts beyond the model's limit: `truncate` (the default), `window` to read them as passages
+            with their own ids and vectors, or `fail` to reject them.
+        overlap: number of tokens shared by neighbouring passages; None for a quarter of the model's limit.
         provider: `auto`, `cpu` or `cuda`.
-        threads: intra-op threads of the session; 0 for one, as the workers have the other cores.
-        output_format: one of OUTPUT_FORMATS; None for jsonl of a sparse encoder, and npy of an embedder.
+        threads: intra-op threads of the session; 0 for one, as the workers use the other cores.
+        output_format: one of OUTPUT_FORMATS; None for jsonl with sparse encoders, and npy with embedders.
         gzip: whether jsonl is compressed.
-        contents: whether texts are written beside their vectors; None for yes in jsonl, else no.
-        weights: `int` quantizes the weights of terms as Anserini does, `float` leaves them; None for `float` in
-            parquet, else `int`.
-        keep_special: whether tokens that frame a text, such as [CLS], may be terms.
-        dimensions: how many numbers of an embedding are kept, its first; None for all.
-        vectors_as: what these numbers are stored as, one of VECTOR_TYPES; None for as the model gives them.
+        contents: whether texts are written with their vectors; None for yes in jsonl, otherwise no.
+        weights: `int` quantizes term weights like Anserini, `float` keeps them; None for `float` in parquet, otherwise
+            `int`.
+        keep_special: whether framing tokens, such as [CLS], may be terms.
+        dimensions: number of leading dimensions to keep; None for all.
+        vectors_as: the storage type, one of VECTOR_TYPES; None for the model's own type.
         ranges: a file with the range of each number, for int8 and uint8.
-        calibration: texts to measure these ranges on, in place of that file.
-        shard_size: texts of a file of the output; what a killed run loses at most.
-        split_bytes: what a corpus is split by: a part of a file of so many bytes, or smaller files in a row. A packed
-            file is never cut, and Parquet between its row groups.
-        batch_tokens: the most tokens of a batch, padding included; 0 for what fits the model.
+        calibration: texts to measure these ranges on, instead of that file.
+        shard_size: texts per output file; the maximum that a killed run loses.
+        split_bytes: target size of a split: part of a larger file, or several smaller files. Compressed files are
+            never divided, and Parquet only between row groups.
+        batch_tokens: the maximum number of tokens per batch, including padding; 0 to fit the model.
     """
 
     model_name: ModelName = UNSET
@@ -73,19 +73,19 @@ class VectorOptions(Described):
     output_format: Annotated[
         str | None,
         Option(
-            "Of a folder of vectors: jsonl as Anserini reads it, npy (not of sparse encoders), or parquet.",
+            "Format of a folder of vectors: jsonl in Anserini's layout, npy (not for sparse encoders), or parquet.",
             choices=OUTPUT_FORMATS,
-            default="jsonl of sparse encoders, npy of embedders",
+            default="jsonl for sparse encoders, npy for embedders",
         ),
     ] = None
     gzip: Annotated[bool, Option("Compress jsonl.")] = False
-    contents: Annotated[bool | None, Option("Write the texts beside their vectors.", default="in jsonl only")] = None
+    contents: Annotated[bool | None, Option("Write the texts with their vectors.", default="in jsonl only")] = None
     weights: Annotated[
         str | None,
         Option(
-            "Weights of terms: int is round(weight / 5 * 256), as Anserini counts them.",
+            "Term weights: int is round(weight / 5 * 256), Anserini's quantization.",
             choices=WEIGHTS,
-            default="float in parquet, else int",
+            default="float in parquet, otherwise int",
         ),
     ] = None
     keep_special: Annotated[bool, Option("Let special tokens such as [CLS] and [SEP] be terms.")] = False
@@ -93,12 +93,14 @@ class VectorOptions(Described):
     vectors_as: VectorsAs = None
     ranges: RangesFile = UNSET
     calibration: Calibrated = UNSET
-    shard_size: Annotated[int, Option("Texts per file of vectors, the most that a killed run loses.", minimum=1)] = 4096
+    shard_size: Annotated[int, Option("Texts per file of vectors, the maximum that a killed run loses.", minimum=1)] = (
+        4096
+    )
     split_bytes: Annotated[
-        int, Option("Bytes of a piece of the collection that a process encodes by itself.", minimum=1)
+        int, Option("Size in bytes of a piece of the collection that one process encodes.", minimum=1)
     ] = 1 << 24
     batch_tokens: Annotated[
-        int, Option("The most tokens of a batch of a corpus; 0: what fits the model.", minimum=0)
+        int, Option("Maximum number of tokens per batch of a corpus; 0: fit to the model.", minimum=0)
     ] = 0
 
     def __post_init__(self) -> None:
@@ -108,19 +110,19 @@ class VectorOptions(Described):
 
 
 class CorpusOptions(VectorOptions):
-    """How a corpus is encoded.
+    """Options for encoding a corpus.
 
     Attributes:
-        workers: batches that run at once, sharing one session; 0 for one a core, and two on a device.
+        workers: number of concurrent batches, sharing one session; 0 for one per core, and two on a device.
         strict: whether a line without a text ends the run.
-        force: whether an output that exists is removed first, also one of the same command.
+        force: whether to remove an existing output first, even from the same command.
     """
 
     workers: Workers = 0
     strict: Annotated[
         bool,
         Option(
-            "Stop at a line without id or text, and publish nothing where an id occurs twice; else such lines are "
+            "Stop at a line without id or text, and publish nothing if an id is duplicated; by default such lines are "
             "counted and written to NAME.rejects.jsonl."
         ),
     ] = False
@@ -128,38 +130,37 @@ class CorpusOptions(VectorOptions):
 
 
 class ProcessOptions(Options):
-    """How many processes encode.
+    """Options for encoding processes.
 
     Attributes:
-        processes: how many; 0 for one for each eight cores of this machine, or for each node of the cluster.
-        workers: batches that run at once in each of them; 0 for its share of the cores.
-        memory_limit: megabytes that a process may allocate, from which on a text is rejected; 0 for no limit.
+        processes: number of processes; 0 for one per eight cores of this machine, or one per node of the cluster.
+        workers: number of concurrent batches in each process; 0 for its share of the cores.
+        memory_limit: megabytes that a process may allocate; a text that needs more is rejected; 0 for no limit.
     """
 
     processes: Annotated[
         int,
-        Option("Processes that encode.", minimum=0, default="one for each eight cores, of Ray one for each node"),
+        Option("Number of encoding processes.", minimum=0, default="one per eight cores, or one per node with Ray"),
     ] = 0
     workers: Annotated[
-        int, Option("Batches that run at once in each process.", minimum=0, default="its share of the cores")
+        int, Option("Concurrent batches in each process.", minimum=0, default="its share of the cores")
     ] = 0
     memory_limit: MemoryLimit = 0
 
 
 class PartOptions(ProcessOptions):
-    """Which splits of a corpus are encoded, and by how many processes.
+    """Selection of splits to encode, and process options.
 
     Attributes:
-        part: `2/7` is the second of seven parts, which are equal; `slurm` and `kubernetes` read it from the variables
-            of an array of jobs.
-        splits: instead of it, numbers and ranges of splits, such as `3, 7-12`.
+        part: `2/7` is the second of seven equal parts; `slurm` and `kubernetes` read it from a job array's variables.
+        splits: instead of a part, numbers and ranges of splits, such as `3, 7-12`.
     """
 
     part: Annotated[
         str | None,
         Option(
             "Encode this part of the splits: 2/7 is the second of seven; slurm and kubernetes read it from the "
-            "variables of an array of jobs.",
+            "variables of a job array.",
             metavar="I/N",
             default="all splits",
         ),
@@ -170,31 +171,31 @@ class PartOptions(ProcessOptions):
 
 
 class RunOptions(ProcessOptions):
-    """Where a whole corpus is encoded, and by how many processes.
+    """Options for encoding a whole corpus with several processes.
 
     Attributes:
         engine: one of ENGINES.
-        strict: whether an id that occurs twice is an error; else the first text with it is kept.
-        force: whether an output that exists is removed first, also one of the same command.
+        strict: whether a duplicate id is an error; otherwise the first text with it is kept.
+        force: whether to remove an existing output first, even from the same command.
     """
 
     engine: Annotated[
         str, Option("Where processes run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES)
     ] = "local"
-    strict: Annotated[bool, Option("Publish nothing where an id occurs twice, or a line has no id or text.")] = False
+    strict: Annotated[bool, Option("Publish nothing if an id is duplicated, or a line has no id or text.")] = False
     force: Force = False
 
 
 class CorpusProgress(Stage):
-    """How far a run is, as `onnxtool.progress.listening` receives it.
+    """The progress of a run, as received by `onnxtool.progress.listening`.
 
     Attributes:
-        num_texts: encoded so far, by earlier runs as well.
-        share: of the input's bytes that are done, from 0 to 1.
-        texts_per_s: of this run.
-        seconds_left: as far as the share tells; None before anything is encoded.
-        tokens_per_s: of this run, of whole shards; None where nobody counts them.
-        num_rejects: of this run, of whole shards.
+        num_texts: number of texts encoded so far, including earlier runs.
+        share: fraction of the input's bytes that is done, from 0 to 1.
+        texts_per_s: speed of this run.
+        seconds_left: estimated from the share; None before anything is encoded.
+        tokens_per_s: speed of this run, from whole shards; None if not counted.
+        num_rejects: rejected lines of this run, from whole shards.
     """
 
     FIELDS = ("num_texts", "share", "texts_per_s", "seconds_left", "tokens_per_s", "num_rejects")
@@ -228,7 +229,7 @@ class CorpusProgress(Stage):
         return stage
 
     def time_left_s(self, elapsed_s: float) -> float | None:
-        """Return `seconds_left`: an earlier run may have encoded some of the share."""
+        """Return `seconds_left`, taking into account that an earlier run may have encoded some of the share."""
         return self.seconds_left
 
     def figures(self) -> dict[str, float | None]:

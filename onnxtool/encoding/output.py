@@ -1,7 +1,7 @@
-"""The folder of vectors: files appear in it whole, and what fails is written again with the same bytes.
+"""The folder of vectors: files appear in it whole, and failed writes are repeated with the same bytes.
 
-On a disk a shard is written under a hidden name, forced to the disk, and renamed, and one run at a time has the folder.
-In a store it is called by its contents as well, so that no writer can replace what another one has recorded.
+On a disk, a shard is written under a hidden name, flushed and renamed, and one run at a time owns the folder. In a
+store, its name includes a digest of its contents, so that no writer can replace a file that another one has recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 from onnxtool.reports import Json
 
-# All names that shards ever have: nothing else in the folder is ours to remove.
+# Pattern of all shard names: nothing else in the folder may be removed.
 _DIGITS = 16  # of a digest in a name
 _OWN_FILE = re.compile(
     rf"\.?part-[0-9]{{5,}}(_[0-9]{{5,}})?(\.[0-9a-f]{{{_DIGITS}}})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)"
@@ -44,20 +44,20 @@ _OWN_FILE = re.compile(
 
 
 def is_name_of(name: str, shard: ShardName) -> bool:
-    """Whether a file of a shard may be called so."""
+    """Whether a name matches the pattern of shard files."""
     return re.fullmatch(rf"{shard.stem}(\.[0-9a-f]{{{_DIGITS}}})?\.[a-z.]+", name) is not None
 
 
 class OutputFolder:
-    """A folder of shards, and beside it its manifest and the lines that were rejected.
+    """A folder of shards, with its manifest and the rejected lines next to it.
 
     Attributes:
-        path: of the folder.
+        path: the folder.
     """
 
     def __init__(self, path: AnyLocation) -> None:
         path = parse_location(path)
-        # Of `.` and `..` the name shows only when they are resolved; the files beside are called after it.
+        # `.` and `..` have to be resolved for their name, which the files next to the folder use.
         self.path = path if isinstance(path, Uri) or path.name not in ("", "..") else path.resolve()
         if not self.path.name:
             raise InputError(f"{path} is the whole of a store", f"pass a folder in it, such as {path}vectors/")
@@ -66,15 +66,15 @@ class OutputFolder:
         self.records_path = self.beside("parts")
 
     def beside(self, suffix: str) -> Location:
-        """Return where a file of this folder lies that is not in it."""
+        """Return the path of a companion file next to this folder."""
         return self.path.with_name(f"{self.path.name}.{suffix}")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the folder, and keep other runs out of it; the lock ends with this process, however it ends.
+        """Create the folder, and keep other runs out of it; the lock ends with this process in any case.
 
-        In a store there are no locks: two runs of one command write the same files there, and two of different
-        commands are kept apart by the file that is created first.
+        Stores have no locks: two runs of one command write the same files there, and two runs of different commands are
+        kept apart by the file that is created first.
 
         Raises:
             OutputExistsError: another run is writing into it.
@@ -97,7 +97,7 @@ class OutputFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
             yield
         except OSError as error:
-            if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
+            if error.errno is None:  # not a disk failure: other libraries derive their errors from OSError too
                 raise
             raise OutputWriteError(
                 f"cannot write {self.path}: {error.strerror}",
@@ -105,11 +105,11 @@ class OutputFolder:
             ) from error
 
     def require_own(self, *, force: bool) -> bool:
-        """Refuse a folder that has files of others; return whether an earlier run wrote it.
+        """Refuse a folder with foreign files; return whether an earlier run wrote it.
 
         Raises:
             InputError: the manifest cannot be read.
-            OutputExistsError: the folder has files of others.
+            OutputExistsError: the folder has foreign files.
         """
         is_known = read_manifest(self.manifest_path) is not None or bool(entries(self.records_path))
         if isinstance(self.path, Uri) or self.path.is_dir():
@@ -122,10 +122,10 @@ class OutputFolder:
         """Return the files of the folder.
 
         Raises:
-            OutputExistsError: some are not called as shards are, or nothing tells of them.
+            OutputExistsError: some do not match the names of shards, or are not recorded.
         """
         found = entries(self.path)
-        # On a disk also folders in it. Others may write shards meanwhile: each listing is judged by itself.
+        # On a disk, folders too. Other processes may write shards meanwhile, so each listing is checked by itself.
         names = [path.name for path in self.path.iterdir()] if isinstance(self.path, Path) else found
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
         if foreign or (found and not is_known):
@@ -136,13 +136,13 @@ class OutputFolder:
         return found
 
     def half_written(self) -> tuple[str, ...]:
-        """Return the files that have no name yet: of workers that write, or that were killed. Stores have none."""
+        """Return the unfinished files of active or killed workers. Stores have none."""
         if isinstance(self.path, Uri) and self.path.scheme in STORES:
             return ()
         return tuple(sorted(name for name in entries(self.path) if name.startswith(".") and _OWN_FILE.fullmatch(name)))
 
     def require_whole(self, manifest: Manifest) -> None:
-        """Refuse a folder that lacks a file of its manifest.
+        """Refuse a folder that lacks a file listed in its manifest.
 
         Raises:
             OutputExistsError: a file is missing, or has another size.
@@ -156,10 +156,9 @@ class OutputFolder:
                 )
 
     def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
-        """Remove what a killed run left half or unnamed, of all files, or of those that were `found`.
+        """Remove unfinished files of killed runs, among all files or those `found`.
 
-        Returns:
-            how many there were.
+        Returns: how many there were.
         """
         kept = {file.name for shard in manifest.shards for file in shard.files}
         others = [name for name in (entries(self.path) if found is None else found) if name not in kept]
@@ -167,18 +166,18 @@ class OutputFolder:
         return len(others)
 
     def staging(self) -> AbstractContextManager[Path]:
-        """Give a folder of this machine in which shards are written until they are whole."""
+        """Provide a local folder in which shards are written until complete."""
         if isinstance(self.path, Path):
             return nullcontext(self.path)
         return scratch_folder("shards")
 
     def plain_name(self, name: str) -> str:
-        """Return the name of a file of a shard without the digest that a store's has."""
+        """Return the name of a shard's file without the digest used in stores."""
         stem, _, suffixes = name.partition(".")
         return name if isinstance(self.path, Path) else f"{stem}.{suffixes.partition('.')[2]}"
 
     def commit_shard(self, files: Mapping[str, Path]) -> tuple[FileRecord, ...]:
-        """Give staged files their names in the folder, and return what they are."""
+        """Rename staged files into the folder, and return their records."""
         records = []
         for name, path in files.items():
             size, digest = path.stat().st_size, file_sha256(path)
@@ -196,17 +195,17 @@ class OutputFolder:
         return tuple(records)
 
     def publish(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
-        """Write the manifest of a corpus that is whole, by which others learn that it is; remove what it does not name.
+        """Write the manifest that marks a corpus as complete; remove files that it does not name.
 
         Args:
-            manifest: what is written.
-            found: files of the folder, where they were listed before; in a store that takes a while.
+            manifest: the manifest.
+            found: the folder's files, if already listed; in a store, listing takes a while.
 
         Returns:
             how many files were removed, which killed workers had left.
 
         Raises:
-            OutputExistsError: another run has published another one meanwhile.
+            OutputExistsError: another run has published a different one in the meantime.
         """
         is_alone = isinstance(self.path, Path)
         num_removed = self.remove_others(manifest) if is_alone else 0
@@ -220,10 +219,10 @@ class OutputFolder:
 
 
 class StagedShard:
-    """The files of a shard under hidden names, until it is whole. One without any vector has no files.
+    """The files of a shard under hidden names until it is complete. A shard without vectors has no files.
 
     Attributes:
-        documents: that have vectors, without their contents.
+        documents: the documents with vectors, without their contents.
     """
 
     def __init__(
@@ -234,11 +233,11 @@ class StagedShard:
         name: ShardName,
         description: Mapping[str, Json] = MappingProxyType({}),
     ) -> None:
-        """Begin a shard; `description` says what its vectors are."""
+        """Begin a shard; `description` describes its vectors."""
         self._folder = folder
         self._format = shard_format
         self._description = description
-        # Two machines may make the same shard at once: each under names of its own.
+        # Two machines may make the same shard at once, each under its own names.
         token = secrets.token_hex(4)
         self._files = {file: staged(staging / file, token) for file in shard_format.names(name.stem)}
         unfinished.update(self._files.values())
@@ -254,7 +253,7 @@ class StagedShard:
                 with appearing:
                     self._writer = self._format.open([*self._files.values()], self._description)
             self._writer.append(encoded.rows, encoded.vectors)
-        # Of each, what is kept of it in the record: not what it says.
+        # Keep only what the record needs of each, not its contents.
         self.documents += [replace(document, contents="") for document in encoded.window.documents]
         self._num_passages += sum(row.span is not None for row in encoded.rows)
         self._num_tokens += encoded.num_tokens
@@ -263,7 +262,7 @@ class StagedShard:
         self._rejects += encoded.rejects
 
     def commit(self, digest: str) -> ShardRecord:
-        """Give the files their names, and return the record of a shard made from texts of this digest."""
+        """Rename the files, and return the record of a shard made from texts with this digest."""
         files = self._folder.commit_shard(self._files) if self._close() else ()
         unfinished.difference_update(self._files.values())
         return ShardRecord(
@@ -278,8 +277,8 @@ class StagedShard:
         )
 
     def abandon(self) -> None:
-        """Remove what is written, unless it was committed."""
-        with suppress(OSError):  # on a full disk closing fails as writing did
+        """Remove the written files, unless committed."""
+        with suppress(OSError):  # on a full disk, closing fails like writing
             self._close()
         for path in self._files.values():
             path.unlink(missing_ok=True)

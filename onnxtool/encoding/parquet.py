@@ -38,7 +38,7 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
 def read_rows(
     path: Location, begin: int = 0, end: int | None = None
 ) -> Iterator[tuple[dict[str, object] | LineError, float]]:
-    """Yield the rows of the row groups that begin in a range of bytes, and the share of these rows that is read.
+    """Yield the rows of the row groups that begin in a byte range, and the fraction of these rows read so far.
 
     The first range has what begins before it as well, and the one without an end what begins behind the file, so that
     no group of a file that lies about them is lost. A row whose text is not UTF-8, which Parquet does not check, or is
@@ -46,7 +46,7 @@ def read_rows(
     where each were as long as all of its group: one text of a dictionary may be that of every row.
 
     Raises:
-        InputError: pyarrow is not there, the file is no Parquet, or damaged, or a group has too much for its rows.
+        InputError: pyarrow is missing, the file is not Parquet or damaged, or a group is too large for its rows.
     """
     pyarrow, parquet = require_pyarrow()
     number = 0
@@ -77,10 +77,10 @@ def read_rows(
 
 
 def rows_before(path: Location, place: int) -> int:
-    """Return how many rows are in row groups that begin before a byte of a file.
+    """Return the number of rows in row groups that begin before a byte offset.
 
     Raises:
-        InputError: pyarrow is not there, or the file is no Parquet.
+        InputError: pyarrow is missing, or the file is not Parquet.
     """
     pyarrow, parquet = require_pyarrow()
     try:

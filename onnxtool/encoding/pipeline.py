@@ -1,4 +1,4 @@
-"""Run windows of texts through a model: read ahead, batches of several windows at once, results in order.
+"""Run windows of texts through a model, with read-ahead, batches across windows, and results in order.
 
 Letters of shapes: N texts of a window, B texts of a batch.
 """
@@ -26,13 +26,13 @@ from onnxtool.infer.pictures import PictureModel, PreparedPicture
 from onnxtool.infer.text_model import VectorForm
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
-# Windows that are tokenized or run at once beside the one that is finished: they keep the workers busy.
+# Windows that are tokenized or run ahead of the one being finished, to keep the workers busy.
 _WINDOWS_AHEAD = 3
 
-# What reads documents and runs them. What a read document is, is its own matter.
+# Readers and runners of documents. Only they know the type of a read document.
 CorpusModel = LoadedModel | PictureModel
 
-# A document and what is run of it.
+# A document with its model inputs.
 _Read = tuple[Document, list[Any]]
 
 _MARK = "#"  # between the id of a text and the number of a passage
@@ -43,16 +43,16 @@ OnBatch = Callable[[Window, int, float], None]
 
 @dataclass(frozen=True)
 class EncodedWindow:
-    """The vectors of a window, in the order of its texts.
+    """The vectors of a window, in text order.
 
     Attributes:
-        window: with the documents that have vectors alone.
-        rows: what has a vector: these documents, or the passages of each.
-        vectors: of N rows; None where there are none.
-        num_tokens: that the model read, special ones included.
-        num_padding: tokens of padding that it read besides.
-        num_truncated: texts that were longer than the model takes.
-        rejects: documents in which the tokenizer finds no token.
+        window: the window, reduced to documents with vectors.
+        rows: the items with vectors: these documents, or their passages.
+        vectors: vectors of the N rows; None if there are none.
+        num_tokens: number of tokens read by the model, including special ones.
+        num_padding: number of padding tokens in addition.
+        num_truncated: number of texts beyond the model's limit.
+        rejects: documents without any token.
     """
 
     window: Window
@@ -66,16 +66,16 @@ class EncodedWindow:
 
 @dataclass(frozen=True)
 class Plan:
-    """How texts are run.
+    """Settings for running texts.
 
     Attributes:
-        rules: which texts run together.
-        workers: batches that run at once.
-        prompt: what is written before each text, as `LoadedModel.tokenize` takes it.
-        task: what the texts are for, likewise.
-        keep_special: whether tokens that frame a text may be terms.
-        form: how vectors are cut and stored.
-        long: what becomes of texts that are longer than the model takes.
+        rules: batching rules.
+        workers: number of concurrent batches.
+        prompt: the prompt before each text, as for `LoadedModel.tokenize`.
+        task: the texts' task, likewise.
+        keep_special: whether framing tokens may be terms.
+        form: truncation and storage of vectors.
+        long: handling of texts beyond the model's limit.
     """
 
     rules: BatchRules
@@ -88,7 +88,7 @@ class Plan:
 
 
 def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
-    """Return what the graph takes at once, bounded by tokens instead of by a number of texts."""
+    """Return batching rules bounded by tokens instead of texts."""
     rules = model.batch_rules
     is_single = rules.batch_size is not None or rules.max_texts == 1
     return replace(
@@ -100,7 +100,7 @@ def batch_rules(model: CorpusModel, batch_tokens: int) -> BatchRules:
 
 @dataclass
 class _Running:
-    """A window of which batches are running, the places of their rows, and what they will give."""
+    """A window with running batches, the positions of their rows, and their pending results."""
 
     window: Window
     rows: tuple[Document, ...]
@@ -113,15 +113,15 @@ class _Running:
 def encode_windows(
     model: CorpusModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
 ) -> Generator[EncodedWindow, None, None]:
-    """Yield the vectors of `windows`, in their order.
+    """Yield the vectors of `windows`, in order.
 
     A separate thread reads and tokenizes; the tokenizer and the model release the interpreter lock.
 
     Args:
-        model: what runs them.
-        windows: texts that are in memory at once.
-        plan: how they are run.
-        on_batch: called for each batch with its window, its texts and its share of the window's tokens.
+        model: the model.
+        windows: groups of texts that are in memory at once.
+        plan: settings for running them.
+        on_batch: called for each batch with its window, its texts and its fraction of the window's tokens.
 
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
@@ -156,14 +156,14 @@ def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolEx
         num_before = len(model.prompts.find(plan.prompt, plan.task))
         rows = tuple(chain.from_iterable(passages(document, texts, num_before) for document, texts in found))
         read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
-    # The longest first: what is left at the end of the corpus, when workers run out of batches, is short.
+    # Longest first, so that the last batches of the corpus, when workers run dry, are short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
     results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]
     return _Running(window, rows, read, rejects, places, results)
 
 
 def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[_Read], tuple[Reject, ...]]:
-    """Read all texts at once; where one of them has no token, one after the other, and say which."""
+    """Tokenize all texts at once; if one has no tokens, tokenize one by one to identify it."""
     found: list[_Read] = []
     rejects: list[Reject] = []
     try:
@@ -187,7 +187,7 @@ def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> 
 
 
 def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> list[list[Any]]:
-    """Read documents, each as what the model takes at once: one, or of a text that is read in windows several."""
+    """Read documents as model inputs: one per document, or several for a text read in windows."""
     texts = [document.contents for document in documents]
     if isinstance(model, PictureModel):
         return [[picture] for picture in model.tokenize(texts, prompt=plan.prompt, task=plan.task)]
@@ -207,7 +207,7 @@ def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> Vectors:
 
 
 def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
-    """Wait for the batches of a window and put their results in the order of its texts."""
+    """Wait for the batches of a window and return their results in text order."""
     lengths = [len(text) for text in running.read]
     num_tokens = sum(lengths)
     parts = []
@@ -228,7 +228,7 @@ def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
 
 
 def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> int:
-    """Return how many tokens a batch has with its padding, and with the texts that fill up a fixed batch."""
+    """Return the number of tokens in a batch, including padding and filler texts of a fixed batch size."""
     return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
 
 
@@ -244,15 +244,15 @@ def _in_order(parts: Sequence[Vectors], places: Sequence[Sequence[int]]) -> Vect
 
 
 def passages(document: Document, windows: Sequence[EncodedText], num_before: int) -> list[Document]:
-    """Return a passage for each window over the text of `document`, called `ID#0`, `ID#1` and so on.
+    """Return a passage for each window over the text of `document`, named `ID#0`, `ID#1` and so on.
 
-    A text that fits is `ID#0`, so that the last `#` of any id parts it, whatever ids a corpus has. The first passage
-    begins with the text and the last one ends with it.
+    A text that fits is `ID#0`, so that the last `#` always separates document and passage. The first passage starts at
+    the beginning of the text and the last one ends at its end.
 
     Args:
         document: the text.
-        windows: what is run of it, with offsets.
-        num_before: characters of the prompt before the text, which offsets count.
+        windows: its model inputs, with offsets.
+        num_before: number of prompt characters before the text, which offsets include.
     """
     text, found = document.contents, []
     begin = end = 0
@@ -273,5 +273,5 @@ def passages(document: Document, windows: Sequence[EncodedText], num_before: int
 
 
 def document_of(passage: str) -> str:
-    """Return the id of the document of a passage."""
+    """Return the document id of a passage."""
     return passage.rpartition(_MARK)[0]

@@ -1,4 +1,4 @@
-"""How far an encoding is: what is told while it runs, and files of it for programs, as JSON and for Prometheus."""
+"""Encoding progress: reports during a run, and files for programs, as JSON and for Prometheus."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ EVERY_S = 10.0
 
 
 class Event(NamedTuple):
-    """What a worker says of its work; each figure is added to those before.
+    """A worker's progress report; its figures are increments.
 
     Attributes:
-        texts: that were run; less again, where they are run again.
-        encoded: texts of shards that are written.
+        texts: number of texts run; negative if they will be run again.
+        encoded: number of texts in written shards.
     """
 
     texts: int = 0
@@ -43,7 +43,7 @@ class Event(NamedTuple):
 
 
 class Tally:
-    """Adds up what workers say, and tells how far all of them are.
+    """Sum the workers' reports, and report their total progress.
 
     Attributes:
         total: the sum of all events.
@@ -51,19 +51,19 @@ class Tally:
 
     def __init__(self) -> None:
         self.total = Event()
-        self._tell = listener()  # of the thread that begins: workers are heard in others
+        self._tell = listener()  # the starting thread's listener: workers report in other threads
         self._lock = threading.Lock()
         self.begin(0)
 
     def begin(self, total_bytes: int, done_bytes: int = 0, num_texts: int = 0) -> None:
-        """Begin with the texts that earlier runs encoded, and the bytes of the corpus that they were read from."""
+        """Start from the texts and bytes that earlier runs have encoded."""
         self._total_bytes, self._done_bytes, self._num_before = max(1, total_bytes), done_bytes, num_texts
         self._start_s = time.perf_counter()
-        # Time and share at the first batch: what comes before, such as loading the model, is no measure of the rest.
+        # Time and share at the first batch: earlier work, such as loading the model, says nothing about the rest.
         self._first: tuple[float, float] | None = None
 
     def add(self, event: Event) -> None:
-        """Add what a worker says, in whichever thread it comes."""
+        """Add a worker's report, from any thread."""
         with self._lock:
             self.total = Event.total([self.total, event])
             now = time.perf_counter()
@@ -87,19 +87,20 @@ class Tally:
 
 
 class ProgressOptions(Options):
-    """Where a run says how far it is, besides the terminal.
+    """Destinations of progress besides the terminal.
 
     Attributes:
-        progress_log: a file to which lines of JSON are appended.
-        metrics: a file for Prometheus, which is replaced each time.
+        progress_log: a file to which JSON lines are appended.
+        metrics: a file for Prometheus, replaced on each update.
     """
 
     progress_log: Annotated[
         OptionalPath,
-        Option(f"Append how far the encoding is to this file every {EVERY_S:.0f} s, a line of JSON.", metavar="FILE"),
+        Option(f"Append the progress to this file every {EVERY_S:.0f} s, as a line of JSON.", metavar="FILE"),
     ] = UNSET
     metrics: Annotated[
-        OptionalPath, Option("Keep this file up to date with the same, as Prometheus reads it.", metavar="NAME.prom")
+        OptionalPath,
+        Option("Keep this file up to date with the same figures in Prometheus format.", metavar="NAME.prom"),
     ] = UNSET
 
 
@@ -114,7 +115,7 @@ _METRICS = {
 
 
 class ProgressFiles:
-    """Writes how far a run is into files, now and then and at its end.
+    """Write a run's progress to files, periodically and at its end.
 
     Raises:
         OutputWriteError: one of them cannot be written.
@@ -127,7 +128,7 @@ class ProgressFiles:
         self._write("started")
 
     def add(self, progress: CorpusProgress) -> None:
-        """Take note of how far the run is."""
+        """Record the progress of the run."""
         self._last = progress
         if time.monotonic() >= self._next:
             self._write("running")
@@ -144,7 +145,7 @@ class ProgressFiles:
                 with self._log.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
             if self._metrics is not None:
-                # Whoever reads it finds all of it; nothing is lost with a power failure that matters then.
+                # Readers always find a complete file; losing it in a power failure does not matter.
                 hidden = staged(self._metrics)
                 with written(hidden, _metrics(self._last, state).encode()):
                     hidden.replace(self._metrics)

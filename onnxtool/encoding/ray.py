@@ -50,13 +50,13 @@ def require_ray() -> ModuleType:
 
 
 class RayWorkers:
-    """Tasks of a Ray cluster that encode splits: that which RAY_ADDRESS names, else one on this machine.
+    """Encoding tasks on a Ray cluster: the one named in RAY_ADDRESS, else one on this machine.
 
-    Ray only schedules: it begins a task again that is lost with its node, on another node where there is one. The
-    records in the folder hold what is done.
+    Ray only schedules: it restarts a task lost with its node, on another node if possible. The records in the folder
+    hold the state.
 
     Attributes:
-        num_processes: tasks that run at once.
+        num_processes: number of concurrent tasks.
 
     Raises:
         InputError: Ray is missing, or no node has what is needed.
@@ -68,7 +68,7 @@ class RayWorkers:
         self._memory_bytes = options.memory_limit * 1_000_000
         self._until_closed = ExitStack()
         if not ray.is_initialized():
-            # Ray prints there that a node is lost, and a report is to be alone on stdout.
+            # Ray prints lost nodes to stdout, which is reserved for the report.
             self._until_closed.enter_context(redirect_stdout(sys.stderr))
             self._until_closed.callback(ray.shutdown)
             ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
@@ -92,7 +92,7 @@ class RayWorkers:
         )
 
     def open(self) -> Opened:
-        """Load the model on a node, and say what the folder is for."""
+        """Load the model on a node, and claim the folder."""
         found: Opened = self._get(self._remote.remote(self._task, self._memory_bytes, None))
         return found
 
@@ -100,7 +100,7 @@ class RayWorkers:
         """Encode splits.
 
         Raises:
-            OnnxtoolError: what a worker has met, or a task was lost too often.
+            OnnxtoolError: a worker's error, or a task was lost too often.
         """
         task = replace(self._task, force=False)
         waiting = deque(numbers)
@@ -124,7 +124,7 @@ class RayWorkers:
                     return self._ray.get(finished, timeout=_POLL_S)
                 except errors.GetTimeoutError:
                     continue
-        except errors.RayTaskError as error:  # Ray makes a class of its own for what a worker raised
+        except errors.RayTaskError as error:  # Ray creates its own class for a worker's error
             if isinstance(error.cause, OnnxtoolError):
                 raise error.cause from None
             raise OnnxtoolError(f"a worker failed: {error.cause}", "look at the log of the task") from None
@@ -135,7 +135,7 @@ class RayWorkers:
             ) from None
 
     def close(self) -> None:
-        """Leave a cluster that was begun for this."""
+        """Leave a cluster that was started for this."""
         self._until_closed.close()
 
 
@@ -143,7 +143,7 @@ _kept: dict[str, tuple[Worker, list[Event]]] = {}
 
 
 def _work(task: Task, memory_bytes: int, number: int | None) -> Opened | Event:
-    """Encode a split, in a process of Ray, which keeps the model for the next one; without a number, only load it."""
+    """Encode a split in a Ray process, which keeps the model for the next one; without a number, only load it."""
     key = repr(task)
     if key not in _kept:
         events: list[Event] = []
@@ -157,7 +157,7 @@ def _work(task: Task, memory_bytes: int, number: int | None) -> Opened | Event:
     return Event.total(events)
 
 
-# What a table of any pipeline has no use for, as it is of files or of how they are split.
+# Options without meaning for pipeline tables, because they concern files or splits.
 _OF_FILES = (
     "overlap",
     "output_format",
@@ -172,13 +172,13 @@ _OF_FILES = (
 
 
 class Encoder:
-    """Adds vectors to batches of a pipeline, as a class for `map_batches` of Ray Data, or in a pandas UDF of Spark.
+    """Add vectors to pipeline batches, as a class for `map_batches` of Ray Data, or in a pandas UDF of Spark.
 
-    The model is loaded once, by whoever constructs it: an actor of a pool, a Python worker of Spark. A batch of N texts
-    gets `vector` [N, H] of an embedder; `indices` (int32) and `values` (float32), arrays for each text, of a sparse
-    encoder; or `vectors` [T, W] for each text, of late interaction. All other columns stay.
+    The model is loaded once, on construction in an actor or a Spark Python worker. A batch of N texts gets `vector` [N,
+    H] from an embedder; `indices` (int32) and `values` (float32), arrays per text, from a sparse encoder; or `vectors`
+    [T, W] per text, in late interaction. All other columns are kept.
 
-    There are neither records nor digests here: what is resumed, and whether rows keep their order, is the pipeline's.
+    There are no records or digests here: resuming and row order are up to the pipeline.
     """
 
     def __init__(
@@ -187,14 +187,14 @@ class Encoder:
         """Load the model.
 
         Args:
-            model_path: the ONNX file, at a place that every machine sees.
-            options: what the vectors are; `threads` 0 is what OMP_NUM_THREADS says, which Ray and Spark set to the
-                cores of an actor or an executor, else one a core.
-            column: that texts are in.
+            model_path: the ONNX file, at a path that every machine can access.
+            options: options of the vectors; `threads` 0 follows OMP_NUM_THREADS, which Ray and Spark set to the cores
+                of an actor or executor, else one per core.
+            column: the column of texts.
 
         Raises:
-            InputError: an option is for files of vectors, or `long` is `window`, which gives several rows for a text.
-            OnnxtoolError: the model cannot be loaded, or gives no vectors.
+            InputError: an option is for files of vectors, or `long` is `window`, which makes several rows per text.
+            OnnxtoolError: the model cannot be loaded, or returns no vectors.
         """
         self._options = options = options or VectorOptions()
         usual = VectorOptions()
@@ -223,11 +223,11 @@ class Encoder:
         self._encode(["a"])  # before the first batch comes: a model without vectors is an error of the model
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the columns of a batch of N rows, and those of its vectors.
+        """Return the columns of a batch of N rows, with the columns of its vectors added.
 
         Raises:
-            InputError: there is no column of texts, a value of it is no text or has no token, or the batch has a column
-                that is called as those of vectors.
+            InputError: the text column is missing, a value in it is not a text or has no tokens, or the batch already
+                has a column with the name of a vector column.
             SessionError: onnxruntime fails.
         """
         if self._column not in batch:
@@ -274,7 +274,7 @@ def _threads_of_the_pipeline() -> int:
 
 
 def _ragged(rows: Iterable[NDArray[Any]]) -> NDArray[Any]:
-    """Put arrays of different lengths into one of objects [N], which NumPy would join where all are of one length."""
+    """Put arrays of different lengths into one of objects [N]; NumPy would stack arrays of equal length."""
     given = list(rows)
     result = np.empty(len(given), object)
     for place, row in enumerate(given):

@@ -34,7 +34,7 @@ class Shard(NamedTuple):
     """The ids of N texts or passages, and their vectors.
 
     Attributes:
-        starts: of texts that `by_document` put together, int64 [N]: the vector with which each begins; else None.
+        starts: for texts combined by `by_document`, int64 [N]: the first vector of each; otherwise None.
     """
 
     ids: list[str]
@@ -44,14 +44,14 @@ class Shard(NamedTuple):
 
 @checked
 def read_shards(folder: AnyLocation, vocabulary: Sequence[str] = ()) -> Iterator[Shard]:
-    """Yield the shards of an encoded corpus in their order; one of them is in memory at a time.
+    """Yield the shards of an encoded corpus in order, holding one in memory at a time.
 
     Args:
-        folder: what `encode_corpus` wrote, as npy or parquet.
-        vocabulary: of a sparse encoder, its terms by their id.
+        folder: the output of `encode_corpus`, as npy or parquet.
+        vocabulary: for a sparse encoder, its terms by id.
 
     Raises:
-        InputError: there is no such folder, its files are missing or damaged, or its format is another one.
+        InputError: the folder does not exist, its files are missing or damaged, or its format is a different one.
     """
     output = OutputFolder(folder)
     manifest = read_manifest(output.manifest_path)
@@ -91,7 +91,7 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
 
 @checked
 def by_document(shard: Shard) -> Shard:
-    """Put passages of the same document together, which follow each other; the ids are those of the documents."""
+    """Combine adjacent passages of the same document; the ids become document ids."""
     documents = [document_of(name) for name in shard.ids]
     starts = [place for place, name in enumerate(documents) if place == 0 or name != documents[place - 1]]
     return Shard([documents[place] for place in starts], shard.vectors, np.array(starts, np.int64))
@@ -122,5 +122,5 @@ def _read_table(path: Path, vocabulary: Sequence[str]) -> Shard:
 
 
 def _rows(lists: Any) -> NDArray[Any]:
-    """Return lists of a fixed size as an array."""
+    """Return fixed-size lists as an array."""
     return np.asarray(lists.values).reshape(len(lists), lists.type.list_size)

@@ -1,6 +1,6 @@
-"""What says that a split is encoded, until all are: records of its shards and of the split, in `NAME.parts/`.
+"""Records of encoded splits and their shards, in `NAME.parts/`, until all splits are done.
 
-`run.json` says what all of it belongs to. `part-NNNNN.RUN.json` is written after the files of a shard, and
+`run.json` identifies the run. `part-NNNNN.RUN.json` is written after the files of a shard, and
 `split-NNNNN.RUN.json` after all of its shards: what has no record is not done. `RUN` are digits of the digest of
 `run.json`, so that a listing tells which splits are done, and records of another command count for nothing.
 """
@@ -50,7 +50,7 @@ _PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
 
 @dataclass(frozen=True)
 class ShardTexts:
-    """The texts of a shard: a digest of each id, by which those that occur twice are found, and where it was read.
+    """The texts of a shard: a digest of each id, for finding duplicates, and its location in the input.
 
     Attributes:
         digests: V16 [N].
@@ -64,7 +64,7 @@ class ShardTexts:
 
     @classmethod
     def of(cls, documents: Sequence[Document]) -> ShardTexts:
-        """Return what is kept of N texts."""
+        """Return the stored details of N texts."""
         files = {name: place for place, name in enumerate(dict.fromkeys(document.file for document in documents))}
         digests = b"".join(id_digest(document.id) for document in documents)
         places = np.array([(files[document.file], document.line) for document in documents], _PLACE)
@@ -102,22 +102,22 @@ class ShardTexts:
 
 
 class ShardEntry(NamedTuple):
-    """A shard that is written, and its texts."""
+    """A written shard, and its texts."""
 
     shard: ShardRecord
     texts: ShardTexts
 
 
 class SplitRecord(NamedTuple):
-    """A split of which all shards are written.
+    """A split whose shards are all written.
 
     Attributes:
-        num_shards: that it has; none where no line of it gave a text.
-        num_texts: that they have.
+        num_shards: number of shards; 0 if no line had a text.
+        num_texts: number of texts in them.
         num_lines: lines, or rows, of its last file.
-        begins_inside: whether it is a range that does not begin with its file, so that its lines are counted from
-            where the split before ends.
-        rejects: lines that gave no text.
+        begins_inside: whether it is a range that starts inside a file, so that its lines are counted from the end of
+            the previous split.
+        rejects: lines without a text.
     """
 
     num_shards: int
@@ -128,10 +128,10 @@ class SplitRecord(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What the records in a folder belong to.
+    """The run that the records in a folder belong to.
 
     Attributes:
-        sha256: of `run.json`.
+        sha256: the digest of `run.json`.
     """
 
     sha256: str
@@ -139,7 +139,7 @@ class Run(NamedTuple):
 
     @property
     def num_splits(self) -> int:
-        """How many splits the corpus has."""
+        """The number of splits in the corpus."""
         count: int = self.identity["num_splits"]
         return count
 
@@ -148,8 +148,8 @@ class Records:
     """The records of the shards and splits of one run.
 
     Attributes:
-        folder: of the vectors.
-        path: of the folder that they are in.
+        folder: the folder of vectors.
+        path: the folder of records.
     """
 
     def __init__(self, folder: OutputFolder, run: Run) -> None:
@@ -161,7 +161,7 @@ class Records:
         return self.path / f"{stem}.{self.run.sha256[:_DIGITS]}.json"
 
     def done(self, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
-        """Return which splits have a record, and when it was written; by one listing, else by `found`."""
+        """Return the splits with a record, and the time of each, from one listing or from `found`."""
         found = entries(self.path) if found is None else found
         names = {number: self._file(f"split-{number:05d}").name for number in range(self.run.num_splits)}
         return {number: found[name] for number, name in names.items() if name in found}
@@ -171,17 +171,17 @@ class Records:
         self._write(name.stem, {"shard": asdict(written.shard), "texts": written.texts.to_json()})
 
     def write_split(self, number: int, record: SplitRecord) -> None:
-        """Write the record of a split whose shards have theirs."""
+        """Write the record of a split whose shards are recorded."""
         rejects = [asdict(reject) for reject in record.rejects]
         self._write(f"split-{number:05d}", {**record._asdict(), "rejects": rejects})
 
     def _write(self, stem: str, content: dict[str, Any]) -> None:
         text = json.dumps({"format": _FORMAT, "run": self.run.sha256, **content})
-        # Machines that make the same shard write the same record, each under a name of its own.
+        # Machines that make the same shard write the same record, each under its own temporary name.
         write(self._file(stem), f"{text}\n".encode(), secrets.token_hex(4))
 
     def read_split(self, number: int) -> SplitRecord | str:
-        """Return the record of a split, else why there is none."""
+        """Return the record of a split, or why there is none."""
         try:
             content = self._read(f"split-{number:05d}")
             counts = {name: content[name] for name in ("num_shards", "num_texts", "num_lines")}
@@ -199,7 +199,7 @@ class Records:
             return f"has a record that cannot be read: {error}"
 
     def read_shard(self, name: ShardName) -> ShardEntry | str:
-        """Return the record of a shard, else why there is none; of its files nothing is known yet."""
+        """Return the record of a shard, or why there is none; its files are not checked yet."""
         try:
             content = self._read(name.stem)
             shard = parse_shard(content["shard"])
@@ -218,11 +218,11 @@ class Records:
         return content
 
     def fault(self, name: ShardName, shard: ShardRecord, files: Mapping[str, Entry | None], *, verify: bool) -> str:
-        """Return what is wrong with the files of a shard, else an empty string; with `verify`, they are read."""
+        """Return a problem with the files of a shard, or an empty string; with `verify`, they are read."""
         if bool(shard.files) != bool(shard.num_texts):
             return f"has a record of {shard.num_texts} texts and {len(shard.files)} files"
         for file in shard.files:
-            # A name of the record is compared before anything is read: it may lead elsewhere.
+            # Names in the record are checked before anything is read: they may point elsewhere.
             if not is_name_of(file.name, name):
                 return f"has a record of a file {file.name!r}"
             found = files.get(file.name)
@@ -235,7 +235,7 @@ class Records:
         return ""
 
     def begun(self, number: int) -> list[ShardRecord]:
-        """Return the first shards of a split, as far as they are written."""
+        """Return the leading shards of a split that are written."""
         found: list[ShardRecord] = []
         while True:
             name = ShardName(number, len(found))
@@ -251,24 +251,24 @@ class Records:
         return bool(self.fault(name, shard, files, verify=False))
 
     def forget(self, number: int, shards: Iterable[ShardName]) -> None:
-        """Remove the record of a split, and those of some of its shards, so that they are made again."""
+        """Remove the records of a split and some of its shards, so that they are made again."""
         remove([self._file(f"split-{number:05d}"), *(self._file(name.stem) for name in shards)])
 
 
 def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> None:
-    """Remove all records, of whichever run, or those that were `found`."""
+    """Remove all records of any run, or those `found`."""
     path = folder.records_path
-    # Sorted and from the last on, what tells whose they are goes last.
+    # In reverse order, the file that identifies their owner is removed last.
     names = sorted(entries(path) if found is None else found, key=lambda name: (name == _RUN, name))
     remove(path / name for name in names if _OWN.fullmatch(name))
-    remove_folder(path)  # unless somebody put a file into it
+    remove_folder(path)  # unless someone put a file into it
 
 
 def read_run(folder: OutputFolder) -> Run | None:
-    """Return what the records of a folder belong to; None where there are none.
+    """Return the run that a folder's records belong to; None if there are none.
 
     Raises:
-        InputError: the file is none that a run writes.
+        InputError: the file was not written by a run.
     """
     path = folder.records_path / _RUN
     try:
@@ -285,12 +285,12 @@ def read_run(folder: OutputFolder) -> Run | None:
 
 
 def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) -> Records | None:
-    """Say what a folder is for, and return its records; None where all is published already.
+    """Claim a folder, and return its records; None if everything is already published.
 
-    With `force`, what is there is of no use any more, unless it is of somebody else.
+    With `force`, existing contents are discarded, unless they are foreign.
 
     Raises:
-        OutputExistsError: the folder belongs to another command, or has files of others.
+        OutputExistsError: the folder belongs to another command, or has foreign files.
     """
     content = f"{json_text({'format': _FORMAT, 'identity': identity})}\n".encode()
     run = Run(hashlib.sha256(content).hexdigest(), identity)
@@ -307,10 +307,10 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
         return None
     if earlier is not None and earlier.sha256 != run.sha256:
         raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
-    # Before any shard comes: what a killed run leaves half is then known to be its own.
+    # Before any shard, so that incomplete files of a killed run can be attributed to it.
     if earlier is None and not create(folder.records_path / _RUN, content, secrets.token_hex(4)):
         raise _written_by_another(folder, "at the same time")
-    if force:  # now that the records tell whose the files are
+    if force:  # now that the records identify the files' owner
         remove([folder.manifest_path, folder.rejects_path])
     return Records(folder, run)
 
@@ -323,5 +323,5 @@ def _written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
 
 
 def run_file(folder: OutputFolder) -> Path | Location:
-    """Return the file that says what the records belong to."""
+    """Return the file that identifies the records' run."""
     return folder.records_path / _RUN

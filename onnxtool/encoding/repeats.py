@@ -1,4 +1,4 @@
-"""Ids that occur twice in a corpus: found by their digests once all is encoded, and dropped from the shards."""
+"""Duplicate ids in a corpus: found by digest once everything is encoded, and dropped from the shards."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REPEATED_ID = "has an id that an earlier line has"
 
 
 def find_repeated(shards: Sequence[ShardTexts]) -> dict[int, list[int]]:
-    """Return which texts have an id that an earlier one has: their places, ascending, by the number of the shard."""
+    """Return the texts whose id occurs earlier: ascending positions by shard number."""
     starts = np.cumsum([0, *(len(texts.digests) for texts in shards)])
     digests = np.concatenate([texts.digests for texts in shards]) if shards else np.empty(0, "V16")
     halves = digests.view("<u8").reshape(-1, 2)
-    # Equal ones are neighbours then, in the order of the corpus.
+    # Equal ids are then adjacent, in corpus order.
     order = np.lexsort((halves[:, 1], halves[:, 0]))
     same = (halves[order][1:] == halves[order][:-1]).all(axis=1)
     found: dict[int, list[int]] = {}
@@ -33,12 +33,12 @@ def find_repeated(shards: Sequence[ShardTexts]) -> dict[int, list[int]]:
 
 
 def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence[int]) -> tuple[list[str], int]:
-    """Write the files of a shard again without some of its texts.
+    """Rewrite the files of a shard without some of its texts.
 
     Args:
         paths: the files.
-        targets: where they are written; nothing is, where no text is left.
-        dropped: the places of texts, ascending.
+        targets: output paths; nothing is written if no text is left.
+        dropped: the positions of texts, ascending.
 
     Returns:
         the ids of these texts, and how many rows are left: texts, or passages of texts.

@@ -10,32 +10,32 @@ from onnxtool.reports import short_repr
 @short_repr
 @dataclass(frozen=True)
 class CorpusReport:
-    """Vectors for a collection of texts. Figures are of the whole corpus, also where an earlier run made a part of it.
+    """Vectors of a collection of texts. Figures cover the whole corpus, including parts made by earlier runs.
 
     Attributes:
         output: the folder of vectors.
         output_format: `jsonl`, `parquet` or `npy`.
-        manifest: the file that says what the vectors were made with, and the hash of each shard.
-        num_texts: that have a vector.
-        num_passages: of these texts, each with a vector, where texts are read as passages; else 0.
-        num_encoded: of these, those that this run encoded.
-        num_tokens: that the model read, special ones included.
-        padding_share: of all that the model read, what was padding; from 0 to 1.
-        num_truncated: texts that were longer than the model takes.
-        rejects: how many lines gave no text, by the reason.
-        rejects_path: the file that names them; empty where there are none.
+        manifest: the file with the origin of the vectors, and the hash of each shard.
+        num_texts: number of texts with a vector.
+        num_passages: number of their passages, each with a vector, if texts are read as passages; otherwise 0.
+        num_encoded: number of texts encoded by this run.
+        num_tokens: number of tokens read by the model, including special ones.
+        padding_share: fraction of padding in the tokens read, from 0 to 1.
+        num_truncated: number of texts beyond the model's limit.
+        rejects: number of lines without a text, by reason.
+        rejects_path: the file that lists them; empty if there are none.
         files: the files in the folder.
-        size_bytes: of these.
-        seconds: this run, from the first text to the last file; loading the model comes before.
-        texts_per_s: of this run.
-        load_ms: from the model's file to a session.
-        workers: batches that ran at once.
+        size_bytes: total size of the files.
+        seconds: duration of this run, from the first text to the last file, without loading the model.
+        texts_per_s: speed of this run.
+        load_ms: time from the model file to a session.
+        workers: number of concurrent batches.
         threads: intra-op threads of the session.
         peak_rss_bytes: the largest resident set of this process so far.
-        vectors_as: what the numbers of vectors are stored as, one of VECTOR_TYPES.
-        dimensions: numbers of a vector; of sparse vectors, the terms of the vocabulary.
-        resumed: whether an earlier run had begun.
-        notes: what a user should know.
+        vectors_as: the storage type of vectors, one of VECTOR_TYPES.
+        dimensions: numbers per vector; for sparse vectors, the size of the vocabulary.
+        resumed: whether the run continued an earlier one.
+        notes: notes for the user.
     """
 
     model: str
@@ -69,18 +69,18 @@ class CorpusReport:
 @short_repr
 @dataclass(frozen=True)
 class PartReport:
-    """Splits of a corpus that are encoded.
+    """Encoded splits of a corpus.
 
     Attributes:
-        splits: numbers and ranges of those that were asked for.
-        num_splits: of these.
-        num_encoded_splits: that were not done before.
-        num_encoded: texts that this run encoded.
-        num_deaths: how often a process died and was started again.
-        num_left_out: texts that no process could run by themselves, and that will be among the rejected lines.
-        seconds: with loading the model.
-        texts_per_s: likewise.
-        notes: what a user should know.
+        splits: numbers and ranges of the requested splits.
+        num_splits: their number.
+        num_encoded_splits: number of splits that were not done before.
+        num_encoded: number of texts encoded by this run.
+        num_deaths: number of times a process died and was restarted.
+        num_left_out: number of texts that no process could run on their own, to be listed among the rejected lines.
+        seconds: duration, including loading the model.
+        texts_per_s: speed, likewise.
+        notes: notes for the user.
     """
 
     output: str
@@ -98,14 +98,14 @@ class PartReport:
 @short_repr
 @dataclass(frozen=True)
 class MergeReport:
-    """Splits that are published as one, or which of them are missing.
+    """Splits published as one corpus, or the missing splits.
 
     Attributes:
-        manifest: the file that says what the vectors are; empty where splits are missing.
-        num_removed: files that workers left which were killed or made a shard twice; they were removed.
-        to_do: numbers and ranges of splits that are missing or wrong, as `--splits` takes them.
-        problems: the same by what is wrong.
-        notes: what a user should know.
+        manifest: the file that describes the vectors; empty if splits are missing.
+        num_removed: number of removed files, left by workers that were killed or made a shard twice.
+        to_do: numbers and ranges of missing or damaged splits, in the form of `--splits`.
+        problems: the same, by problem.
+        notes: notes for the user.
     """
 
     output: str
@@ -132,11 +132,11 @@ class RunReport:
 
     Attributes:
         engine: where the processes ran.
-        processes: how many there were.
-        num_encoded: texts that this run encoded, of `num_texts`.
-        num_deaths: how often a process died and was started again.
-        num_left_out: texts that no process could run by themselves, and that are among the rejected lines.
-        to_do: splits that are wrong in spite of their records, as of MergeReport, with their `problems`.
+        processes: number of processes.
+        num_encoded: number of texts encoded by this run, of `num_texts`.
+        num_deaths: number of times a process died and was restarted.
+        num_left_out: number of texts that no process could run on their own, listed among the rejected lines.
+        to_do: splits that are damaged despite their records, as in MergeReport, with their `problems`.
     """
 
     output: str
@@ -164,17 +164,17 @@ class RunReport:
 @short_repr
 @dataclass(frozen=True)
 class StatusReport:
-    """How far a corpus is encoded.
+    """Encoding progress of a corpus.
 
     Attributes:
         merged: whether the manifest is written.
-        num_done: of `num_splits`.
-        num_texts: of the splits that are done.
-        share: of the splits, from 0 to 1.
-        to_do: numbers and ranges of the others.
-        half_written: files of workers that write now, or that were killed; `merge_parts` removes them.
-        texts_per_s: of all machines, by the times at which splits were done; None before two of them are.
-        seconds_left: at this rate.
+        num_done: number of finished splits, of `num_splits`.
+        num_texts: number of texts in finished splits.
+        share: fraction of finished splits, from 0 to 1.
+        to_do: numbers and ranges of the other splits.
+        half_written: unfinished files of active or killed workers; `merge_parts` removes them.
+        texts_per_s: speed of all machines, from the times of finished splits; None before two are finished.
+        seconds_left: remaining time at this rate.
     """
 
     output: str

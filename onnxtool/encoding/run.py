@@ -1,4 +1,4 @@
-"""Encode a corpus into a folder of vectors: in this process, a part of it by processes, or all of it by them."""
+"""Encode a corpus into a folder of vectors: in this process, or in part or whole with several processes."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def encode_corpus(
 ) -> CorpusReport:
     """Encode the texts of `corpus` into the folder `output`, in this process.
 
-    After a kill at any moment, the same call resumes, and the files are byte for byte those of an uninterrupted run,
-    and those of `encode_part` and `merge_parts`.
+    After being killed at any moment, the same call resumes. The files are byte for byte the same as from an
+    uninterrupted run, or from `encode_part` and `merge_parts`.
 
     Args:
-        model_path: the ONNX file of a sparse encoder or an embedder, of texts or pictures; its tokenizer or image
-            processor is found beside it. Each of these three may be the address of an object store, `s3://…`.
-        corpus: a file, or a folder of files: JSON Lines, plain or gzipped, Parquet, or plain text. For a model of
-            pictures, a folder of them, or a list.
-        output: a folder that is empty, not there, or of the same call; beside it go `NAME.manifest.json` and, where a
-            line gives no text, `NAME.rejects.jsonl`.
-        options: how it is done.
+        model_path: the ONNX file of a sparse encoder or embedder of texts or images; its tokenizer or image processor
+            is found next to it. Each of these three may be an address in an object store, `s3://…`.
+        corpus: a file or a folder of files: JSON Lines, plain or gzipped, Parquet, or plain text. For an image model, a
+            folder or list of images.
+        output: a folder that is empty, missing, or from the same call; `NAME.manifest.json` is written next to it and,
+            if lines lack a text, `NAME.rejects.jsonl`.
+        options: encoding options.
 
     Raises:
-        InputError: the corpus cannot be read or has changed, no line gives a text, one gives none and `strict` is set,
-            or the model gives no vectors.
+        InputError: the corpus cannot be read or has changed, no line has a text, one has none and `strict` is set, or
+            the model returns no vectors.
         ModelFileError: the model or its external data cannot be used.
         OutputExistsError: the folder belongs to something else.
-        OutputWriteError: the disk is full, the folder cannot be written, …
+        OutputWriteError: the disk is full, or the folder cannot be written.
         ProviderError: the provider cannot run here.
-        SessionError: onnxruntime cannot load or run the model, or it gives no numbers.
+        SessionError: onnxruntime cannot load or run the model, or it returns NaN.
     """
     options = options or CorpusOptions()
     folder = OutputFolder(output)
@@ -84,7 +84,7 @@ def encode_corpus(
 
 
 def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
-    """Encode what is not done; return how many texts earlier runs had encoded, and this one has."""
+    """Encode what is missing; return the numbers of texts encoded by earlier runs and by this one."""
     records = encoder.records
     if records is None:
         return -1, 0
@@ -156,10 +156,10 @@ def _corpus_report(
 
 @checked
 def plan_corpus(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: CorpusOptions) -> WritePlan:
-    """Check the model file, the corpus and the folder, and say what `encode_corpus` would write; loads no weights.
+    """Check the model file, the corpus and the folder, and return what `encode_corpus` would write.
 
     Raises:
-        OnnxtoolError: as `encode_corpus`, as far as it is known without the model.
+        OnnxtoolError: as for `encode_corpus`, if detectable without the model.
     """
     resolve_provider(options.provider)
     notes = ["shards are called part-NNNNN; how many there are depends on the texts"]
@@ -190,16 +190,16 @@ def encode_part(
     options: VectorOptions | None = None,
     part: PartOptions | None = None,
 ) -> PartReport:
-    """Encode some of the splits of a corpus, by processes; those that are done are left as they are.
+    """Encode some splits of a corpus with several processes; finished splits are left as they are.
 
-    Every machine passes the same arguments but `part`. Nothing is published: `merge_parts` does that.
+    Every machine passes the same arguments except for `part`. Nothing is published: `merge_parts` does that.
 
     Args:
-        model_path: as of `encode_corpus`.
+        model_path: as for `encode_corpus`.
         corpus: likewise.
-        output: a folder that all machines see.
-        options: what the vectors are.
-        part: which splits.
+        output: a folder that all machines can access.
+        options: options of the vectors.
+        part: the selected splits.
 
     Raises:
         InputError: there is no such part, or the input cannot be read or has changed.
@@ -240,14 +240,14 @@ def encode_parts(
     options: VectorOptions | None = None,
     run: RunOptions | None = None,
 ) -> RunReport:
-    """Encode all splits of a corpus that are not done by processes, and publish them: `encode_part`, `merge_parts`.
+    """Encode all remaining splits of a corpus with several processes, and publish them: `encode_part`, `merge_parts`.
 
     Args:
-        model_path: as of `encode_corpus`.
+        model_path: as for `encode_corpus`.
         corpus: likewise.
         output: likewise.
-        options: what the vectors are.
-        run: by which processes.
+        options: options of the vectors.
+        run: process options.
 
     Raises:
         OnnxtoolError: as `encode_corpus`.
@@ -292,7 +292,7 @@ def encode_parts(
 
 
 def _task(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: VectorOptions | None) -> Task:
-    """Say what is encoded, as processes with another working directory are told."""
+    """Return the task with absolute paths, for processes with another working directory."""
     options = options or VectorOptions()
     plain = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}
     for name in ("model_name", "ranges", "calibration"):

@@ -1,4 +1,4 @@
-"""Write the vectors of a shard: JSON Lines as Anserini reads them, Parquet, or arrays with a file of ids.
+"""Write the vectors of a shard: JSON Lines in Anserini's layout, Parquet, or arrays with a file of ids.
 
 The same texts and vectors give the same bytes. Letters of shapes: N texts, H numbers of a vector, T terms or tokens of
 all texts together, W numbers of a token's vector.
@@ -44,14 +44,14 @@ def quantize_weights(weights: NDArray[np.float32]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """What the files of the output are.
+    """The output file format.
 
     Attributes:
         kind: one of OUTPUT_FORMATS.
         gzip: whether jsonl is compressed.
-        contents: whether texts are written beside their vectors.
-        weights: `int` or `float`, of the terms of sparse vectors.
-        by_token: whether a text has a vector for each of its tokens.
+        contents: whether texts are written with their vectors.
+        weights: `int` or `float`, for the terms of sparse vectors.
+        by_token: whether a text has one vector per token.
     """
 
     kind: str
@@ -61,13 +61,13 @@ class ShardFormat:
     by_token: bool = False
 
     def names(self, stem: str) -> tuple[str, ...]:
-        """Return the files of a shard, which begin with its name."""
+        """Return the file names of a shard, which start with its name."""
         if self.kind == "npy":
             return f"{stem}.npy", *((f"{stem}.indptr.npy",) if self.by_token else ()), f"{stem}.ids.jsonl"
         return (f"{stem}.{self.kind}{'.gz' if self.gzip else ''}",)
 
     def check(self) -> None:
-        """Fail before any work where what writes this format is not installed.
+        """Fail before any work if the package for this format is not installed.
 
         Raises:
             InputError: pyarrow is missing.
@@ -76,7 +76,7 @@ class ShardFormat:
             require_pyarrow()
 
     def open(self, paths: Sequence[Path], description: Mapping[str, Json] = MappingProxyType({})) -> ShardWriter:
-        """Begin the files of a shard, `paths` in the order of `names`; `description` says what vectors are."""
+        """Begin the files of a shard, `paths` in the order of `names`; `description` describes the vectors."""
         if self.kind == "npy":
             *arrays, ids = paths
             return _ArrayWriter(arrays, ids, contents=self.contents)
@@ -85,7 +85,7 @@ class ShardFormat:
 
 
 def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any]]:
-    """Return the terms that are written, as SparseVectors has them: those whose weight is 0 once it is counted not."""
+    """Return the terms to write, in the layout of SparseVectors, without those whose quantized weight is 0."""
     values: NDArray[Any] = quantize_weights(vectors.weights) if weights == "int" else vectors.weights
     kept = values != 0
     before = np.concatenate([[0], np.cumsum(kept)])
@@ -93,7 +93,7 @@ def _written_terms(vectors: SparseVectors, weights: str) -> tuple[NDArray[np.int
 
 
 class _JsonWriter:
-    """A text a line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers for each token.
+    """One text per line: `id`, `contents` and `vector`: terms and weights, numbers, or a list of numbers per token.
 
     Of passages, `begin` and `end` say which characters of the text they are.
     """
@@ -123,7 +123,7 @@ class _JsonWriter:
             yield from map(_numbers, vectors)
 
     def _terms(self, vectors: SparseVectors) -> Iterator[str]:
-        """Yield each text's object of terms, in the order of the vocabulary."""
+        """Yield each text's object of terms, in vocabulary order."""
         keys = np.array([f"{_json(term)}: " for term in vectors.vocabulary], dtype=object)
         indptr, indices, values = _written_terms(vectors, self._format.weights)
         for start, end in itertools.pairwise(indptr):
@@ -141,7 +141,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 class _ParquetWriter:
-    """A table of `id`, `contents` where they are wanted, and the vectors; a row group per window.
+    """A table of `id`, optional `contents`, and the vectors; one row group per window.
 
     Of passages, `begin` and `end` say which characters of the text they are.
 
@@ -226,7 +226,7 @@ class _ArrayWriter:
 
 
 class _GrowingArray:
-    """A file of an array to which rows are added; dtype and other sizes are those of the first."""
+    """An array file to which rows are appended; the first rows determine dtype and other sizes."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -265,4 +265,4 @@ def _json(text: str) -> str:
 
 
 ShardWriter = _JsonWriter | _ParquetWriter | _ArrayWriter
-"""Writes the files of a shard, a window at a time; `close` writes what belongs at the end, and closes them."""
+"""Write the files of a shard, one window at a time; `close` writes the trailing part, and closes them."""

@@ -1,6 +1,6 @@
-"""The files of a corpus: which there are, and the texts in them, read one after the other.
+"""Find the files of a corpus, and read their texts sequentially.
 
-A line without a text is yielded as a reject, not raised: the caller decides.
+A line without a text is yielded as a reject rather than raised: the caller decides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onnxtool.encoding.parquet import read_rows, rows_before
 from onnxtool.errors import InputError
 from onnxtool.reading import GZIP_ERRORS, Lines, lines_of
 
-# Longer lines are no texts; read whole, one could fill the memory.
+# Longer lines are not texts; read in full, one could fill the memory.
 _READ_BYTES = 1 << 20
 _TEXT_SUFFIXES = (".jsonl", ".txt", ".tsv")
 SUFFIXES = (*_TEXT_SUFFIXES, *(f"{suffix}.gz" for suffix in _TEXT_SUFFIXES), ".parquet")
@@ -43,9 +43,9 @@ class Source:
     """A file of a corpus.
 
     Attributes:
-        name: relative to the corpus; what rejected lines and ids of plain text are called by.
-        names_ids: whether ids of plain text begin with the name, as there are several files.
-        is_picture: whether the file is one document itself, called by the name.
+        name: name relative to the corpus, used for rejected lines and ids of plain text.
+        names_ids: whether ids of plain text start with the name, because there are several files.
+        is_picture: whether the file itself is one document, named after it.
     """
 
     path: Location
@@ -56,29 +56,29 @@ class Source:
 
     @property
     def is_packed(self) -> bool:
-        """Whether it has to be unpacked from its beginning."""
+        """Whether it has to be decompressed from the start."""
         return self.name.lower().endswith(".gz")
 
     @property
     def is_cut(self) -> bool:
-        """Whether ranges of its bytes can be read by themselves."""
+        """Whether byte ranges can be read separately."""
         return not self.is_packed and not self.is_picture
 
     @cached_property
     def suffix(self) -> str:
-        """What its lines are, by its name without `.gz`."""
+        """The format of its lines, by its name without `.gz`."""
         return Path(self.name.lower().removesuffix(".gz")).suffix
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of the corpus, or a picture.
+    """A text or image of the corpus.
 
     Attributes:
-        contents: the text; the path of a picture.
-        line: its number in the file, from 1; the row of a table.
-        sha256: of the file of a picture; empty for a text.
-        span: of a passage, the characters of the text that it is, from the first to behind the last.
+        contents: the text; the path of an image.
+        line: its line number in the file, from 1; the row of a table.
+        sha256: digest of an image file; empty for a text.
+        span: for a passage, its start and end (exclusive) in the text, in characters.
     """
 
     id: str
@@ -91,7 +91,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A line that gave no text, and why."""
+    """A line without a text, and the reason."""
 
     file: str
     line: int
@@ -100,16 +100,16 @@ class Reject:
 
     @property
     def kind(self) -> str:
-        """The reason without what follows a colon, which is of that line alone."""
+        """The reason without the part after a colon, which is specific to that line."""
         return self.reason.partition(":")[0]
 
     def to_json(self) -> str:
-        """Return the line of the file of rejects."""
+        """Return the line for the file of rejects."""
         return json.dumps(asdict(self)) + "\n"
 
 
 def no_texts(sources: Sequence[Source], reasons: Counter[str], hint: str) -> InputError:
-    """Say that no line gave a text, and for which reasons; `hint` says where to look."""
+    """Make the error that no line had a text, with the reasons; `hint` says where to look."""
     if not reasons:
         return InputError(f"{sources[0].path} has no texts", "put one on each line")
     counts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
@@ -121,10 +121,10 @@ _Line = bytes | dict[str, object] | LineError | None
 
 
 def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]:
-    """Return the files of `corpus`, a file or a folder of some, in order of their names, and names of those left out.
+    """Return the files of `corpus`, a file or a folder, sorted by name, and the names of skipped files.
 
-    Links are followed: caches of collections consist of them. Folders in a folder are left out. Of a test collection,
-    whose queries and judgements lie beside its documents, the documents alone are the corpus.
+    Links are followed, because caches of collections consist of them. Subfolders are skipped. In a test collection,
+    which has queries and judgements next to its documents, only the documents are the corpus.
 
     Raises:
         InputError: there is none, its suffix is unknown, or what is called as a file of a corpus is none; or a test
@@ -162,7 +162,7 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
 
 
 def left_out_notes(left_out: Sequence[str]) -> Iterator[str]:
-    """Say which files and folders of a corpus `find_sources` has left out, and why."""
+    """Report the files and folders of a corpus that `find_sources` skipped, and why."""
     if left_out:
         reason = f"a collection is of files that end in {', '.join(SUFFIXES)}"
         if any(map(is_beside_documents, left_out)):
@@ -181,7 +181,7 @@ def _in_folder(corpus: Location) -> dict[str, Entry]:
 def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
     """Return the folders in a folder; refuse what is called as a file and is neither, and would be lost in silence.
 
-    A store lists files alone; beside queries, it is asked whether there is a folder of documents.
+    A store lists only files; next to queries, a folder of documents is looked up explicitly.
     """
     if isinstance(corpus, Uri):
         return ["corpus/"] if any(map(is_beside_documents, files)) and entries(corpus / "corpus") else []
@@ -194,10 +194,10 @@ def _folders_in(corpus: Location, files: Collection[str]) -> list[str]:
 
 
 def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
-    """Return the pictures of `corpus`, a folder of them or a list, each a file of its own.
+    """Return the images of `corpus`, a folder or a list, each as a separate file.
 
     Raises:
-        InputError: there are none, or the list names one that is not there.
+        InputError: there are none, or the list names a missing one.
     """
     if isinstance(corpus, Uri):
         raise InputError(f"{corpus} is in an object store, which pictures are not read from", "pass a folder")
@@ -212,17 +212,17 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
 
 
 class SourceReader:
-    """Reads the documents of files, or of a range of the bytes of one file, once.
+    """Read the documents of files, or of a byte range of one file, once.
 
     Args:
         sources: the files.
-        begin: of a range, where it begins; a line belongs to the range in which it begins, and so does a row group.
-        end: likewise where it ends; None for the end of the file.
-        lines_before: lines of the file before the range, where they are known.
+        begin: start of the range; a line or row group belongs to the range in which it begins.
+        end: end of the range; None for the end of the file.
+        lines_before: number of lines in the file before the range, if known.
 
     Attributes:
-        read_bytes: of all files together, by their sizes on disk, or of the range.
-        num_lines: lines, or rows, that were read of the last file.
+        read_bytes: bytes read of all files, by their sizes on disk, or of the range.
+        num_lines: lines, or rows, read of the last file.
     """
 
     def __init__(
@@ -233,10 +233,10 @@ class SourceReader:
         self.read_bytes = self.num_lines = 0
 
     def __iter__(self) -> Iterator[Document | Reject]:
-        """Yield what each line gives, in order; blank lines give nothing.
+        """Yield the result of each line, in order, skipping blank lines.
 
-        Lines of a range are counted from its beginning, but in the names of texts without one, which are those of the
-        lines of the file.
+        Lines of a range are counted from its beginning, except in the names of texts without ids, which use line
+        numbers of the file.
 
         Raises:
             InputError: a file cannot be read, or is damaged.
@@ -296,7 +296,7 @@ def _name_of_line(source: Source, number: int) -> str:
 
 
 def _fault(name: str, contents: str) -> str:
-    """Say why a text cannot be encoded, or return an empty string."""
+    """Return why a text cannot be encoded, or an empty string."""
     if not contents.strip():
         return "has contents without any text"
     try:
@@ -307,7 +307,7 @@ def _fault(name: str, contents: str) -> str:
 
 
 def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _Line, int]]:
-    """Yield the lines of a file that begin in a range: number, content, and where in the file, on disk, it ends."""
+    """Yield the lines of a file that begin in a range: number, content, and end offset in the file on disk."""
     number = 0
     try:
         if source.suffix == ".parquet":
@@ -334,7 +334,7 @@ def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _
 
 
 def _next_line(file: Lines, offset: int, end: int) -> int:
-    """Return where the first line begins at `offset` or behind it; some place behind `end` where none begins before."""
+    """Return the start of the first line at or after `offset`; some offset after `end` if none begins before."""
     if offset:
         offset -= 1
         file.seek(offset)
@@ -346,13 +346,13 @@ def _next_line(file: Lines, offset: int, end: int) -> int:
 
 
 class LineCounts:
-    """Counts the lines of files before places in them, of which each is read once where the places ascend."""
+    """Count the lines of files before given offsets, reading each file once if offsets ascend."""
 
     def __init__(self) -> None:
         self._counted: dict[Location, tuple[int, int]] = {}
 
     def before(self, source: Source, place: int) -> int:
-        """Return how many lines, or rows, of a file begin before a byte of it.
+        """Return the number of lines, or rows, of a file that begin before a byte offset.
 
         Raises:
             InputError: it cannot be read.
@@ -363,7 +363,7 @@ class LineCounts:
         if place < begin:
             begin = count = 0
         left = place - begin
-        # A line begins behind a line feed, and at the beginning of the file.
+        # A line begins after a line feed, and at the start of the file.
         count, begin, left = (count, begin - 1, left) if begin else (int(place > 0), 0, left - 1)
         try:
             with open_file(source.path) as file:

@@ -1,8 +1,7 @@
-"""Cut a corpus into splits by the sizes of its files, and a split into shards and windows by its texts.
+"""Divide a corpus into splits by file sizes, and a split into shards and windows by its texts.
 
-Nothing is read to cut a corpus, so that every machine finds the same splits. Shards and windows depend on the texts
-alone, so that a resumed run forms the same batches: what a model computes in float32 or int8 may depend on what else is
-in the batch.
+Dividing a corpus reads nothing, so that every machine finds the same splits. Shards and windows depend only on the
+texts, so that a resumed run forms the same batches: results in float32 or int8 may depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Split(NamedTuple):
     """A piece of a corpus: files in a row, or a range of bytes of one file.
 
     Attributes:
-        number: of the split, from 0.
+        number: number of the split, from 0.
         sources: its files.
-        begin: of a range, the bytes of the file before it.
-        end: likewise up to its end; None for up to the end of the file.
+        begin: start offset of a range.
+        end: end offset of a range; None for the end of the file.
     """
 
     number: int
@@ -45,13 +44,13 @@ class Split(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it is of the files."""
+        """Its part of the files."""
         size = sum(source.size_bytes for source in self.sources)
         return (size if self.end is None else self.end) - self.begin
 
 
 def split_corpus(sources: Sequence[Source], split_bytes: int) -> list[Split]:
-    """Cut a corpus: small files are put together, and large ones cut where their kind allows it.
+    """Divide a corpus: small files are combined, and large ones divided if their format allows it.
 
     Raises:
         InputError: there are too many splits.
@@ -92,7 +91,7 @@ class ShardName(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """What its files are called; in order of these names, shards are in the order of the corpus."""
+        """The name of its files; sorted by name, shards are in corpus order."""
         return f"part-{self.split:05d}{f'_{self.number:05d}' if self.number else ''}"
 
     def __str__(self) -> str:
@@ -100,12 +99,12 @@ class ShardName(NamedTuple):
 
 
 class SplitEnd(NamedTuple):
-    """What is known of a split once it is read.
+    """Summary of a split after reading.
 
     Attributes:
-        num_shards: that it has.
-        num_lines: lines, or rows, of its last file that are of this split.
-        rejects: lines that gave no text; those of a range of a file are counted from its beginning.
+        num_shards: number of shards.
+        num_lines: lines, or rows, of its last file that belong to this split.
+        rejects: lines without a text; in a range of a file, counted from its start.
     """
 
     num_shards: int
@@ -115,14 +114,14 @@ class SplitEnd(NamedTuple):
 
 @dataclass(frozen=True)
 class Window:
-    """Texts that are in memory at once.
+    """Texts held in memory at once.
 
     Attributes:
-        shard: that it is a part of.
-        digest: of ids and texts of the whole shard, where this is its last window; else empty.
-        size_bytes: of the corpus that were read for it.
-        refused: texts of it that are not encoded, and why.
-        end: of the split, in a last window without texts.
+        shard: the shard it is part of.
+        digest: digest of the shard's ids and texts in its last window; otherwise empty.
+        size_bytes: bytes of the corpus read for it.
+        refused: texts that are not encoded, with reasons.
+        end: the end of the split, in a last window without texts.
     """
 
     documents: tuple[Document, ...]
@@ -134,7 +133,7 @@ class Window:
 
 
 class Limits(NamedTuple):
-    """How many texts a shard has, and how many texts and characters a window has at most."""
+    """The number of texts in a shard, and the maximum numbers of texts and characters in a window."""
 
     shard_texts: int
     window_texts: int
@@ -142,14 +141,14 @@ class Limits(NamedTuple):
 
 
 class SplitWindows:
-    """The windows of a split, but for those of its first shards that are `done`, and one that says how it ended.
+    """The windows of a split, without its leading shards that are `done`, and a final one with the summary.
 
     Args:
         split: its number.
-        reader: of its lines.
-        limits: of shards and windows.
-        done: the digest of each shard that is written.
-        on_reject: called for each line that gives no text.
+        reader: the reader of its lines.
+        limits: limits of shards and windows.
+        done: the digest of each written shard.
+        on_reject: called for each line without a text.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class SplitWindows:
         """Yield windows.
 
         Raises:
-            InputError: a file cannot be read, or is not what the shards that are done were made from.
+            InputError: a file cannot be read, or has changed since finished shards were made from it.
         """
         texts = self._texts()
         for number in itertools.count():
@@ -189,7 +188,7 @@ class SplitWindows:
 
     def _texts(self) -> Iterator[Document]:
         for line in self._reader:
-            check_interrupted()  # where an earlier run did much, this passes over it for a while
+            check_interrupted()  # skipping the work of an earlier run may take a while
             if isinstance(line, Reject):
                 self._on_reject(line)
                 self._rejects.append(line)
@@ -230,10 +229,10 @@ def _require_same(shard: Iterable[Document], name: ShardName, digest: str) -> No
 
 
 def wanted_splits(options: PartOptions, count: int) -> tuple[int, ...]:
-    """Return which of `count` splits are asked for, ascending.
+    """Return the requested ones of `count` splits, ascending.
 
     Raises:
-        InputError: there are no such ones.
+        InputError: they do not exist.
     """
     if options.splits is not None:
         if options.part is not None:
@@ -249,7 +248,7 @@ def parse_part(text: str, environment: Mapping[str, str]) -> tuple[int, int]:
     """Return the number of a part, from 0, and how many there are.
 
     Raises:
-        InputError: `text` is no part, or the variables of an array of jobs are missing or do not fit.
+        InputError: `text` is not a part, or the variables of a job array are missing or inconsistent.
     """
     if text == "slurm":
         task, first, count, step = (
@@ -295,7 +294,7 @@ def parse_ranges(text: str, count: int) -> tuple[int, ...]:
     """Return the numbers in a list such as `3, 7-12`, ascending.
 
     Raises:
-        InputError: it is none, or a number is not below `count`.
+        InputError: it is malformed, or a number is not below `count`.
     """
     numbers: set[int] = set()
     for item in text.split(","):

@@ -1,7 +1,7 @@
-"""Processes that encode splits, each a pool of one of the standard library's, started again where it dies.
+"""Processes that encode splits, each a single-worker pool of the standard library that is restarted if it dies.
 
-A split that ends its process twice is encoded shard by shard, and in a shard that still does, the text is found that
-ends a process by itself. That one is rejected, with its id, and the job goes on.
+A split that ends its process twice is encoded shard by shard. In a shard that still does, the text that by itself ends
+a process is found and rejected with its id, and the job goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onnxtool.errors import OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted, deaf
 from onnxtool.runtime.session import available_cores
 
-# More threads of one interpreter wait for each other: a twentieth of the work holds its lock.
+# More threads in one interpreter would wait for each other: a twentieth of the work holds the GIL.
 _THREADS_OF_A_PROCESS = 8
 _POLL_S = 0.2
 _LONGEST_WRITE_S = 5.0
@@ -40,12 +40,12 @@ OnEvent = Callable[[Event], None]
 
 
 class Opened(NamedTuple):
-    """What a worker finds as it begins.
+    """A worker's findings at startup.
 
     Attributes:
-        sizes: bytes of each split.
-        missing: which of them have no record.
-        notes: what a user should know of the corpus and the model.
+        sizes: sizes of the splits in bytes.
+        missing: splits without a record.
+        notes: notes for the user about the corpus and the model.
     """
 
     sizes: tuple[int, ...]
@@ -54,12 +54,12 @@ class Opened(NamedTuple):
 
 
 class Died(Exception):  # noqa: N818  it is caught by who started the process
-    """A worker process ended without saying why."""
+    """A worker process ended without an error."""
 
 
 @dataclass
 class _Here:
-    """What this process is, where it is a worker."""
+    """The state of this process if it is a worker."""
 
     task: Task
     tell: Connection
@@ -76,11 +76,11 @@ _here: list[_Here] = []
 
 
 def _begin(task: Task, tell: Connection, memory_bytes: int) -> None:
-    """Begin a worker process, which ends with the one that has started it, however that ends."""
+    """Initialize a worker process, which ends with its parent in any case."""
     if memory_bytes and sys.platform != "win32":
         import resource
 
-        # Allocations beyond fail: then a text is at fault, and not the machine.
+        # Larger allocations fail: then a text is at fault, not the machine.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
     _here[:] = [_Here(task, tell)]
 
@@ -137,7 +137,7 @@ def _count(number: int) -> int:
 
 
 def _fault(number: int, place: int) -> str:
-    """Run a text of the next shard of a split by itself; return why it cannot be run, or an empty string."""
+    """Run one text of a split's next shard by itself; return why it cannot be run, or an empty string."""
     from onnxtool.encoding.pipeline import encode_windows
     from onnxtool.encoding.splits import ShardName, Window
 
@@ -159,12 +159,12 @@ def _settle() -> None:
 
 
 class Worker:
-    """A process that encodes splits, started again where it dies.
+    """A process that encodes splits, restarted if it dies.
 
     Args:
-        task: what is encoded.
-        memory_bytes: that the process may allocate; 0 for all.
-        on_event: called for what it says, in a thread of its own.
+        task: the encoding task.
+        memory_bytes: the process's allocation limit; 0 for none.
+        on_event: called for its reports, in a separate thread.
     """
 
     def __init__(self, task: Task, memory_bytes: int, on_event: OnEvent) -> None:
@@ -172,13 +172,13 @@ class Worker:
         self._pool: ProcessPoolExecutor | None = None
         self._connection: Connection | None = None
         self._listener: threading.Thread | None = None
-        self._unwritten = 0  # texts that were run, and are of no shard that is written yet
+        self._unwritten = 0  # texts that were run but are not in a written shard yet
         self._is_heard = threading.Event()
         self._is_stopped = False
         self._lock = threading.Lock()  # a process that is started meanwhile is told to end as it begins
 
     def open(self) -> Opened:
-        """Load the model, and say what the folder is for.
+        """Load the model, and claim the folder.
 
         Raises:
             OnnxtoolError: as `encode_corpus`.
@@ -194,7 +194,7 @@ class Worker:
         """Encode a split.
 
         Raises:
-            OnnxtoolError: what a worker has met, unless it is of a text.
+            OnnxtoolError: a worker's error, unless caused by a text.
         """
         try:
             self._twice(_encode, number)
@@ -203,9 +203,9 @@ class Worker:
                 check_interrupted()
 
     def _encode_shard(self, number: int) -> bool:
-        """Encode the next shard of a split, without those of its texts that cannot be run; return whether it was last.
+        """Encode a split's next shard, without texts that cannot be run; return whether it was the last.
 
-        Windows that are read ahead are of no other shard then.
+        Windows that are read ahead then belong to the same shard.
         """
         try:
             return self._twice(_encode, number, one_shard=True)
@@ -220,7 +220,7 @@ class Worker:
         return self._call(_encode, number, one_shard=True, left_out=found)
 
     def _find(self, number: int) -> dict[int, str]:
-        """Return the places of texts of the next shard that cannot be run, and why: each by itself, twice."""
+        """Return the positions of texts in the next shard that fail in two trials by themselves, with reasons."""
         try:
             count = self._twice(_count, number)
         except Died:
@@ -239,7 +239,7 @@ class Worker:
         return found
 
     def _twice(self, function: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
-        """Call a function, and again where it fails: a first death may be somebody else's fault."""
+        """Call a function, and retry once if it fails: the first death may have another cause."""
         try:
             return self._call(function, *arguments, **named)
         except (Died, SessionError):
@@ -247,11 +247,11 @@ class Worker:
             return self._call(function, *arguments, **named)
 
     def _call(self, function: Callable[..., Answer], *arguments: Any, **named: Any) -> Answer:
-        """Call a function in the process, which is started where there is none.
+        """Call a function in the process, starting it if necessary.
 
         Raises:
             Died: the process ended.
-            OnnxtoolError: what it has met.
+            OnnxtoolError: its error.
         """
         try:
             return self._started().submit(function, *arguments, **named).result()
@@ -270,7 +270,7 @@ class Worker:
                 raise OnnxtoolError("the worker was stopped")
             if self._pool is not None:
                 return self._pool
-            context = get_context("spawn")  # threads and clients of stores are of one process
+            context = get_context("spawn")  # threads and store clients belong to one process
             self._connection, theirs = context.Pipe()
         try:
             self._pool = ProcessPoolExecutor(
@@ -280,12 +280,12 @@ class Worker:
             listener.start()
             self._listener = listener
             with deaf():
-                resource_tracker.ensure_running()  # which hears them again
+                resource_tracker.ensure_running()  # signals are handled again
                 with deaf():
                     started = self._pool.submit(os.getpid)
             started.result()
         finally:
-            theirs.close()  # the process has its end of the pipe now
+            theirs.close()  # the process now has its end of the pipe
         return self._pool
 
     def _listen(self, connection: Connection) -> None:
@@ -299,7 +299,7 @@ class Worker:
                 self._on_event(event)
 
     def settle(self) -> None:
-        """Wait until all that the process has said was heard."""
+        """Wait until all reports of the process are handled."""
         self._is_heard.clear()
         with suppress(Died):  # then it is heard already
             self._call(_settle)
@@ -339,19 +339,19 @@ class LocalWorkers:
         self._workers = [Worker(self._task, self._memory_bytes, on_event)]
 
     def open(self) -> Opened:
-        """Load the model in the first process, and say what the folder is for."""
+        """Load the model in the first process, and claim the folder."""
         (opened,) = self._together([Worker.open])
         return opened
 
     def encode(self, numbers: Sequence[int]) -> None:
-        """Encode splits, each by the next process that is free; the first error stops all, as an interruption does."""
+        """Encode splits, each in the next free process; the first error stops all, like an interruption."""
         self.num_processes = min(self.num_processes, len(numbers))
         other = replace(self._task, force=False)
         self._workers += [Worker(other, self._memory_bytes, self._on_event) for _ in range(self.num_processes - 1)]
         self._together([partial(Worker.encode, number=number) for number in numbers])
 
     def _together(self, calls: Sequence[Callable[[Worker], Answer]]) -> set[Answer]:
-        """Make calls in threads; a signal raises in the main one alone, and leaves no process half started there."""
+        """Make calls in threads; a signal only raises in the main thread, where no process is half started."""
         idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             idle.put(worker)
