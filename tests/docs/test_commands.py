@@ -43,7 +43,8 @@ _ASSERTIONS = {
     "docs/guide/artifacts.md": "assert max(losses[-3:]) < 0.8 * losses[0], losses",
     "docs/guide/torch_backend.md": "assert losses[-1] < losses[0]",
 }
-# Options in the text that belong to other programs.
+# Commands and options in the text that belong to other programs.
+_OTHER_PROGRAMS = ("python ", "make ", "optimum-cli ", "olive ", "onnxslim ", "onnxsim ", "bin/run.sh ")
 _FOREIGN_OPTIONS = {"--constraint", "--nproc-per-node", "--question", "--optimum"}
 
 
@@ -65,6 +66,8 @@ def test_a_document_works(document: Path, reader: Path) -> None:
 
 def _shell_commands(document: Path) -> list[list[str]]:
     lines = [line for block in blocks(document, "sh") for line in block.text.splitlines()]
+    if document.name == "coming_from.md":  # commands side by side with those of other programs
+        lines += re.findall(r"`(onnxtool \w+ [^`]+)`", document.read_text(encoding="utf-8"))
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
@@ -97,7 +100,7 @@ def test_options_in_the_text_exist(document: Path) -> None:
         }
     known |= {"--help", "--version"}
     text = re.sub(r"^```.*?^```$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(("python ", "make "))]
+    codes = [code for code in re.findall(r"`([^`]+)`", text) if not code.startswith(_OTHER_PROGRAMS)]
     used = {option for code in codes for option in re.findall(r"(?<![\w-])--[a-z][a-z_-]*", code)}
     assert used <= known | {option.replace("_", "-") for option in known}, sorted(used - known)
 
