@@ -5,12 +5,14 @@ Run `python scripts/options_reference.py` after changing an option; a test compa
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
 from onnxtool.cli.commands import COMMANDS, RUNNABLE, SUBCOMMANDS
 from onnxtool.cli.entry import find_command
+from onnxtool.cli.options import SectionedCommand
 
 PATH = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 
@@ -23,8 +25,15 @@ Every long option is accepted with underscores and with hyphens: `--model_name` 
 """
 
 
+_RANGE = re.compile(r"\S*(?<![a-z])x(?![a-z])\S*")
+"""Bounds as click writes them: `x>=1`, `0<=x<=1`."""
+
+
 def options_reference() -> str:
-    """Return the reference as Markdown: for each command its purpose, its arguments, a table of options, an example."""
+    """Return the reference as Markdown: for each command its purpose, its arguments, a list of options, an example.
+
+    A list wraps on a narrow screen, where a table of two columns would scroll.
+    """
     parts = [_HEAD]
     for name in RUNNABLE:
         group, _, inner = name.partition(" ")
@@ -32,20 +41,43 @@ def options_reference() -> str:
         command = find_command(name)
         context = click.Context(command, info_name=f"onnxtool {name}", max_content_width=1000)
         usage = " ".join([f"onnxtool {name}", *command.collect_usage_pieces(context)])
-        parts += [f"## onnxtool {name}\n", f"{purpose}\n", f"`{usage}`\n", "| option | meaning |", "|---|---|"]
-        for parameter in command.params:
-            record = parameter.get_help_record(context)
-            if isinstance(parameter, click.Option) and record is not None:
-                option, meaning = (_cell(text) for text in record)
-                parts.append(f"| `{option}` | {meaning} |")
+        parts += [f"## onnxtool {name}\n", f"{purpose}\n", f"`{usage}`\n"]
+        options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+        titles = ["Options", *(command.titles.values() if isinstance(command, SectionedCommand) else ())]
+        for title in titles:
+            parts += [f"**{title}**\n"] if len(titles) > 1 else []
+            for option in options:
+                placed = command.title_of(option) if isinstance(command, SectionedCommand) else "Options"
+                if placed == title and not option.hidden:
+                    parts.append(_entry(option, context))
+            parts.append("")
         example = (command.epilog or "").strip("\b\n").removeprefix("Example: ")
-        parts.append(f"\nExample: `{example}`\n")
+        parts.append(f"Example: `{example}`\n")
     return "\n".join(parts)
 
 
-def _cell(text: str) -> str:
-    """Keep a text in one cell, with no markup but its own."""
-    for character in "|*<>":
+def _entry(option: click.Option, context: click.Context) -> str:
+    """Return an item of the list: the option, its meaning, its choices, and what click has in brackets after it."""
+    names, meaning = option.get_help_record(context) or ("", "")
+    names = names.removesuffix(" RANGE")
+    meaning, *notes = re.split(r"\s*\[(?=default:|required|[^\[]*[<>]=?[^\[]*\]$)", meaning)
+    facts = [_text(meaning)]
+    if isinstance(option.type, click.Choice):
+        names = names.replace(option.make_metavar(context), "CHOICE")
+        if not all(str(choice) in meaning for choice in option.type.choices):
+            facts.append(f"One of {', '.join(f'`{choice}`' for choice in option.type.choices)}.")
+    for note in notes:
+        text, separator, bounds = note.strip(" ]").rpartition("; ")
+        if not _RANGE.fullmatch(bounds):
+            text, bounds = text + separator + bounds, ""
+        facts += [_text(f"{text[0].upper()}{text[1:]}.")] if text else []
+        facts += [f"Range: `{bounds}`."] if bounds else []
+    return " ".join([f"- `{names}`:", *facts])
+
+
+def _text(text: str) -> str:
+    """Return a text with no markup but its own."""
+    for character in "*<>":
         text = text.replace(character, f"\\{character}")
     return text
 

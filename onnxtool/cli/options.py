@@ -83,13 +83,17 @@ class SectionedCommand(click.Command):
 
     titles: ClassVar[Mapping[str, str]] = {}
 
+    def title_of(self, parameter: click.Parameter) -> str:
+        """Return the title that an option stands under."""
+        section = "" if parameter.name in _LAST else getattr(parameter, "section", "")
+        return self.titles.get(section, "Options")
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, section by section."""
         sections: dict[str, list[tuple[str, str]]] = {title: [] for title in ("Options", *self.titles.values())}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:
-                section = "" if parameter.name in _LAST else getattr(parameter, "section", "")
-                sections[self.titles.get(section, "Options")].append(record)
+                sections[self.title_of(parameter)].append(record)
         for title, records in sections.items():
             with formatter.section(title):
                 formatter.write_dl(records)
