@@ -224,3 +224,15 @@ def test_threads_never_share_a_result() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize(("texts", "terms", "stays"), [(8, 1000, True), (4, 64, True), (8, 64, False)])
+def test_scores_of_sparse_vectors_are_those_of_pytorch_to_the_last_bit(texts: int, terms: int, stays: bool) -> None:
+    """A score of 80 is rounded by 1e-5, and the gradients of a loss of such scores are off by as much."""
+    draw = torch.Generator().manual_seed(0)
+    queries, documents = (torch.rand(texts, terms, generator=draw) for _ in range(2))
+    backend = OrtBackend()
+    scores = torch.compile(lambda x, y: (x * 2) @ y.T, backend=backend)(queries, documents)
+    kept = [node.operator for graph in backend.explain().graphs for node in graph.eager]
+    assert kept.count("aten.mm.default") == stays
+    assert not stays or torch.equal(scores, (queries * 2) @ documents.T)

@@ -23,7 +23,7 @@ import torch
 
 from onnxtool.torch_backend.lower.decompositions import elementwise, order, pooling, random, scatters
 from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
-from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements
+from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements, seen_shape
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -103,7 +103,18 @@ def _argument(node: Node, position: int, name: str) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name)
 
 
+def _is_sum_of_scores(node: Node) -> bool:
+    """Whether a matmul has a small result of long sums, as the scores of texts by the weights of their terms."""
+    operands = [item.meta.get("val") for item in node.all_input_nodes]
+    if not all(isinstance(value, torch.Tensor) and is_seen(value) for value in operands):
+        return False
+    rows, length = seen_shape(node.args[0].meta["val"])
+    return length >= _LONG_SUM * max(rows, seen_shape(node.meta["val"])[1])
+
+
 _DEFAULT = Decision()
+_LONG_SUM = 16
+"""Terms of a sum for each row and column of the result."""
 _RACE = (
     "ScatterND with reduction=add of onnxruntime's CPU provider loses updates where indices repeat and there are "
     "several threads"
@@ -136,6 +147,10 @@ _INDICES = Denied(
     lambda node: any(user.target is operator.getitem and user.args[1] == 1 for user in node.users),
 )
 _SAMPLED = Denied("onnxruntime reads outside of the picture where a coordinate is NaN")
+_SCORES = Denied(
+    "a small result of long sums, such as scores of sparse vectors: the loss has the rounding of PyTorch's order",
+    _is_sum_of_scores,
+)
 _SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
 _INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
@@ -289,7 +304,7 @@ DECISIONS: dict[object, Decision] = {
     aten.addbmm.default: Decision(partial(elementwise.affine, product=elementwise.summed_product)),
     aten.addr.default: Decision(partial(elementwise.affine, product=torch.outer, small=math.inf)),
     aten.baddbmm.default: Decision(partial(elementwise.affine, product=aten.bmm.default, small=400)),
-    aten.mm.default: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
+    aten.mm.default: Decision(fx_rewrites=(gradients.scale_smaller_operand,), denied=_SCORES),
     aten.sum.dim_IntList: Decision(fx_rewrites=(gradients.scale_smaller_operand,)),
     aten.mul.Tensor: Decision(fx_rewrites=(arithmetic.scale_before_expand,)),
     aten.transpose.int: Decision(fx_rewrites=(arithmetic.transposed_product,)),
