@@ -1,6 +1,6 @@
-"""Training: gradient graphs of standard operators, and what is built on them.
+"""Training: gradient graphs made of standard operators, and the tools built on them.
 
-The public names are imported when they are first used: they load PyTorch, and OrtTrainer loads transformers.
+The public names are imported on first use because they load PyTorch, and OrtTrainer loads transformers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Train with artifacts on stock onnxruntime; classes and methods are those of onnxruntime-training."""
+"""Train with artifacts on stock onnxruntime, with the same classes and methods as onnxruntime-training."""
 
 from __future__ import annotations
 

@@ -29,23 +29,23 @@ from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_
 class Module:
     """A model that can be trained.
 
-    A call runs a training step, which accumulates gradients, or an evaluation step.
+    Calling it runs a training step, which accumulates gradients, or an evaluation step.
 
     Args:
         train_model_uri: the training model.
-        state: the checkpoint; from now on this module keeps its values.
-        eval_model_uri: the eval model, for `eval` and for exports.
+        state: the checkpoint; from now on the module holds its values.
+        eval_model_uri: the eval model, used by `eval` and for exports.
         device: cpu, cuda or cuda:1.
-        session_options: onnxruntime's.
+        session_options: onnxruntime session options.
 
     Attributes:
-        training: whether a call trains.
+        training: whether calls train.
         state: the checkpoint.
         device: the device of all tensors.
-        session_options: also used for the session of the optimizer.
+        session_options: also used for the optimizer session.
         values: the trained parameters.
         gradients: their gradients.
-        moment_buffers: the optimizer state, by its name in the checkpoint.
+        moment_buffers: the optimizer state, keyed by its name in the checkpoint.
 
     Raises:
         ArtifactError: the checkpoint does not fit the model.
@@ -85,13 +85,13 @@ class Module:
         state.attach(self)
 
     def __call__(self, *user_inputs: Any) -> Any:
-        """Run a step on arrays, or OrtValues, in the order of `input_names`.
+        """Run a step on arrays or OrtValues, in the order of `input_names`.
 
         Returns:
-            The output, or a tuple of several: arrays, or OrtValues if no input is an array.
+            The output, or a tuple if there are several: arrays, or OrtValues if no input is an array.
 
         Raises:
-            InputError: an input is missing, or of another dtype or rank.
+            InputError: an input is missing or has another dtype or rank.
             ArtifactError: there is no eval model, or the checkpoint is nominal and has no values yet.
         """
         self.state.check_complete()
@@ -102,7 +102,7 @@ class Module:
             )
         for name, tensor in zip(names, user_inputs, strict=True):
             session.feed(name, tensor)
-            if self.training and name in self._inputs:  # nothing accumulates: another batch is another input
+            if self.training and name in self._inputs:  # not accumulated: each batch is a new input
                 shape = tensor.shape if isinstance(tensor, np.ndarray) else tensor.shape()
                 session.feed(buffer_name(name), np.zeros(shape, np.float32))
         if self.training:
@@ -133,13 +133,13 @@ class Module:
         self._reset = True
 
     def input_names(self) -> list[str]:
-        """Return the inputs of a call, in order."""
+        """Return the input names of a call, in order."""
         session = self._session()
         hidden = {LAZY_RESET, *self.state.names(), *(buffer_name(name) for name in self._with_gradient())}
         return [name for name in session.input_names if name not in hidden]
 
     def output_names(self) -> list[str]:
-        """Return the outputs of a call, in order, the loss first."""
+        """Return the output names of a call, in order, the loss first."""
         session = self._session()
         hidden = {accumulated_name(name) for name in self._with_gradient()}
         hidden |= {updated_name(name) for name in self._frozen}
@@ -147,13 +147,13 @@ class Module:
 
     @checked
     def get_parameters_size(self, trainable_only: bool = True) -> int:
-        """Return the number of elements of the parameters."""
+        """Return the total number of parameter elements."""
         frozen = [] if trainable_only else [int(math.prod(value.shape())) for value in self._frozen.values()]
         return self.values.layout.size + sum(frozen)
 
     @checked
     def get_contiguous_parameters(self, trainable_only: bool = False) -> Any:
-        """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in the order of the state.
+        """Return an OrtValue with a copy of the parameters, float32 [get_parameters_size], in checkpoint order.
 
         Raises:
             ArtifactError: a frozen parameter is not float32, or the checkpoint is nominal and has no values yet.
@@ -167,10 +167,10 @@ class Module:
 
     @checked
     def copy_buffer_to_parameters(self, buffer: Any, trainable_only: bool = True) -> None:
-        """Set the parameters from what `get_contiguous_parameters` gives; a nominal state is complete then.
+        """Set the parameters from a buffer of `get_contiguous_parameters`; this completes a nominal checkpoint.
 
         Raises:
-            ArtifactError: it has another size.
+            ArtifactError: the buffer has another size.
         """
         flat = buffer.numpy().reshape(-1)
         if flat.size != (size := self.get_parameters_size(trainable_only)):
@@ -191,13 +191,13 @@ class Module:
     def export_model_for_inferencing(
         self, inference_model_uri: str | os.PathLike[str], graph_output_names: Sequence[str]
     ) -> None:
-        """Write an inference model with the current parameters, whose outputs are these values of the eval model.
+        """Write an inference model with the current parameters; its outputs are the given values of the eval model.
 
-        Adapters are folded into the weights beside which they are; `export_adapter` writes them alone.
+        Adapters are folded into the weights they belong to; `export_adapter` writes only the adapters.
 
         Raises:
             ArtifactError: there is no eval model, or it has no such value.
-            OutputWriteError: it cannot be written.
+            OutputWriteError: the file cannot be written.
         """
         if self._eval_path is None:
             raise ArtifactError("an export needs the eval model", "pass eval_model_uri")
@@ -224,10 +224,10 @@ class Module:
 
     @checked
     def gradient(self, name: str) -> NDArray[np.float32]:
-        """Return a copy of the gradient of a parameter, zeros before the first step, or of an input in the last step.
+        """Return a copy of the gradient of a parameter (zeros before the first step), or of an input in the last step.
 
         Raises:
-            ArtifactError: the training model does not compute it, or there was no step with this input.
+            ArtifactError: the training model does not compute this gradient, or no step has run with this input.
         """
         if name in self.gradients.layout.shapes:
             return self.gradients.read(name)
@@ -246,7 +246,7 @@ class Module:
         return {moment: dict(buffer.read_all()) for moment, buffer in sorted(self.moment_buffers.items())}
 
     def _with_gradient(self) -> list[str]:
-        """Return the parameters and the inputs with a gradient."""
+        """Return the parameters and inputs that have a gradient."""
         return [*self.values.layout.shapes, *self._inputs]
 
     def _session(self) -> BoundSession:
@@ -260,7 +260,7 @@ class Module:
         return tuple(int(size) for size in self._train.shape_of(name) if size is not None)
 
     def _check(self, trained: Sequence[str]) -> None:
-        """Refuse a checkpoint of another model."""
+        """Refuse a checkpoint that belongs to another model."""
         checkpoint = self.state.checkpoint
         path, hint = self._train.path, "take the checkpoint and the training model of the same artifacts"
         missing = [name for name in trained if name not in checkpoint.trainable]
@@ -315,7 +315,7 @@ def _listing(groups: dict[str, list[str]]) -> str:
 def _export(
     eval_model: Path, parameters: Mapping[str, NDArray[Any]], outputs: Sequence[str], path: Path, lora: Lora | None
 ) -> None:
-    """Write a model that computes `outputs`, values of the eval model, with the parameters as initializers."""
+    """Write a model that computes `outputs` (values of the eval model), with the parameters as initializers."""
     model = load_model(ModelFile.open(eval_model).path)
     graph = model.graph
     if lora is not None:

@@ -1,4 +1,4 @@
-"""Optimizer steps, in place on the parameters of a Module, their learning rate, and the usual loop over batches."""
+"""Run optimizer steps in place on a Module's parameters, schedule the learning rate, and loop over batches."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from onnxtool.training.graphs.names import GRADIENTS, LEARNING_RATE, MOMENTS, PA
 
 
 class Optimizer:
-    """Updates the parameters of a module with their gradients.
+    """Updates a module's parameters from their gradients.
 
     Args:
         optimizer_uri: the optimizer model.
-        module: has the parameters and gradients; its state keeps step and learning rate.
+        module: holds the parameters and gradients; its state keeps the step count and the learning rate.
 
     Raises:
-        ArtifactError: the model is not an optimizer model, or the moments in the checkpoint do not fit.
+        ArtifactError: the model is not an optimizer model, or the checkpoint's moments do not fit.
     """
 
     @checked
@@ -47,7 +47,7 @@ class Optimizer:
         return self._checkpoint.step
 
     def step(self) -> None:
-        """Update the parameters; the gradients stay until `lazy_reset_grad`."""
+        """Update the parameters; gradients are kept until `lazy_reset_grad`."""
         self._module.state.check_complete()
         step = self._checkpoint.step + 1
         self._session.feed(LEARNING_RATE, np.array([self._checkpoint.learning_rate], np.float32))
@@ -57,11 +57,11 @@ class Optimizer:
 
     @checked
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Set the learning rate of the next step."""
+        """Set the learning rate for the next step."""
         self._checkpoint.learning_rate = float(learning_rate)
 
     def get_learning_rate(self) -> float:
-        """Return the learning rate of the next step."""
+        """Return the learning rate for the next step."""
         return self._checkpoint.learning_rate
 
     def _bind(self) -> None:
@@ -88,12 +88,12 @@ class Optimizer:
 class LinearLRScheduler:
     """Linear warm-up from zero to a learning rate, then linear decay to zero.
 
-    It sets the learning rate of the optimizer's next step when it is created; call `step` after each optimizer step.
+    It sets the optimizer's learning rate when it is created; call `step` after each optimizer step.
 
     Args:
-        optimizer: sets its learning rate, by the number of steps it has made.
+        optimizer: the optimizer whose learning rate follows its number of steps.
         warmup_step_count: number of warm-up steps.
-        total_step_count: number of all steps.
+        total_step_count: total number of steps, including warm-up.
         initial_lr: the learning rate at the end of the warm-up.
     """
 
@@ -125,7 +125,7 @@ class Progress:
 
     Attributes:
         step: its number, from 1.
-        loss: the mean over the batches that were accumulated for it.
+        loss: the mean loss over the batches accumulated for this step.
         learning_rate: the learning rate of this step.
     """
 
@@ -144,13 +144,13 @@ def fit(
     accumulate: int = 1,
     on_step: Callable[[Progress], None] = lambda _progress: None,
 ) -> list[float]:
-    """Train on each batch once, a tuple of the module's inputs, and return the loss of each optimizer step.
+    """Train once on each batch, a tuple of the module's inputs, and return the loss of each optimizer step.
 
-    Gradients of `accumulate` batches are summed before a step, as in PyTorch; for their mean, divide the loss in the
-    model. Batches that remain at the end make a step as well.
+    The gradients of `accumulate` batches are summed before each step, as in PyTorch; for their mean, divide the loss in
+    the model. Any batches left over at the end also make a step.
 
     Raises:
-        InputError: `accumulate` is below 1, a batch does not fit the module, or the loss has several values.
+        InputError: `accumulate` is below 1, a batch does not fit the module, or the loss has more than one value.
     """
     if accumulate < 1:
         raise InputError(f"gradients of {accumulate} batches cannot be accumulated", "give 1 or more")
@@ -180,10 +180,10 @@ def fit(
 
 
 def _loss_of(outputs: Any) -> float:
-    """Return the loss of a step, float [] or [1], the first of its outputs.
+    """Return the loss of a step, float [] or [1], the first output.
 
     Raises:
-        InputError: it has several values.
+        InputError: the loss has more than one value.
     """
     loss = outputs[0] if isinstance(outputs, tuple) else outputs
     values = np.asarray(loss.numpy() if hasattr(loss, "numpy") else loss)

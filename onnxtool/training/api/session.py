@@ -1,6 +1,6 @@
-"""An onnxruntime session on bound memory: one buffer on a device holds many tensors, bound by address once.
+"""An onnxruntime session on bound memory: one device buffer holds many tensors, bound by address once.
 
-Other inputs and outputs are bound by name for each run.
+All other inputs and outputs are bound by name for each run.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from onnxtool.runtime.session import first_line, tensor_type
 from onnxtool.training.graphs.names import inputs_with_gradient, labels_of
 
 Float32 = NDArray[np.float32]
-# The intermediate results of the optimizer for one block stay in the L2 cache of a CPU core.
+# The optimizer's intermediate results for one block stay in the L2 cache of a CPU core.
 BLOCK_SIZE = 32768
-# GPU kernels load 16 bytes at once and need aligned tensors.
+# GPU kernels load 16 bytes at a time and need aligned tensors.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of tensors: `cpu` or `cuda`, and its number."""
+    """The device that tensors are on: `cpu` or `cuda`, and its number."""
 
     kind: str = "cpu"
     number: int = 0
@@ -44,7 +44,7 @@ class Device:
         """Parse `cpu`, `cuda` or `cuda:1`.
 
         Raises:
-            ProviderError: the device is unknown or cannot be used here.
+            ProviderError: the device is unknown or not available here.
         """
         kind, _, number = text.partition(":")
         if number and not (number.isascii() and number.isdecimal()):
@@ -53,11 +53,11 @@ class Device:
 
 
 class Layout:
-    """The position of each tensor in a buffer of blocks, float32 [K, S].
+    """The positions of tensors in a buffer of blocks, float32 [K, S].
 
     Attributes:
-        shapes: the shapes of the tensors, in their order.
-        size: the number of elements of all tensors, without padding.
+        shapes: the tensor shapes, in order.
+        size: the total number of elements, without padding.
         blocks: the shape [K, S] of the buffer.
     """
 
@@ -74,13 +74,13 @@ class Layout:
         self.blocks = (-(-end // block) if block else 0, block)
 
     def slice_of(self, name: str) -> slice:
-        """Return the elements of a tensor in the flat buffer."""
+        """Return the slice of the flat buffer that holds a tensor."""
         start, count = self._positions[name]
         return slice(start, start + count)
 
 
 class Buffer:
-    """A buffer with a layout on a device, initially zeros."""
+    """A zero-initialized device buffer with a layout."""
 
     def __init__(self, layout: Layout, device: Device) -> None:
         self.layout = layout
@@ -89,7 +89,7 @@ class Buffer:
 
     @property
     def pointer(self) -> int:
-        """The address of the first element, on the device."""
+        """The device address of the first element."""
         return int(self.value.data_ptr())
 
     def pointer_of(self, name: str) -> int:
@@ -102,7 +102,7 @@ class Buffer:
         return tensor.copy()
 
     def write(self, tensors: Mapping[str, Float32]) -> None:
-        """Set some of the tensors."""
+        """Set the given tensors."""
         flat = self._flat()
         for name, tensor in tensors.items():
             flat[self.layout.slice_of(name)] = tensor.reshape(-1)
@@ -110,13 +110,13 @@ class Buffer:
             self.value.update_inplace(flat.reshape(self.layout.blocks))
 
     def read_all(self) -> Iterator[tuple[str, Float32]]:
-        """Yield names and copies of all tensors."""
+        """Yield the name and a copy of each tensor."""
         flat = self._flat()
         for name, shape in self.layout.shapes.items():
             yield name, flat[self.layout.slice_of(name)].reshape(shape).copy()
 
     def _flat(self) -> Float32:
-        """Return all elements: on the CPU a view of the buffer, elsewhere a copy."""
+        """Return all elements: a view of the buffer on the CPU, a copy elsewhere."""
         return self._view if self.device.kind == "cpu" else self.value.numpy().reshape(-1)
 
     @cached_property
@@ -136,17 +136,17 @@ def allocate(shape: tuple[int, ...], device: Device) -> Any:
 
 
 class BoundSession:
-    """A model on a device.
+    """A model loaded on a device.
 
     Args:
         path: the model file.
-        device: the device of the session and of all bound memory.
+        device: the device of the session and all bound memory.
         options: onnxruntime's session options; None for its defaults.
 
     Attributes:
-        input_names: the inputs in the order of the graph.
-        output_names: the outputs in the order of the graph.
-        inputs_with_gradient: the user's inputs whose gradients are among the outputs.
+        input_names: the inputs in graph order.
+        output_names: the outputs in graph order.
+        inputs_with_gradient: the user inputs whose gradients are among the outputs.
 
     Raises:
         ModelFileError: the file is missing or damaged.
@@ -161,14 +161,14 @@ class BoundSession:
         if options is None:
             options = ort.SessionOptions()
             options.log_severity_level = 3
-            # The memory pattern is allocated in the second run, in addition to the memory of the first one.
+            # The memory pattern is allocated in the second run, in addition to the memory of the first.
             options.enable_mem_pattern = False
         provider: Any = PROVIDERS[device.kind]
         if device.kind != "cpu":
             provider = (provider, {"device_id": device.number})
         try:
             self._session = ort.InferenceSession(str(path), options, providers=[provider])
-        except Exception as error:  # onnxruntime has no error of its own
+        except Exception as error:  # onnxruntime has no exception class for this
             raise SessionError(
                 f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}", "make the artifacts again"
             ) from error
@@ -180,18 +180,18 @@ class BoundSession:
         self.inputs_with_gradient = inputs_with_gradient(metadata)
         self._labels = labels_of(metadata)
         self._fed: dict[str, Any] = {}
-        self._bound: dict[str, None] = {}  # outputs in the order in which onnxruntime gives them back
+        self._bound: dict[str, None] = {}  # outputs in the order onnxruntime returns them
 
     def shape_of(self, name: str) -> tuple[int | str | None, ...]:
-        """Return the shape of an input, dynamic axes by name or None."""
+        """Return the shape of an input; dynamic axes are names or None."""
         return tuple(self._inputs[name].shape)
 
     def bind_input(self, name: str, shape: Sequence[int], pointer: int) -> None:
-        """Read a float32 input from an address of the device."""
+        """Read a float32 input from a device address."""
         self._binding.bind_input(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
     def bind_output(self, name: str, shape: Sequence[int], pointer: int) -> None:
-        """Write a float32 output to an address of the device."""
+        """Write a float32 output to a device address."""
         self._bound[name] = None
         self._binding.bind_output(name, self.device.kind, self.device.number, np.float32, list(shape), pointer)
 
@@ -201,12 +201,12 @@ class BoundSession:
         self._binding.bind_ortvalue_input(name, value)
 
     def feed(self, name: str, tensor: Any) -> None:
-        """Set an input of the next run: an array, or an OrtValue.
+        """Set an input, an array or an OrtValue, for the next run.
 
         Raises:
-            InputError: the dtype or rank differs from that of the model, or a label is no class.
+            InputError: the dtype or rank differs from the model's, or a label is not a valid class.
         """
-        if name in self._labels:  # not every provider of onnxruntime checks an index
+        if name in self._labels:  # not every execution provider checks indices
             self._check_labels(name, tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
@@ -228,11 +228,11 @@ class BoundSession:
         self._binding.bind_cpu_input(name, array)
 
     def _check_labels(self, name: str, labels: NDArray[Any]) -> None:
-        """Refuse labels that are neither a class nor ignored."""
+        """Refuse labels that are neither a valid class nor `ignore_index`."""
         classes, first, ignored = (self._labels[name][key] for key in ("classes", "first", "ignore_index"))
         labels = labels[:, first:] if first and labels.ndim > 1 else labels
         if labels.dtype.kind != "i":
-            return  # refused by its dtype
+            return  # refused because of its dtype
         is_wrong = (labels < 0) | (labels >= (np.iinfo(labels.dtype).max if classes is None else classes))
         if ignored is not None:
             is_wrong &= labels != ignored
@@ -246,7 +246,7 @@ class BoundSession:
         )
 
     def run(self, fetch: Sequence[str] = ()) -> list[NDArray[Any]]:
-        """Run the model, and return these outputs.
+        """Run the model and return the outputs in `fetch`.
 
         Raises:
             SessionError: onnxruntime fails.
@@ -254,13 +254,13 @@ class BoundSession:
         return [value.numpy() for value in self.run_values(fetch)]
 
     def run_values(self, fetch: Sequence[str]) -> list[Any]:
-        """Run the model, and return these outputs as OrtValues in CPU memory."""
+        """Run the model and return the outputs in `fetch` as OrtValues in CPU memory."""
         for name in fetch:
             self._bound[name] = None
-            self._binding.bind_output(name)  # bound again: onnxruntime would overwrite the outputs of the last run
+            self._binding.bind_output(name)  # bind again: onnxruntime would overwrite the last run's outputs
         try:
             self._session.run_with_iobinding(self._binding)
-        except Exception as error:  # onnxruntime has no error of its own
+        except Exception as error:  # onnxruntime has no exception class for this
             raise SessionError(
                 f"onnxruntime cannot run {self.path}: {first_line(error)}", "look at the shapes of the inputs"
             ) from error
@@ -271,7 +271,7 @@ class BoundSession:
 
 
 def _value_of_strings(name: str, strings: NDArray[Any]) -> Any:
-    """Return an OrtValue of strings, which onnxruntime makes from no array: the result of a constant.
+    """Return an OrtValue of strings; onnxruntime cannot make one from an array, so a constant model returns it.
 
     Raises:
         InputError: an element is not a string.

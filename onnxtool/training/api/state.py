@@ -1,4 +1,4 @@
-"""The state of a training: the content of a checkpoint, and its values on the device once a Module has them."""
+"""The training state: the content of a checkpoint, and its values on the device once a Module holds them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Memory(Protocol):
         """Set a parameter."""
 
     def gradient(self, name: str) -> NDArray[Any]:
-        """Return a copy of its gradient, zeros before there is any."""
+        """Return a copy of a parameter's gradient, zeros before the first step."""
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
         """Return copies of the optimizer state."""
@@ -57,7 +57,7 @@ class Parameter:
 
     @property
     def grad(self) -> NDArray[Any] | None:
-        """A copy of its gradient, zeros before the first step; None for a frozen parameter, and without a module."""
+        """A copy of its gradient, zeros before the first step; None if it is frozen or there is no module."""
         memory = self._state.memory
         return memory.gradient(self._name) if self.requires_grad and memory is not None else None
 
@@ -71,7 +71,7 @@ class Parameter:
 
 
 class Parameters:
-    """All parameters by name; tied parameters also by their aliases. Of a nominal state only the names are known."""
+    """All parameters by name; tied parameters also by their aliases. A nominal checkpoint has only names."""
 
     def __init__(self, state: CheckpointState) -> None:
         self._state = state
@@ -127,11 +127,11 @@ class Properties:
 
 
 class CheckpointState:
-    """The content of a checkpoint, made by `load_checkpoint`.
+    """The content of a checkpoint, created by `load_checkpoint`.
 
     Attributes:
-        checkpoint: as it was read; step and learning rate are kept up to date.
-        memory: the tensors of the Module, once it exists.
+        checkpoint: the checkpoint as read; step and learning rate are kept up to date.
+        memory: the Module's tensors, once it exists.
     """
 
     @checked
@@ -146,10 +146,10 @@ class CheckpointState:
     @classmethod
     @checked
     def load_checkpoint(cls, checkpoint_uri: str | os.PathLike[str]) -> CheckpointState:
-        """Read a checkpoint, complete or nominal, of onnxtool or onnxruntime-training.
+        """Read a complete or nominal checkpoint written by onnxtool or onnxruntime-training.
 
         Raises:
-            CheckpointError: it is missing, truncated, or not a checkpoint.
+            CheckpointError: the file is missing, truncated, or not a checkpoint.
         """
         return cls(load_checkpoint(Path(checkpoint_uri)))
 
@@ -162,11 +162,11 @@ class CheckpointState:
         include_optimizer_state: bool = False,
         format_name: Format = "safetensors",
     ) -> None:
-        """Write the state, optionally with that of the optimizer, step and learning rate.
+        """Write the state, optionally with the optimizer state, step and learning rate.
 
         Raises:
-            ArtifactError: the state is nominal and has no values.
-            OutputWriteError: it cannot be written.
+            ArtifactError: the checkpoint is nominal and has no values.
+            OutputWriteError: the file cannot be written.
         """
         old = state.checkpoint
         state.check_complete()
@@ -182,10 +182,10 @@ class CheckpointState:
         save_checkpoint(new, Path(checkpoint_uri), format_name=format_name)
 
     def lora(self) -> Lora | None:
-        """Return which adapters there are; None if there are none.
+        """Return the adapters, or None if there are none.
 
         Raises:
-            CheckpointError: the note of them does not fit the parameters.
+            CheckpointError: the checkpoint's adapter property does not fit the parameters.
         """
         return Lora.of(self.checkpoint)
 
@@ -193,17 +193,17 @@ class CheckpointState:
     def export_adapter(
         self, folder: str | os.PathLike[str], *, base_model: str | None = None, force: bool = False
     ) -> None:
-        """Write the adapters as PEFT does, `adapter_config.json` and `adapter_model.safetensors`, for it to load.
+        """Write the adapters in PEFT's format, `adapter_config.json` and `adapter_model.safetensors`.
 
-        Other trained parameters are in it too, by the modules that PEFT saves as a whole (`modules_to_save`).
+        Other trained parameters are included as modules that PEFT saves in full (`modules_to_save`).
 
         Args:
-            folder: the folder of the files.
-            base_model: the id on the hub of what the adapters belong to, which PEFT notes.
+            folder: the output folder.
+            base_model: the hub id of the base model, which PEFT records.
             force: replace existing files.
 
         Raises:
-            ArtifactError: there are no adapters or no values, or something was trained that PEFT has no place for.
+            ArtifactError: there are no adapters or no values, or PEFT has no place for a trained parameter.
             OutputExistsError: a file exists and `force` is not set.
             OutputWriteError: the files cannot be written.
         """
@@ -215,11 +215,11 @@ class CheckpointState:
             write_peft(staging.folder, lora, {name: self.read(name) for name in self.names()}, trained, base_model)
 
     def attach(self, memory: Memory) -> None:
-        """Use the values of `memory` from now on; of the arrays that were read, only dtype and shape remain."""
+        """Use the values in `memory` from now on; the arrays that were read keep only dtype and shape."""
         self.memory = memory
         for group in (self.checkpoint.trainable, self.checkpoint.frozen):
             for name, array in group.items():
-                # A nominal checkpoint of onnxruntime-training does not know the shapes.
+                # A nominal checkpoint from onnxruntime-training does not record shapes.
                 shape = memory.read(name).shape if self.checkpoint.is_nominal else array.shape
                 group[name] = np.broadcast_to(np.zeros((), array.dtype), shape)
 
@@ -229,7 +229,7 @@ class CheckpointState:
 
     @checked
     def resolved(self, name: str) -> str:
-        """Return the name of a parameter in the model, also for an alias of a tied one."""
+        """Return a parameter's name in the model, resolving the alias of a tied parameter."""
         return self.checkpoint.aliases.get(name, name)
 
     def check_complete(self) -> None:

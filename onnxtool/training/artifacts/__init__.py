@@ -1,6 +1,6 @@
-"""Training artifacts: what on-device training needs of a forward model, made, verified and written.
+"""Training artifacts: make, verify and write the files that on-device training needs.
 
-The names of onnxruntime-training's module `artifacts` are here.
+The names are the same as in onnxruntime-training's `artifacts` module.
 """
 
 from onnxtool.training.artifacts.generation import LOSSES as LOSSES

@@ -1,4 +1,4 @@
-"""Export a checkpoint for training: with dropout, and parameters under their names, neither folded nor transposed."""
+"""Export a checkpoint for training: with dropout and original parameter names, neither folded nor transposed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Forward:
 
     Attributes:
         path: the ONNX file.
-        parameters: the names of its parameters, in the order of the model.
-        aliases: further names of tied parameters, with the name in the file.
-        outputs: their names, the logits first if there are any.
-        reference: the model in PyTorch.
+        parameters: parameter names, in model order.
+        aliases: other names of tied parameters, mapped to the name in the file.
+        outputs: output names, the logits first if there are any.
+        reference: the PyTorch model.
         shifts_labels: whether the logits at a token are for the label of the next one.
     """
 
@@ -50,7 +50,7 @@ def source_of(options: ForwardOptions) -> Source:
     """Find the checkpoint.
 
     Raises:
-        CheckpointError: there is nothing at its path.
+        CheckpointError: the path does not exist.
     """
     return Source.find(
         options.model_name,
@@ -64,13 +64,13 @@ def export_forward(options: ForwardOptions, folder: Path) -> Forward:
     """Trace the model in training mode into a file in `folder`.
 
     Raises:
-        CheckpointError: it cannot be found, understood or loaded.
-        ExportError: it cannot be traced.
+        CheckpointError: the checkpoint cannot be found, understood or loaded.
+        ExportError: the model cannot be traced.
     """
     source = source_of(options)
     checkpoint = Checkpoint.open(source, task=options.task)
     tell(f"loading {options.model_name}")
-    # Only eager attention consists of operators with gradients, its dropout included.
+    # Only eager attention, including its dropout, consists of operators with gradients.
     model = checkpoint.load_model(
         dtype="float32",
         device="cpu",
@@ -109,7 +109,7 @@ def export_forward(options: ForwardOptions, folder: Path) -> Forward:
 
 
 def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], outputs: tuple[str, ...]) -> ir.Model:
-    """Trace without torch's optimizer, which renames parameters and merges equal ones, such as zero biases."""
+    """Trace without torch's optimizer, which renames parameters and merges equal ones such as zero biases."""
     import torch
     from torch.export import Dim
 
@@ -118,7 +118,7 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
     )
 
     class Named(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-        """Returns only the outputs of the signature, as a tuple."""
+        """Returns only the signature's outputs, as a tuple."""
 
         def forward(self, *tensors: Any) -> tuple[Any, ...]:
             result = model(**dict(zip(sample, tensors, strict=True)))
@@ -145,7 +145,7 @@ def _trace(model: Any, sample: Mapping[str, Any], inputs: Mapping[str, Any], out
 
 
 def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
-    """Give dynamic axes the names of the signature in all shapes."""
+    """Name dynamic axes in all shapes as in the signature."""
     names: dict[str | None, str] = {}
     shapes = {**inputs, **outputs}
     for value in (*graph.graph.inputs, *graph.graph.outputs):
@@ -161,7 +161,7 @@ def _name_axes(graph: ir.Model, inputs: Mapping[str, Any], outputs: Mapping[str,
 
 
 def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> None:
-    """Note at each Gather of an embedding its `padding_idx`, whose row PyTorch does not train."""
+    """Record `padding_idx` on each embedding Gather; PyTorch does not train that row."""
     import torch
 
     for module_name, module in model.named_modules():
@@ -175,7 +175,7 @@ def _mark_padding(model: Any, graph: ir.Model, aliases: Mapping[str, str]) -> No
 
 
 def _parameters(model: Any, graph: ir.Model) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the names of initializers that are parameters, and the further names of tied ones."""
+    """Return the names of initializers that are parameters, and the aliases of tied ones."""
     present = set(graph.graph.initializers)
     names: dict[int, str] = {}
     pairs = list(model.named_parameters(remove_duplicate=False))

@@ -1,8 +1,8 @@
-"""Make the artifacts for on-device training from a forward model: training, eval and optimizer model, and checkpoint.
+"""Make on-device training artifacts from a forward model: training, eval and optimizer model, and checkpoint.
 
-They are written to one folder, all files or none.
+All files are written to one folder, or none.
 
-Names, arguments and the order of inputs and outputs are those of onnxruntime-training's `artifacts`;
+Names, arguments and the order of inputs and outputs follow onnxruntime-training's `artifacts`;
 docs/guide/artifacts.md lists where stock onnxruntime needs something else.
 """
 
@@ -53,7 +53,7 @@ from onnxtool.training.onnxblock.training import checkpoint_of
 from onnxtool.training.options import LoraOptions, LossType, OptimType, TrainingTarget
 
 MAX_MODEL_BYTES = 2**31 - 2**20
-"""Protocol buffers end at 2 GB."""
+"""Protocol buffers are limited to 2 GB."""
 _REQUIRE_ALL = "name it with --train or --freeze, pass the logits with --loss_input, or leave --require_all out"
 _DAMAGED = "it is damaged, or was changed by hand; export it again"
 
@@ -71,7 +71,7 @@ OPTIMIZERS: Mapping[OptimType, type[onnxblock.optim.Optimizer]] = {
 
 
 _MODELS = ("training_model", "eval_model", "optimizer_model")
-# Of an older set, what a new one lacks must not stay beside it.
+# Files of an older set that the new one lacks must not stay next to it.
 _NAMES = (
     *(f"{model}{suffix}" for model in _MODELS for suffix in (".onnx", ".ort", ".required_operators.config")),
     "checkpoint",
@@ -82,27 +82,27 @@ _NAMES = (
 
 @dataclass(frozen=True)
 class ArtifactOptions:
-    """The forward model of artifacts, and how to make them.
+    """The forward model, and the options for making its artifacts.
 
     Attributes:
         model: the forward model, or the path of its file.
-        requires_grad: names of parameters to train, or patterns such as `*.bias`.
-        frozen_params: names or patterns of parameters that are inputs without a gradient; others stay constants.
-        loss: the loss on top of the model; None if the first output of the model is the loss.
+        requires_grad: parameters to train, by name or by pattern such as `*.bias`.
+        frozen_params: names or patterns of parameters that become inputs without a gradient; others stay constants.
+        loss: the loss to add to the model; None if the model's first output is the loss.
         optimizer: the optimizer model to make, if any.
-        artifact_directory: the folder of the files.
-        prefix: the start of each file name.
+        artifact_directory: the output folder.
+        prefix: prepended to each file name.
         ort_format: write `.ort` files in addition to the `.onnx` files.
-        additional_output_names: further outputs of the training and the eval model.
+        additional_output_names: further outputs of the training and eval models.
         nominal_checkpoint: also write a checkpoint without values.
         loss_input_names: the inputs of the loss; None for all outputs of the model.
-        aliases: further names of tied parameters, which may also be used to select them; stored in the checkpoint.
+        aliases: other names of tied parameters, which can also select them; stored in the checkpoint.
         parameters: the names that patterns match; None for all float initializers of more than one element.
-        recompute: compute cheap activations a second time for the gradients, instead of keeping them, to save memory.
-        lora: adapters to add and to train; all parameters that requires_grad does not name are frozen then.
-        target: where they are trained, apart from Python; what a program there needs is written as well.
+        recompute: recompute cheap activations for the gradients instead of keeping them, to save memory.
+        lora: adapters to add and train; all parameters not named in requires_grad are then frozen.
+        target: the platform to train on, if not Python; the files that a program there needs are also written.
         force: replace existing files.
-        require_all: refuse a parameter that is neither trained nor frozen by name, and scores called probabilities.
+        require_all: refuse parameters neither trained nor explicitly frozen, and loss inputs named as probabilities.
         verify: compares the files in a folder with PyTorch before they are moved into place.
     """
 
@@ -144,9 +144,9 @@ def generate_artifacts(
     lora: LoraOptions | None = None,
     require_all: bool = False,
 ) -> ArtifactReport:
-    """Write the artifacts of `model` to `artifact_directory`, and replace existing ones.
+    """Write the artifacts of `model` to `artifact_directory`, replacing existing ones.
 
-    All arguments except the last three are those of onnxruntime-training; `ArtifactOptions` explains them.
+    All arguments except the last three are the same as in onnxruntime-training; see `ArtifactOptions`.
 
     Raises:
         ArtifactError: a name is not in the model, the loss is not a loss, …
@@ -178,7 +178,7 @@ def generate_artifacts(
 
 
 def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
-    """Write the artifacts of `options`; the folder has the old files or the new ones, never some of both.
+    """Write the artifacts for `options`; the folder holds either the old files or the new ones, never a mixture.
 
     Raises:
         OutputExistsError: a file exists and `force` is not set.
@@ -267,14 +267,14 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
                 phone_models = [file for file in written if file.suffix == ".ort"]
                 report = replace(report, phone=describe_build(phone_models, staging.folder))
             written += write_target_files(options.target, report, checkpoint, staging.folder)
-        staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # those that are not written now
+        staging.obsolete.extend(directory / f"{prefix}{name}" for name in _NAMES)  # removes only files not written now
         files = tuple(ArtifactFile(str(directory / file.name), _size_of(file)) for file in written)
     stopwatch.lap("write")
     return replace(report, files=files, duration_ms=stopwatch.laps_ms)
 
 
 class _Training(onnxblock.TrainingBlock):
-    """The loss of the options, and the additional outputs."""
+    """The loss and additional outputs from the options."""
 
     def __init__(self, loss: onnxblock.Block, options: ArtifactOptions) -> None:
         self._loss = loss
@@ -282,15 +282,15 @@ class _Training(onnxblock.TrainingBlock):
         self.recompute = options.recompute
 
     def build(self, *names: str) -> tuple[str, ...]:
-        """Add the loss on top of these values; it is called `loss`, so that a program finds it."""
+        """Add the loss on top of these values and name it `loss`, so that programs can find it."""
         loss, *others = output_names(self._loss(*names))
         return (self.accessor.rename(loss, "loss"), *others, *self._additional)
 
 
 def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model without its external data, and a path in the folder that the locations of that refer to."""
+    """Return the model without external data, and a path in the folder that its external data is relative to."""
     if isinstance(model, onnx.ModelProto):
-        # ByteSize fails on models of more than 2 GB.
+        # ByteSize fails on models larger than 2 GB.
         if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > MAX_MODEL_BYTES:
             raise ArtifactError("the model has more than 2 GB", "save it and pass the path of its file")
         copy = onnx.ModelProto()
@@ -306,10 +306,10 @@ def _load(model: onnx.ModelProto | Path) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def _check_model(model: onnx.ModelProto) -> None:
-    """Check opset, tensors and the order of nodes; onnx.checker does not know onnxruntime's operators.
+    """Check the opset, tensors and node order; onnx.checker does not know onnxruntime's operators.
 
     Raises:
-        ArtifactError: for the first problem.
+        ArtifactError: the model has a problem; the first one is reported.
     """
     opset = default_opset({one.domain: one.version for one in model.opset_import})
     if not opset:
@@ -355,7 +355,7 @@ def _check_tensor(tensor: onnx.TensorProto) -> None:
 
 
 def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Replace the Constant nodes of `model`, where some exporters keep weights, by initializers that can be trained."""
+    """Replace Constant nodes, where some exporters keep weights, with initializers that can be trained."""
     nodes, weights = model.graph.node, list[onnx.TensorProto]()
     for place, node in reversed(list(enumerate(nodes))):
         held = {attribute.name: attribute for attribute in node.attribute} if node.op_type == "Constant" else {}
@@ -373,7 +373,7 @@ def _with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[onnx.ModelProto, Lora | None]:
-    """Return a copy of the model with the adapters of the options, and which they are."""
+    """Return a copy of the model with the requested adapters, and their description."""
     if options.lora is None:
         return model, None
     copy = onnx.ModelProto()
@@ -382,7 +382,7 @@ def _with_adapters(model: onnx.ModelProto, options: ArtifactOptions) -> tuple[on
 
 
 def _selection(model: onnx.ModelProto, options: ArtifactOptions, lora: Lora | None) -> Selection:
-    """Return what the options train and freeze; with adapters, the rest is in the checkpoint, for all graphs once."""
+    """Return the parameters to train and freeze; with adapters, the checkpoint holds the rest once for all graphs."""
     adapters = () if lora is None else lora.parameters
     trained = [*(options.requires_grad or ()), *adapters] if adapters else options.requires_grad
     chosen = select_parameters(model, trained, options.frozen_params, options.parameters, options.aliases)
@@ -428,7 +428,7 @@ def _name_of(thing: Enum | onnxblock.Block | None) -> str:
 
 
 def plan_artifacts(options: ArtifactOptions) -> WritePlan:
-    """Say what `make_artifacts` would write; of a model file, names of parameters and the loss are checked.
+    """Describe what `make_artifacts` would write; for a model file, parameter names and the loss are checked.
 
     Raises:
         OnnxtoolError: as `make_artifacts`, before it differentiates.
@@ -445,10 +445,10 @@ def plan_artifacts(options: ArtifactOptions) -> WritePlan:
 
 
 def check_prefix(prefix: str) -> None:
-    """Refuse a prefix that cannot begin the name of a file.
+    """Refuse a prefix that cannot start a file name.
 
     Raises:
-        ArtifactError: it is one.
+        ArtifactError: the prefix is invalid.
     """
     if not prefix.isprintable():
         raise ArtifactError(f"the prefix {prefix!r} cannot begin the name of a file", "pass letters and digits")
@@ -457,7 +457,7 @@ def check_prefix(prefix: str) -> None:
 
 
 def _check_output(options: ArtifactOptions) -> None:
-    """Refuse a prefix that cannot begin the name of a file, and existing files without `force`."""
+    """Refuse an invalid prefix, and existing files without `force`."""
     prefix = options.prefix
     check_prefix(prefix)
     if prefix and options.target is not None:
@@ -478,7 +478,7 @@ def _writes_ort(options: ArtifactOptions) -> bool:
 
 
 def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Path | None) -> Path:
-    """Write a model into the staging folder; large constants go to its own external data."""
+    """Write a model to the staging folder; large constants go to its own external data."""
     model = ir.from_proto(proto)
     if folder is not None:
         ir.external_data.set_base_dir(model.graph, folder)
@@ -486,13 +486,13 @@ def _write_model(proto: onnx.ModelProto, staging: Staging, name: str, folder: Pa
 
 
 def _to_ort_format(path: Path) -> tuple[Path, Path]:
-    """Convert a model to the format of minimal builds of onnxruntime, with onnxruntime's own converter.
+    """Convert a model to the format for minimal onnxruntime builds, with onnxruntime's own converter.
 
     Returns:
-        The model, and the list of its operators that such a build is made from.
+        The model, and the operator list used to make such a build.
 
     Raises:
-        ArtifactError: it fails, or the installed wheel has no converter.
+        ArtifactError: the conversion fails, or the installed wheel has no converter.
     """
     try:
         with quiet(), quiet_stdout_descriptor():
@@ -503,7 +503,7 @@ def _to_ort_format(path: Path) -> tuple[Path, Path]:
         raise ArtifactError(
             f"this onnxruntime cannot write .ort files: {error}", "leave ort_format out, or install a wheel that can"
         ) from error
-    except Exception as error:  # onnxruntime has no error of its own
+    except Exception as error:  # onnxruntime has no exception class for this
         raise ArtifactError(
             f"onnxruntime cannot convert {path.name}: {str(error)[:300]}", "leave ort_format out"
         ) from error
@@ -514,6 +514,6 @@ def _to_ort_format(path: Path) -> tuple[Path, Path]:
 
 
 def _size_of(path: Path) -> int:
-    """Return the bytes of a file and of external data beside it."""
+    """Return the size of a file plus its external data in bytes."""
     files = (path, path.with_name(f"{path.name}.data"))
     return sum(file.stat().st_size for file in files if file.exists())

@@ -1,4 +1,4 @@
-"""Make artifacts from a model file, or from a checkpoint that is exported first: the work of `onnxtool artifacts`."""
+"""Make artifacts from a model file, or export a checkpoint first: the implementation of `onnxtool artifacts`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onnxtool.training.options import NONE, LossType, PreparationOptions, Traini
 
 
 def prepare_training(options: PreparationOptions) -> ArtifactReport:
-    """Make the artifacts of a model file, or of a checkpoint.
+    """Make artifacts from a model file or a checkpoint.
 
     Raises:
         OnnxtoolError: the export or `make_artifacts` failed.
@@ -44,10 +44,10 @@ def prepare_training(options: PreparationOptions) -> ArtifactReport:
 
 
 def plan_training(options: PreparationOptions) -> WritePlan:
-    """Check the options, and the model file or the checkpoint's configuration, and say what would be written.
+    """Check the options and the model file or checkpoint configuration, and describe what would be written.
 
     Raises:
-        OnnxtoolError: as `prepare_training`, as far as it is known without the weights.
+        OnnxtoolError: as `prepare_training`, as far as it can be known without the weights.
     """
     forward = options.forward
     if forward is None:
@@ -64,7 +64,7 @@ def _file_options(options: PreparationOptions) -> ArtifactOptions:
 
 
 def make_checkpoint_artifacts(options: PreparationOptions, forward: Forward) -> ArtifactReport:
-    """Make the artifacts of an exported checkpoint, and verify them.
+    """Make artifacts from an exported checkpoint, and verify them.
 
     Raises:
         OnnxtoolError: as `make_artifacts`.
@@ -109,7 +109,7 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
 def _artifact_options(
     options: PreparationOptions, setting: LossSetting, model: Path, loss_inputs: Sequence[str]
 ) -> ArtifactOptions:
-    """Return the options that files and checkpoints have."""
+    """Return the options that apply to both files and checkpoints."""
     return ArtifactOptions(
         model=model,
         loss_input_names=loss_inputs or None,

@@ -1,4 +1,4 @@
-"""The report of artifacts: parameters, inputs, outputs and files."""
+"""The artifact report: parameters, inputs, outputs and files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LISTED = 6
 
 @dataclass(frozen=True)
 class ArtifactFile:
-    """A written file; the size includes its external data."""
+    """A file that was written; the size includes its external data."""
 
     path: str
     size_bytes: int
@@ -30,11 +30,11 @@ class ArtifactFile:
 
 @dataclass(frozen=True)
 class PhoneBuild:
-    """What a build of onnxruntime for the models of a folder is made from.
+    """Build inputs for an onnxruntime that runs the models in a folder.
 
     Attributes:
-        config: the file of all operators, with their types, that onnxruntime's build takes.
-        operators: their names by domain and version, as in the file.
+        config: the file with all operators and their types, passed to the onnxruntime build.
+        operators: operator names by domain and version, as in the file.
     """
 
     config: str
@@ -42,29 +42,29 @@ class PhoneBuild:
 
     @property
     def num_operators(self) -> int:
-        """How many operators there are, each counted once whatever its versions."""
+        """The number of operators; different versions of an operator count once."""
         return len({(domain, name) for domain, sets in self.operators.items() for one in sets.values() for name in one})
 
 
 @dataclass(frozen=True)
 class ArtifactReport:
-    """What `make_artifacts` wrote.
+    """The result of `make_artifacts`.
 
     Attributes:
         directory: the folder of the files.
         files: the written files, the training model first.
-        trained: names of the parameters with a gradient, in the order of the inputs.
+        trained: names of the parameters with a gradient, in input order.
         frozen: names of the other parameters, including running statistics.
-        num_trained: number of elements of the trained parameters.
-        num_frozen: number of elements of the frozen parameters.
-        inputs: the user's inputs of the training model, without parameters and buffers.
-        outputs: the user's outputs of the training model, without gradients.
-        labels: `classes`, `ignore_index` and `first`, the first token whose label counts, of inputs that are labels.
-        notes: what a user should know.
+        num_trained: number of trained elements.
+        num_frozen: number of frozen elements.
+        inputs: user inputs of the training model, without parameters and buffers.
+        outputs: user outputs of the training model, without gradients.
+        labels: `classes`, `ignore_index` and `first`, the first token whose label counts, for each label input.
+        notes: remarks for the user.
         duration_ms: wall time by stage.
         proof: the comparison with PyTorch; None if there was none.
-        lora: the adapters that were added; None if there are none.
-        phone: what a build of onnxruntime for a phone needs; None for other targets.
+        lora: the adapters that were added, or None.
+        phone: the inputs of an onnxruntime build for a phone; None for other targets.
     """
 
     directory: str
@@ -96,7 +96,7 @@ def describe(
     verification: ArtifactVerification | None,
     notes: Sequence[str],
 ) -> ArtifactReport:
-    """Return the report of a training block, without files and times."""
+    """Return the report for a training block, without files and times."""
     training = block.to_model_proto()[0]
     trained, frozen = block.parameters()
     parameters = {tensor.name for tensor in (*trained, *frozen)}
@@ -134,7 +134,7 @@ _PROBABILITIES = re.compile("prob|softmax|sigmoid", re.IGNORECASE)
 
 
 def doubtful(block: TrainingBlock, numbers: Sequence[str], logits: Sequence[str]) -> Iterator[str]:
-    """Explain what may be meant otherwise: parameters and `numbers` that are not trained, names of the logits."""
+    """Explain possible mistakes: untrained parameters and `numbers`, and logits with suspicious names."""
     has_gradient = {*block.inputs_with_gradient, *(tensor.name for tensor in block.parameters()[0])}
     if unused := [name for name in block.selection.trained if name not in has_gradient]:
         yield _without_gradient(unused)
@@ -145,7 +145,7 @@ def doubtful(block: TrainingBlock, numbers: Sequence[str], logits: Sequence[str]
 
 
 def _without_gradient(names: Sequence[str]) -> str:
-    """Explain that parameters without a gradient are frozen."""
+    """Explain why parameters without a gradient are frozen."""
     return (
         f"{listed(names)} frozen: the loss does not depend on "
         f"{'it' if len(names) == 1 else 'them'}, or only through operators without a gradient such as Round"
@@ -153,7 +153,7 @@ def _without_gradient(names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the first of these names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 

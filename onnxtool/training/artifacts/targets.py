@@ -1,4 +1,4 @@
-"""The files beside artifacts for where they are trained: a browser, Node, React Native, a phone."""
+"""Write the files that a target needs next to the artifacts: a browser, Node, React Native, a phone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DESCRIPTION = "training.json"
 OPERATORS = "required_operators.config"
 VERSION = 1
 _MODULE = ("onnxtool-training.mjs", "onnxtool-training.d.mts")
-# By target, the files of onnxtool/training/web that go beside its artifacts.
+# The files of onnxtool/training/web that each target needs next to its artifacts.
 SHIPPED = {
     TrainingTarget.web: (*_MODULE, "index.html"),
     TrainingTarget.node: (*_MODULE, "train.mjs"),
@@ -31,16 +31,16 @@ SHIPPED = {
     TrainingTarget.ios: (),
 }
 PHONES = (TrainingTarget.android, TrainingTarget.ios)
-# What no user edits: artifacts for another target, or for none, take them away.
+# Files that users do not edit; artifacts for another target, or for none, remove them.
 OBSOLETE = (DESCRIPTION, OPERATORS, *_MODULE)
-# The tensors of onnxruntime in JavaScript; numpy calls a string `object`.
+# The tensor types of onnxruntime in JavaScript; NumPy calls strings `object`.
 _DTYPES = frozenset(
     ("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 )
 
 
 def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
-    """Return the names of the files for a target, none for None."""
+    """Return the file names for a target; none for None."""
     if target is None:
         return ()
     return (DESCRIPTION, *SHIPPED[target], *((OPERATORS,) if target in PHONES else ()))
@@ -49,10 +49,10 @@ def target_files(target: TrainingTarget | None) -> tuple[str, ...]:
 def write_target_files(
     target: TrainingTarget, report: ArtifactReport, checkpoint: Checkpoint, folder: Path
 ) -> list[Path]:
-    """Write the files for a target beside the artifacts in `folder`, and return their paths.
+    """Write the target's files next to the artifacts in `folder`, and return their paths.
 
     Raises:
-        ArtifactError: a program there cannot read the artifacts.
+        ArtifactError: the target cannot read the artifacts.
     """
     data = sorted(folder.glob("*.data"))
     if data:
@@ -70,7 +70,7 @@ def write_target_files(
 
 
 def describe_build(models: Sequence[Path], folder: Path) -> PhoneBuild:
-    """Write the operators of `.ort` files in `folder`, and their types, into one file there, and describe the build."""
+    """Write the operators and types of the `.ort` files in `folder` to one file there, and describe the build."""
     with quiet():
         from onnxruntime.tools.ort_format_model import create_config_from_models
         from onnxruntime.tools.reduced_build_config_parser import parse_config
@@ -88,7 +88,7 @@ def describe_build(models: Sequence[Path], folder: Path) -> PhoneBuild:
 
 
 def _describe(report: ArtifactReport, checkpoint: Checkpoint) -> dict[str, object]:
-    """Return what a program reads in training.json."""
+    """Return the content of training.json."""
     return {
         "version": VERSION,
         "loss": report.outputs[0].name,

@@ -1,6 +1,6 @@
-"""Verify that artifacts compute PyTorch's loss and gradients, by running them once before they are moved into place.
+"""Verify that artifacts compute PyTorch's loss and gradients, by running them before they are moved into place.
 
-In the reference, dropout is enabled and scales its input, but drops nothing. So both sides need no common random
+In the reference, dropout is enabled and scales its input but drops nothing. This way both sides need no shared random
 numbers, and a missing scale in the backward pass is detected. Letters: B samples, S tokens, C classes.
 """
 
@@ -34,13 +34,13 @@ _SEED = 20
 
 @dataclass(frozen=True)
 class LossSetting:
-    """A loss on one output.
+    """A loss on one output of the model.
 
     Attributes:
         name: a member of LossType.
         output: the name of the output.
-        class_axis: of a cross entropy, 1 or -1.
-        ignore_index: of a cross entropy; None if no label is ignored.
+        class_axis: 1 or -1, for a cross entropy.
+        ignore_index: for a cross entropy; None if no label is ignored.
         shift: whether the logits at a token are for the label of the next one.
     """
 
@@ -53,14 +53,14 @@ class LossSetting:
 
 @dataclass(frozen=True)
 class TorchStep:
-    """The results of PyTorch.
+    """The results computed by PyTorch.
 
     Attributes:
         labels: the labels or targets.
         loss: in training mode.
         eval_loss: in eval mode.
-        own_loss: the loss that the model itself computes for these labels, in eval mode; None if it computes none.
-        gradients: by the name of the parameter, with all names of a tied one, or of the input.
+        own_loss: the model's own loss for these labels, in eval mode; None if it computes none.
+        gradients: by parameter name, with all names of a tied parameter, or by input name.
     """
 
     labels: NDArray[Any]
@@ -72,11 +72,11 @@ class TorchStep:
 
 @dataclass(frozen=True)
 class TorchModel:
-    """A transformers model with inputs for it.
+    """A transformers model and sample inputs for it.
 
     Attributes:
         model: in float32, on the CPU.
-        sample: its inputs by name, as tensors.
+        sample: input tensors by name.
     """
 
     model: Any
@@ -93,9 +93,9 @@ class TorchModel:
         inputs: Collection[str] = (),
         adapters: Mapping[str, Any] | None = None,
     ) -> TorchStep:
-        """Compute loss and gradients, also those of `inputs`, and of the `adapters` that `adapted` has given.
+        """Compute the loss and gradients, including those of `inputs` and of the `adapters` from `adapted`.
 
-        Batch normalizations whose parameters are not `trained` stay in eval mode.
+        Batch normalizations whose parameters are not in `trained` stay in eval mode.
         """
         import torch
 
@@ -130,7 +130,7 @@ class TorchModel:
         return result if not isinstance(result, Mapping) else result[name]
 
     def _own_loss(self, labels: Any, setting: LossSetting) -> float | None:
-        """Return the loss that the model computes from labels; None if it takes no labels, or other labels."""
+        """Return the model's own loss for labels; None if it takes no labels, or a different kind."""
         import torch
 
         if setting.output != "logits":
@@ -144,7 +144,7 @@ class TorchModel:
 
 
 def _labels(logits: Any, setting: LossSetting) -> Any:
-    """Draw labels for logits [B, C] or [B, S, C], a third of them ignored; or targets of the same shape."""
+    """Draw labels for logits [B, C] or [B, S, C] with a third of them ignored, or targets of the same shape."""
     import torch
 
     generator = torch.Generator().manual_seed(_SEED)
@@ -161,7 +161,7 @@ def _labels(logits: Any, setting: LossSetting) -> Any:
 
 
 def _torch_loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
-    """Compute a loss of LossType in PyTorch."""
+    """Compute one of the LossType losses in PyTorch."""
     from torch.nn import functional
 
     if setting.name == "CrossEntropyLoss":
@@ -179,7 +179,7 @@ def _torch_loss(logits: Any, labels: Any, setting: LossSetting) -> Any:
 
 @contextmanager
 def adapted(model: TorchModel, lora: Lora | None, values: Mapping[str, NDArray[Any]]) -> Iterator[Mapping[str, Any]]:
-    """Add `alpha / r * B(A(x))` to what modules return for x, while the block runs; give A and B by name."""
+    """Add `alpha / r * B(A(x))` to the outputs of modules inside the block; yield A and B by name."""
     import torch
 
     hooks: list[Any] = []
@@ -202,7 +202,7 @@ def adapted(model: TorchModel, lora: Lora | None, values: Mapping[str, NDArray[A
 
 @contextmanager
 def _scaling_dropout() -> Iterator[None]:
-    """Let dropout scale its input, and drop nothing."""
+    """Make dropout scale its input but drop nothing."""
     from torch.nn import functional
 
     def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:  # noqa: A002 - PyTorch's name
@@ -216,10 +216,10 @@ def _scaling_dropout() -> Iterator[None]:
         functional.dropout = original
 
 
-# Both sides compute in float32. Rounding gives errors of 1e-6 to 1e-4, by the depth of the network; a bug gives 1e-2.
+# Both sides compute in float32. Rounding causes errors of 1e-6 to 1e-4, depending on depth; a bug causes 1e-2.
 TOLERANCE = 1e-3
-# The error of a gradient that is zero except for rounding, such as that of the key bias in attention, is relative to
-# this share of the largest gradient of the network.
+# A gradient that is zero apart from rounding, such as that of the key bias in attention, is compared relative to
+# this fraction of the network's largest gradient.
 _SMALL = 1e-2
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -232,16 +232,16 @@ class ArtifactVerification:
 
     Attributes:
         reference: the class of the model.
-        loss: of the training model.
-        reference_loss: of PyTorch.
-        loss_error: of the loss in training mode.
-        eval_loss_error: of the loss of the eval model.
-        gradient_error: the largest error of an element divided by the largest element, maximum over all of them.
+        loss: the training model's loss.
+        reference_loss: PyTorch's loss.
+        loss_error: error of the loss in training mode.
+        eval_loss_error: error of the eval model's loss.
+        gradient_error: the largest element error divided by the largest element, maximum over all gradients.
         worst_parameter: the parameter or input with this error.
-        num_gradients: the number of parameters and inputs that were compared.
+        num_gradients: number of parameters and inputs compared.
         tolerance: the largest accepted error.
-        own_loss: the loss that the model itself computes for the same labels, in eval mode; None if it computes none.
-        own_loss_error: its difference from the loss of the eval model.
+        own_loss: the model's own loss for the same labels, in eval mode; None if it computes none.
+        own_loss_error: the difference between the model's own loss and the eval model's loss.
     """
 
     reference: str
@@ -260,17 +260,17 @@ class ArtifactVerification:
     def passed(self) -> bool:
         """Whether all errors are within the tolerance."""
         errors = (self.loss_error, self.eval_loss_error, self.gradient_error)
-        return all(error <= self.tolerance for error in errors)  # NaN is not
+        return all(error <= self.tolerance for error in errors)  # False for NaN
 
 
 def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: LossSetting) -> ArtifactVerification | None:
-    """Compare the training and the eval model in `folder` with PyTorch; dropout scales, but drops nothing.
+    """Compare the training and eval models in `folder` with PyTorch; dropout scales but drops nothing.
 
     Returns:
-        Their differences; None if the model draws random numbers other than in a Dropout.
+        The differences; None if the model draws random numbers outside Dropout.
 
     Raises:
-        ArtifactError: they differ by more than the tolerance.
+        ArtifactError: they exceed the tolerance.
     """
     training = onnx.load(folder / f"{prefix}training_model.onnx", load_external_data=False)
     if not _RANDOM.isdisjoint(node.op_type for node in training.graph.node):
@@ -280,7 +280,7 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
     inputs = inputs_with_gradient({entry.key: entry.value for entry in training.metadata_props})
     values = {**checkpoint.trainable, **checkpoint.frozen}
     lora = Lora.of(checkpoint)
-    if lora is not None:  # at its beginning B is zero, and so is the gradient of A
+    if lora is not None:  # B starts at zero, and therefore so does the gradient of A
         draw = np.random.default_rng(0)
         values |= {one.up: draw.uniform(-0.1, 0.1, values[one.up].shape).astype(np.float32) for one in lora.adapters}
     with adapted(model, lora, values) as adapters:
@@ -303,7 +303,7 @@ def verify_artifacts(folder: Path, prefix: str, model: TorchModel, setting: Loss
 
 
 def replace_dropout(model: onnx.ModelProto) -> None:
-    """Replace each Dropout by its result if it drops nothing: its input times `1 / (1 - ratio)`."""
+    """Replace each Dropout with what it computes if nothing is dropped: its input times `1 / (1 - ratio)`."""
     ratios = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes = list(model.graph.node)
     del model.graph.node[:]
@@ -336,7 +336,7 @@ def _compare(
         name: float(np.abs(array - expected[name]).max(initial=0.0)) / max(largest[name], least)
         for name, array in gradients.items()
     }
-    # NaN is the worst.
+    # NaN counts as the worst.
     worst = max(errors, key=lambda name: np.inf if np.isnan(errors[name]) else errors[name], default="")
     return ArtifactVerification(
         reference=reference,

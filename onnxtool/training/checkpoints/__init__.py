@@ -1,4 +1,4 @@
-"""Training checkpoints: their content, onnxtool's own file, and the one of onnxruntime-training."""
+"""Training checkpoints: their content, onnxtool's own file format, and onnxruntime-training's."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Checkpoint:
     Attributes:
         trainable: parameters with a gradient, by name, in the order of the training model's inputs.
         frozen: parameters without a gradient, including running statistics.
-        moments: `momentum0` and `momentum1` of the optimizer, each by the name of the parameter.
+        moments: the optimizer's `momentum0` and `momentum1`, each by parameter name.
         step: number of optimizer steps so far.
-        learning_rate: of the next step.
-        properties: numbers and strings of the user.
-        aliases: further names of tied parameters, each with the name in the file.
-        is_nominal: it has names, dtypes and shapes, but no values; the arrays are zeros that take no memory.
+        learning_rate: the learning rate of the next step.
+        properties: numbers and strings stored by the user.
+        aliases: other names of tied parameters, mapped to the name in the file.
+        is_nominal: the checkpoint has names, dtypes and shapes but no values; arrays are zeros that take no memory.
     """
 
     trainable: dict[str, Array] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """Save and load checkpoints: parameters, moments, step, learning rate and properties in one file.
 
-The file is safetensors: parameters under their names, moments under `optimizer/momentum0/NAME`, and the rest as JSON
-in its metadata. Files of onnxruntime-training (ODTC) are also read and written.
+The format is safetensors: parameters under their names, moments under `optimizer/momentum0/NAME`, and the rest as
+JSON metadata. onnxruntime-training files (ODTC) can also be read and written.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _MOMENT = "optimizer/"
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
-    """Write a checkpoint atomically: the file at `path` is always the old one or the new one.
+    """Write a checkpoint atomically: `path` always holds either the old file or the new one.
 
     Raises:
-        OutputWriteError: it cannot be written.
-        CheckpointError: the format cannot hold it.
+        OutputWriteError: the file cannot be written.
+        CheckpointError: the format cannot represent the checkpoint.
     """
     with staged(path, force=True) as staging:
         write_checkpoint(checkpoint, staging.model_path, format_name=format_name)
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format = "safetensors") -> None:
-    """Write a checkpoint directly to a file, such as one in a staging folder."""
+    """Write a checkpoint directly to a file, for example in a staging folder."""
     if format_name == "odtc":
         path.write_bytes(to_odtc(checkpoint))
     else:
@@ -51,11 +51,11 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, *, format_name: Format 
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint of either format.
+    """Read a checkpoint in either format.
 
     Raises:
-        CheckpointError: it is missing, truncated, or not a checkpoint.
-        ModelFileError: a run was killed while it replaced it.
+        CheckpointError: the file is missing, truncated, or not a checkpoint.
+        ModelFileError: a run was killed while replacing it.
     """
     check_whole(path)
     try:
@@ -85,7 +85,7 @@ def _write_safetensors(checkpoint: Checkpoint, path: Path) -> None:
     }
     contiguous = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in tensors.items()}
     try:
-        # safetensors lets nobody but the owner read its files; those beside it are as the user wants them.
+        # safetensors makes its files readable only by the owner; use the user's permissions as for the other files.
         path.touch()
         mode = path.stat().st_mode
         save_file(contiguous, path, {_KEY: json.dumps(document)})
@@ -100,7 +100,7 @@ def _read_safetensors(path: Path) -> Checkpoint:
             document = _document(path, (file.metadata() or {}).get(_KEY, ""))
             present = set(file.keys())
             read: dict[str, Array] = {name: file.get_tensor(name) for name in present}
-    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes that numpy lacks
+    except (SafetensorError, OSError, TypeError, AttributeError) as error:  # the last for dtypes NumPy does not have
         raise _broken(path, str(error)) from error
     try:
         return _checkpoint(document, read)
@@ -128,7 +128,7 @@ def _document(path: Path, text: str) -> dict[str, Any]:
 
 
 def _checkpoint(document: Mapping[str, Any], read: Mapping[str, Array]) -> Checkpoint:
-    """Assemble a checkpoint; raise if something is missing or has a wrong type."""
+    """Assemble a checkpoint; raise if an entry is missing or has the wrong type."""
     nominal = bool(document["nominal"])
 
     def arrays(kind: str) -> dict[str, Array]:
@@ -166,7 +166,7 @@ def _type_of(array: Array) -> list[object]:
 
 
 def _nominal(entry: list[Any]) -> Array:
-    """Return zeros that take no memory, with the dtype and shape in the checkpoint."""
+    """Return zeros that take no memory, with the checkpoint's dtype and shape."""
     kind, shape = entry
     dtype = np.dtype(str(kind))
     if dtype.hasobject or dtype.fields:

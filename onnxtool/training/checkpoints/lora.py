@@ -1,8 +1,8 @@
-"""Low-rank adapters in a checkpoint: which there are, and the weights with what they have learned folded in.
+"""Low-rank adapters in a checkpoint: describe them, and fold what they learned into the weights.
 
-The adapter of a product y = x W of I inputs and O outputs is y += alpha / r * B(A(x)), with A [r, I] and B [O, r] as
-PEFT has them. A property of the checkpoint says which there are, so that whoever has a checkpoint can export them, as
-PEFT does: a configuration, and tensors under the names that they have in a model of PEFT.
+The adapter of a product y = x W with I inputs and O outputs is y += alpha / r * B(A(x)), with A [r, I] and B [O, r] as
+in PEFT. A checkpoint property describes the adapters, so any checkpoint can be exported in PEFT's format: a
+configuration, and tensors under the names they have in a PEFT model.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PROPERTY = "onnxtool.lora"
 
 @dataclass(frozen=True)
 class Adapter:
-    """The adapter of one weight.
+    """The adapter of a weight.
 
     Attributes:
-        module: the name of the product in PEFT, that of the weight without `.weight`.
+        module: the product's name in PEFT, which is the weight's name without `.weight`.
         weight: the name of the weight.
-        inputs_first: whether the weight is [I, O], as in GPT-2, not [O, I] as in a linear layer of PyTorch.
+        inputs_first: whether the weight is [I, O], as in GPT-2, instead of [O, I], as in PyTorch's linear layer.
     """
 
     module: str
@@ -53,7 +53,7 @@ class Adapter:
 @short_repr
 @dataclass(frozen=True)
 class Lora:
-    """The adapters of a model, in the order of their weights."""
+    """A model's adapters, in the order of their weights."""
 
     rank: int
     alpha: float
@@ -61,7 +61,7 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What B(A(x)) is multiplied by."""
+        """The factor applied to B(A(x))."""
         return self.alpha / self.rank
 
     @property
@@ -70,13 +70,13 @@ class Lora:
         return tuple(name for adapter in self.adapters for name in (adapter.down, adapter.up))
 
     def to_properties(self) -> dict[str, Property]:
-        """Return what a checkpoint keeps of it."""
+        """Return the checkpoint properties that describe the adapters."""
         rows = [[adapter.module, adapter.weight, adapter.inputs_first] for adapter in self.adapters]
         return {_PROPERTY: json.dumps({"rank": self.rank, "alpha": self.alpha, "adapters": rows})}
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Lora | None:
-        """Read it from the properties of a checkpoint; None if there are no adapters.
+        """Read the adapters from a checkpoint's properties; None if there are none.
 
         Raises:
             CheckpointError: the property was changed, or does not fit the parameters.
@@ -100,7 +100,7 @@ class Lora:
         return found
 
     def folded(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the weights with their adapters folded in, by name: W + alpha / r B A."""
+        """Return the weights by name with their adapters folded in: W + alpha / r B A."""
         result = {}
         for adapter in self.adapters:
             change = (values[adapter.up] @ values[adapter.down]) * np.float32(self.scale)
@@ -109,7 +109,7 @@ class Lora:
 
 
 def _parsed(document: Any) -> Lora:
-    """Check types and numbers; raise where one is wrong."""
+    """Check types and numbers; raise if any is wrong."""
     rank, alpha = int(document["rank"]), float(document["alpha"])
     adapters = tuple(Adapter(str(module), str(weight), bool(first)) for module, weight, first in document["adapters"])
     if rank < 1 or not (math.isfinite(alpha) and alpha > 0):
@@ -131,17 +131,17 @@ _PREFIX = "base_model.model."
 def write_peft(
     folder: Path, lora: Lora, values: Mapping[str, Array], trained: Sequence[str], base_model: str | None
 ) -> None:
-    """Write both files into `folder`.
+    """Write both files to `folder`.
 
     Args:
         folder: an existing folder.
         lora: the adapters.
         values: all parameters by name.
-        trained: the names of those that were trained.
-        base_model: what the adapters belong to, where it is known.
+        trained: the names of the trained parameters.
+        base_model: the base model of the adapters, if known.
 
     Raises:
-        ArtifactError: a trained parameter belongs to a product with an adapter, where PEFT saves nothing else.
+        ArtifactError: a trained parameter belongs to a product with an adapter, for which PEFT saves only the adapter.
     """
     adapted = {adapter.module for adapter in lora.adapters}
     others = [name for name in trained if name not in lora.parameters]
@@ -149,7 +149,7 @@ def write_peft(
     lost = [name for name in others if name.rpartition(".")[0] in adapted | {""}]
     if lost:
         raise ArtifactError(
-            f"{', '.join(lost[:5])} was trained beside the adapters, and PEFT saves it with no module of its own",
+            f"{', '.join(lost[:5])} was trained along with the adapters, and PEFT has no separate module to save it in",
             "export the model with the adapters folded in, which has it, or train without it",
         )
     config = {

@@ -1,8 +1,8 @@
-"""Read and write checkpoints of onnxruntime-training: flatbuffers with the identifier ODTC.
+"""Read and write onnxruntime-training checkpoints: flatbuffers with the identifier ODTC.
 
-The schema: ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Files are untrusted: every offset and length is
-checked against the file before anything is read or allocated, and arrays are views of the file. Checkpoints of more
-than 1.8 GB have their parameters in a second file, NAME.data in the same folder; none is written.
+The schema is ort_training_checkpoint.fbs and ort.fbs of onnxruntime 1.19. Files are untrusted: every offset and length
+is checked against the file before anything is read or allocated, and arrays are views of the file. Checkpoints larger
+than 1.8 GB keep their parameters in a second file, NAME.data in the same folder; such files are read but not written.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from onnxtool.errors import CheckpointError
 from onnxtool.reading import read_bytes
 from onnxtool.training.checkpoints import Array, Checkpoint, Property
 
-# A method of the flatbuffers builder that writes a value into a slot, and the value.
+# A flatbuffers builder method that writes a value to a slot, and the value.
 Field: TypeAlias = "tuple[Callable[[int, Any, Any], None], Any]"
 
 IDENTIFIER = b"ODTC"
-VERSIONS = (1, 2)  # the last one is written
+VERSIONS = (1, 2)  # the last one is used for writing
 MAX_NAME_BYTES = 4096
 MAX_RANK = 64
 _MAX_ELEMENTS = 2**48
-_MAX_BYTES = 2**31 - 2**20  # offsets of a flatbuffer are signed 32-bit numbers
+_MAX_BYTES = 2**31 - 2**20  # flatbuffer offsets are signed 32-bit numbers
 
 
 class _DamageError(Exception):
@@ -41,7 +41,7 @@ def from_odtc(path: Path) -> Checkpoint:
     """Read the checkpoint at `path`.
 
     Raises:
-        CheckpointError: it is truncated, damaged or of another version, or its data file is missing.
+        CheckpointError: it is truncated, damaged or has another version, or its data file is missing.
     """
     try:
         data = read_bytes(path, _MAX_BYTES)
@@ -56,7 +56,7 @@ def from_odtc(path: Path) -> Checkpoint:
 
 
 class _Table:
-    """A flatbuffers table: fields by their number in the schema; absent ones have their default."""
+    """A flatbuffers table: fields by their number in the schema; absent fields have their default."""
 
     def __init__(self, data: bytes, position: int) -> None:
         self._data = data
@@ -65,23 +65,23 @@ class _Table:
         self._vtable_bytes = self._number("<H", self._vtable)
 
     def number(self, field: int, form: str, default: float) -> int | float:
-        """Return the number in a field; `form` is its format for `struct`."""
+        """Return the number in a field; `form` is its `struct` format."""
         place = self._place(field)
         return default if place is None else self._number(form, place)
 
     def integer(self, field: int, form: str, default: int) -> int:
-        """Return the whole number in a field."""
+        """Return the integer in a field."""
         return int(self.number(field, form, default))
 
     def text(self, field: int) -> str:
-        """Return a string; an absent one is empty."""
+        """Return a string; empty if absent."""
         content = self.content(field, 1)
         if len(content) > MAX_NAME_BYTES:
             raise _DamageError(f"a name of {len(content)} bytes")
         return bytes(content).decode()
 
     def content(self, field: int, item_bytes: int) -> memoryview:
-        """Return the bytes of a vector of numbers."""
+        """Return the bytes of a numeric vector."""
         place = self._place(field)
         if place is None:
             return memoryview(b"")
@@ -98,7 +98,7 @@ class _Table:
         return None if place is None else _Table(self._data, self._follow(place))
 
     def tables(self, field: int) -> Iterator[_Table]:
-        """Yield the tables of a vector."""
+        """Yield the tables in a vector."""
         place = self._place(field)
         if place is None:
             return
@@ -147,7 +147,7 @@ def _read(data: bytes, path: Path) -> Checkpoint:
 
 
 def _data_file(path: Path) -> NDArray[np.uint8]:
-    """Return the bytes of the data file of a checkpoint, mapped into memory."""
+    """Return the bytes of a checkpoint's data file, memory-mapped."""
     data = path.with_name(f"{path.name}.data")
     try:
         size = data.stat().st_size
@@ -155,7 +155,7 @@ def _data_file(path: Path) -> NDArray[np.uint8]:
     except OSError as error:
         raise CheckpointError(
             f"the checkpoint {path} has its parameters in {data.name}, which cannot be read: {error.strerror}",
-            f"copy {data.name} beside it",
+            f"copy {data.name} to the same folder",
         ) from error
 
 
@@ -179,9 +179,9 @@ def _read_properties(bag: _Table) -> dict[str, Property]:
 def _read_tensor(
     table: _Table, nominal: bool, outside: NDArray[np.uint8] | None = None
 ) -> tuple[str, NDArray[np.generic]]:
-    """Return name and read-only array; for a nominal checkpoint zeros that take no memory.
+    """Return the name and a read-only array; for a nominal checkpoint, zeros that take no memory.
 
-    `outside` are the bytes of the data file, if there is one.
+    `outside` holds the bytes of the data file, if there is one.
     """
     name = table.text(0)
     dims = np.frombuffer(table.content(2, 8), "<i8").tolist()
@@ -205,7 +205,7 @@ def _read_tensor(
 
 
 def _dtype(number: int, name: str) -> np.dtype[np.generic]:
-    # ODTC numbers dtypes as ONNX does.
+    # ODTC numbers dtypes like ONNX.
     try:
         kind = ir.DataType(number)
         if kind in (ir.DataType.UNDEFINED, ir.DataType.STRING) or kind.bitwidth < 8:
@@ -216,10 +216,10 @@ def _dtype(number: int, name: str) -> np.dtype[np.generic]:
 
 
 def to_odtc(checkpoint: Checkpoint) -> bytes:
-    """Return the bytes of a checkpoint; the format has no aliases.
+    """Serialize a checkpoint; the format has no aliases.
 
     Raises:
-        CheckpointError: it has more than 2 GB.
+        CheckpointError: it is larger than 2 GB.
     """
     arrays = [*checkpoint.trainable.values(), *checkpoint.frozen.values()]
     arrays += [array for moment in checkpoint.moments.values() for array in moment.values()]
@@ -289,7 +289,7 @@ def _add_property(build: flatbuffers.Builder, name: str, value: Field) -> int:
 
 
 def _add_tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bool) -> int:
-    """Add a tensor; a nominal checkpoint has only its name, as in onnxruntime-training."""
+    """Add a tensor; in a nominal checkpoint only its name, as in onnxruntime-training."""
     content = None if nominal else build.CreateNumpyVector(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     dims = None if nominal else build.CreateNumpyVector(np.array(array.shape, np.int64)) if array.ndim else None
     offset = build.PrependUOffsetTRelativeSlot
@@ -302,7 +302,7 @@ def _add_tensor(build: flatbuffers.Builder, name: str, array: Array, nominal: bo
 
 
 def _add_table(build: flatbuffers.Builder, num_slots: int, fields: Mapping[int, Field]) -> int:
-    """Add a table with these fields by their slots."""
+    """Add a table with the given fields, keyed by slot."""
     build.StartObject(num_slots)
     for slot, (put, value) in fields.items():
         put(slot, value, 0)

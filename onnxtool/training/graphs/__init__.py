@@ -1,1 +1,1 @@
-"""From a forward graph with its loss to a training and an eval graph."""
+"""Turn a forward graph with a loss into a training and an eval graph."""

@@ -1,6 +1,6 @@
-"""Add low-rank adapters beside products of a forward model: y = x W + b becomes y = x W + b + alpha / r * B(A(x)).
+"""Add low-rank adapters to products of a forward model: y = x W + b becomes y = x W + b + alpha / r * B(A(x)).
 
-Letters: I inputs and O outputs of a product, r the rank.
+Letters: a product has I inputs and O outputs; r is the rank.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight that products alone read: their outputs, and whether it is [I, O] or [O, I]."""
+    """A weight read only by products: their outputs, and whether it is [I, O] or [O, I]."""
 
     outputs: tuple[str, ...]
     inputs_first: bool
@@ -36,16 +36,16 @@ class _Weight:
 def add_adapters(
     model: onnx.ModelProto, options: LoraOptions, parameters: Collection[str], aliases: Mapping[str, str]
 ) -> Lora:
-    """Add an adapter beside each product that the options name, in place.
+    """Add an adapter to each product that the options select, in place.
 
     Args:
-        model: the forward model; A and B become initializers of it, called MODULE.lora_A.weight and so on.
-        options: rank, alpha, and which products.
-        parameters: the names of the parameters that the options may mean.
-        aliases: further names of tied parameters, with the name in the model.
+        model: the forward model; A and B become initializers named MODULE.lora_A.weight and so on.
+        options: rank, alpha, and the products to select.
+        parameters: the names of the parameters to select from.
+        aliases: other names of tied parameters, mapped to the name in the model.
 
     Raises:
-        ArtifactError: a target matches nothing, or something else than the weight of a product.
+        ArtifactError: a target matches nothing, or something other than the weight of a product.
     """
     weights, reasons = _weights(model, parameters)
     targets = _targets(listed_names(options.targets), weights, reasons, aliases)
@@ -74,10 +74,10 @@ def add_adapters(
 
 
 def take_out_adapters(graph: ir.Graph, lora: Lora) -> None:
-    """Give each product the name of its sum with its adapter, and its readers; what nobody reads any more stays.
+    """Bypass each adapter: its product takes over the name and readers of the sum; unread nodes are left in place.
 
     Raises:
-        ArtifactError: the graph was not made by `add_adapters`.
+        ArtifactError: the adapters in the graph were not added by `add_adapters`.
     """
     values = ir.convenience.create_value_mapping(graph, include_subgraphs=False)
     for adapter in lora.adapters:
@@ -86,7 +86,7 @@ def take_out_adapters(graph: ir.Graph, lora: Lora) -> None:
             nodes = [use.node for value in found for use in value.uses()]
             if not nodes or any(node.op_type != operator for node in nodes):
                 raise ArtifactError(
-                    f"the graph does not add {adapter.up} as that of onnxtool artifacts", "take its own eval model"
+                    f"the graph does not add {adapter.up} as onnxtool artifacts does", "take its own eval model"
                 )
             found = [node.outputs[0] for node in nodes]
         for result in found:
@@ -96,7 +96,7 @@ def take_out_adapters(graph: ir.Graph, lora: Lora) -> None:
 
 
 def _weights(model: onnx.ModelProto, parameters: Collection[str]) -> tuple[dict[str, _Weight], dict[str, str]]:
-    """Return the weights that can have an adapter, in the order of the model, and of the others why they cannot."""
+    """Return the weights that can have an adapter, in model order, and the reasons why the others cannot."""
     uses: dict[str, list[tuple[onnx.NodeProto, int]]] = defaultdict(list)
     for node, is_inside in _all_nodes(model.graph):
         for place, name in enumerate(node.input):
@@ -121,7 +121,7 @@ def _weights(model: onnx.ModelProto, parameters: Collection[str]) -> tuple[dict[
 
 
 def _all_nodes(graph: onnx.GraphProto, *, is_inside: bool = False) -> Iterator[tuple[onnx.NodeProto, bool]]:
-    """Yield all nodes, and whether they are inside the branch or body of another."""
+    """Yield all nodes, and whether each is inside the branch or body of another."""
     for node in graph.node:
         yield node, is_inside
         for attribute in node.attribute:
@@ -132,7 +132,7 @@ def _all_nodes(graph: onnx.GraphProto, *, is_inside: bool = False) -> Iterator[t
 def _products(
     node: onnx.NodeProto, place: int, uses: Mapping[str, list[tuple[onnx.NodeProto, int]]], rank: int
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield what reads a weight: the operator if it is no product of a matrix from the right, output, and layout."""
+    """Yield each reader of a weight: the operator unless it is a matrix product from the right, output, and layout."""
     attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
     is_right = not node.domain and place == 1 and rank == 2
     if is_right and node.op_type == "MatMul":
@@ -157,8 +157,8 @@ def _products(
 def _targets(
     targets: Sequence[str], weights: Mapping[str, _Weight], reasons: Mapping[str, str], aliases: Mapping[str, str]
 ) -> list[str]:
-    """Return the weights that the targets match, in the order of the model."""
-    hint = f"adapters can stand beside {_listed(weights)}"
+    """Return the weights that the targets match, in model order."""
+    hint = f"adapters can be added to {_listed(weights)}"
     if not targets:
         raise ArtifactError("no product is named that an adapter goes to (--lora_targets)", hint)
     names = {name: name for name in (*weights, *reasons)}
@@ -180,12 +180,12 @@ def _targets(
 
 
 def _matches(name: str, target: str) -> bool:
-    """Return whether a pattern matches the name of a weight, or a name the end of that of its module."""
+    """Return whether a pattern matches a weight's name, or a name the end of its module's name."""
     return fnmatchcase(name, target) or f".{name.removesuffix('.weight')}".endswith(f".{target}")
 
 
 def _listed(names: Collection[str]) -> str:
-    """Return patterns of these names, one for the layers of a network."""
+    """Return patterns that cover these names, one for all layers of a network."""
     patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
     return f"{', '.join(patterns[:_LISTED]) or 'nothing in this model'}{', …' if len(patterns) > _LISTED else ''}"
 
@@ -193,7 +193,7 @@ def _listed(names: Collection[str]) -> str:
 def _initial(
     adapter: Adapter, rank: int, weight: _Weight, generator: np.random.Generator
 ) -> tuple[onnx.TensorProto, onnx.TensorProto]:
-    """Return A [r, I], drawn as PEFT does (Kaiming, uniform, a = sqrt(5)), and B [O, r], which is zero."""
+    """Return A [r, I], drawn as in PEFT (Kaiming uniform, a = sqrt(5)), and B [O, r], all zeros."""
     inputs, outputs = weight.sizes if weight.inputs_first else weight.sizes[::-1]
     down = generator.uniform(-1, 1, (rank, inputs)) / np.sqrt(inputs)
     return (
@@ -203,7 +203,7 @@ def _initial(
 
 
 def _beside(node: onnx.NodeProto, adapter: Adapter, scale: str) -> list[onnx.NodeProto]:
-    """Return the product and its adapter; their sum gets the name of the product's output."""
+    """Return the product and its adapter; their sum takes the name of the product's output."""
     result = node.output[0]
     parts = ("product", "A", "down", "scaled", "B", "up", "add")
     names = {part: _part(result, part) for part in parts}
@@ -225,5 +225,5 @@ def _beside(node: onnx.NodeProto, adapter: Adapter, scale: str) -> list[onnx.Nod
 
 
 def _part(result: str, part: str) -> str:
-    """Return the name of a value on the way to the sum of a product and its adapter."""
+    """Name an intermediate value in the sum of a product and its adapter."""
     return f"{result}/lora/{part}"

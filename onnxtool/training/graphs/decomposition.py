@@ -1,6 +1,6 @@
-"""Replace operators by standard ones that stock onnxruntime 1.17 has, set dropout and batch normalization to a mode.
+"""Decompose operators for stock onnxruntime 1.17, and set the mode of dropout and batch normalization.
 
-Letters: N samples, C classes, D* further axes of a sample.
+Letters: N samples, C classes, D* further axes of each sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onnxtool.model_file.domains import default_opset
 
 
 def decompose_losses(graph: ir.Graph, *op_types: str) -> None:
-    """Replace each loss `(x, labels, weight)` of class labels by GatherElements, and LogSoftmax before it."""
+    """Replace each loss `(x, labels, weight)` over class labels with LogSoftmax and GatherElements."""
     build = Builder(graph)
     nodes = [node for node in graph if node.op_type in (op_types or CLASS_LOSSES) and node.domain == ""]
     build.finish({node: _cross_entropy(build, node)[: len(node.outputs)] for node in nodes})
@@ -31,7 +31,7 @@ CLASS_LOSSES = ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
 
 
 def _cross_entropy(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
-    """Return the loss and the logarithms of the probabilities, [N, C, D*]."""
+    """Return the loss and the log-probabilities, [N, C, D*]."""
     x, labels, *weights = (build.tensor(value) for value in node.inputs if value is not None)
     ignored, reduction = attribute(node, "ignore_index"), attribute(node, "reduction", "mean")
     log_probability = build.op("LogSoftmax", x, axis=1) if node.op_type == CLASS_LOSSES[0] else x
@@ -59,7 +59,7 @@ def _cross_entropy(build: Builder, node: ir.Node) -> tuple[Tensor, Tensor]:
 
 
 def decompose_batch_normalizations(graph: ir.Graph) -> None:
-    """Replace each BatchNormalization in training mode by its formula."""
+    """Replace each BatchNormalization in training mode with its formula."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
     for node in graph:
@@ -77,20 +77,20 @@ def decompose_batch_normalizations(graph: ir.Graph) -> None:
 
 
 def moments(x: Tensor, axes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over `axes`, which stay with the size 1."""
+    """Return the mean and variance over `axes`, which are kept with size 1."""
     average = x.mean(axes)
     centered = x - average
     return average, (centered * centered).mean(axes)
 
 
 def batch_axes(node: ir.Node) -> list[int]:
-    """Return the axes that a BatchNormalization averages over: all except that of the channels."""
+    """Return the axes that a BatchNormalization averages over: all but the channel axis."""
     x = node.inputs[0]
     return [0, *range(2, len(x.shape))] if x is not None and x.shape is not None else [0]
 
 
 def decompose_training_operators(model: ir.Model) -> None:
-    """Replace FakeQuant and ScaledSum, which only training builds of onnxruntime have."""
+    """Replace FakeQuant and ScaledSum, which exist only in training builds of onnxruntime."""
     build = Builder(model.graph)
     replaced = {
         node: _DECOMPOSITIONS[node.op_type](build, node)
@@ -99,12 +99,12 @@ def decompose_training_operators(model: ir.Model) -> None:
     }
     if replaced:
         build.finish(replaced)
-        common.NameFixPass()(model)  # nodes may keep the names of values that are gone
+        common.NameFixPass()(model)  # nodes may keep the names of removed values
         common.RemoveUnusedOpsetsPass()(model)
 
 
 def _fake_quant(build: Builder, node: ir.Node) -> list[Tensor]:
-    """Return x rounded to `scale * (q - zero_point)` with q in the integer range, and a mask of what was in range."""
+    """Return x rounded to `scale * (q - zero_point)` with q in the integer range, and a mask of in-range elements."""
     x, scale, zero = (build.tensor(value) for value in node.inputs if value is not None)
     lowest, highest = (
         build.constant(node.attributes.get_int(name, default), x.dtype)
@@ -128,7 +128,7 @@ _DECOMPOSITIONS = {"FakeQuant": _fake_quant, "ScaledSum": _scaled_sum}
 
 
 def separate_statistics(model: onnx.ModelProto) -> None:
-    """Give each batch normalization its own initializers of running statistics.
+    """Give each batch normalization its own initializers for the running statistics.
 
     Exporters merge equal initializers: before training, a mean equals a bias (zeros) and a variance a scale (ones).
     """
@@ -139,7 +139,7 @@ def separate_statistics(model: onnx.ModelProto) -> None:
     for node in [node for node in graph.node if node.op_type == "BatchNormalization" and not node.domain]:
         for place, kind in ((3, "running_mean"), (4, "running_var")):
             name = source = node.input[place]
-            if name in copies and copies[name].input[0] in tensors:  # its name stayed; it copies another initializer
+            if name in copies and copies[name].input[0] in tensors:  # the name was kept; it copies another initializer
                 source = copies[name].input[0]
                 graph.node.remove(copies.pop(name))
             elif name in tensors and readers[name] > 1:
@@ -151,7 +151,7 @@ def separate_statistics(model: onnx.ModelProto) -> None:
 
 
 def set_inference_mode(graph: ir.Graph) -> None:
-    """Remove dropout, and let batch normalizations use their running statistics."""
+    """Remove dropout, and make batch normalizations use their running statistics."""
     for node in list(graph):
         if node.op_type == "Dropout" and node.domain == "":
             _remove_dropout(graph, node)
@@ -161,13 +161,13 @@ def set_inference_mode(graph: ir.Graph) -> None:
 
 
 def set_training_mode(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
-    """Enable dropout, and let batch normalizations that are trained use the statistics of the batch.
+    """Enable dropout, and make trained batch normalizations use batch statistics.
 
-    A batch normalization is trained if its attribute says so, or if its scale or bias is among `trained`: exporters
-    write inference mode whatever mode the model was in.
+    A batch normalization is trained if its attribute says so, or if its scale or bias is in `trained`: exporters
+    write inference mode regardless of the model's mode.
 
     Returns:
-        The trained batch normalizations; nothing reads their running statistics.
+        The trained batch normalizations; their running statistics are not read.
     """
     normalizations = []
     for node in graph:
@@ -186,16 +186,16 @@ def set_training_mode(graph: ir.Graph, trained: Sequence[str]) -> list[ir.Node]:
 
 
 def running_statistics(normalizations: Sequence[ir.Node]) -> list[str]:
-    """Return the names of initializers that hold running means and variances."""
+    """Return the names of initializers that hold running means or variances."""
     values = [value for node in normalizations for value in node.inputs[3:5]]
     return [str(value.name) for value in values if value is not None and value.is_initializer()]
 
 
 def update_statistics(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dict[str, ir.Value]:
-    """Compute the running statistics after this batch; the shapes of the graph are known.
+    """Compute the running statistics after this batch; the graph's shapes must be known.
 
-    They use the unbiased variance of the batch, as PyTorch does; with that of ONNX, a model trained on small batches
-    would give other results.
+    They use the batch's unbiased variance, as PyTorch does; with ONNX's definition, a model trained on small batches
+    would give different results.
 
     Returns:
         The new value of each running statistic, by name.
@@ -215,7 +215,7 @@ def update_statistics(graph: ir.Graph, normalizations: Sequence[ir.Node]) -> dic
 
 
 def _remove_dropout(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace a dropout by its input, and its mask by one that is all true."""
+    """Replace a dropout with its input, and its mask with one that is all true."""
     x = node.inputs[0]
     if x is None:
         return
@@ -243,7 +243,7 @@ def _enable_dropout(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _read_running_statistics(node: ir.Node) -> None:
-    """Keep only the first output of a batch normalization; readers of the others read its running statistics."""
+    """Keep only a batch normalization's first output; readers of the others read its running statistics."""
     for output, running in zip(node.outputs[1:], node.inputs[3:5], strict=False):
         if running is not None:
             ir.convenience.replace_all_uses_with(output, running, replace_graph_outputs=True)
@@ -256,12 +256,12 @@ _REDEFINED = frozenset(("GroupNormalization",))  # opset 21 changed its scale fr
 
 
 def lower(model: ir.Model) -> None:
-    """Set the IR version, and lower the opset to 20 if all operators are the same there except for dtypes.
+    """Set the IR version, and lower the opset to 20 if all operators are the same there apart from dtypes.
 
     Raises:
-        ArtifactError: an operator is newer.
+        ArtifactError: an operator needs a newer opset.
     """
-    common.ClearMetadataAndDocStringPass()(model)  # IR 9 has no metadata of nodes and values
+    common.ClearMetadataAndDocStringPass()(model)  # IR version 9 has no metadata on nodes and values
     made = (value for node in model.graph.all_nodes() for value in node.outputs)
     for value in (*model.graph.inputs, *model.graph.initializers.values(), *made):
         value.metadata_props.clear()
@@ -285,7 +285,7 @@ def lower(model: ir.Model) -> None:
 
 
 def divide_at_once(graph: ir.Graph | ir.Function) -> None:
-    """Turn `x * (1 / y)` into `x / y`, on which onnxruntime 1.17 to 1.20 end the process while they do the same."""
+    """Turn `x * (1 / y)` into `x / y`; onnxruntime 1.17 to 1.20 crash when they make this rewrite themselves."""
     for node in list(graph):
         if node.op_type != "Mul" or node.domain:
             continue

@@ -1,7 +1,7 @@
-"""Names of the inputs and outputs of training and optimizer models: those of onnxruntime-training.
+"""Names of the inputs and outputs of training and optimizer models, as in onnxruntime-training.
 
-Its operators change tensors in place, and their outputs are flags. Standard operators return the new tensors, under the
-same names in the training model, and elsewhere with `_out` after the name of the input.
+Its operators change tensors in place and output flags. Standard operators return the new tensors: under the same names
+in the training model, elsewhere under the input's name plus `_out`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ PARAMETERS = "params"
 GRADIENTS = "gradients"
 FIRST_MOMENTS = "first_order_moments"
 SECOND_MOMENTS = "second_order_moments"
-# What a checkpoint calls the moments of a parameter, in the order of those inputs.
+# A parameter's moments in a checkpoint, in the order of those inputs.
 MOMENTS = {FIRST_MOMENTS: "momentum0", SECOND_MOMENTS: "momentum1"}
 
-# The key in the metadata of a training model under which a JSON list names the user's inputs with a gradient.
+# Metadata key of a training model; its value is a JSON list of the user inputs with a gradient.
 _INPUTS_KEY = "onnxtool.inputs_with_gradient"
 
-# The key under which a JSON object says of each input of labels how many classes there are, which label is ignored, and
-# at which token the labels begin to count.
+# Metadata key of a JSON object that gives for each label input the number of classes, the ignored label, and the
+# first token whose label counts.
 _LABELS_KEY = "onnxtool.labels"
 
 _BUFFER = ".accumulation.buffer"
@@ -54,29 +54,29 @@ def updated_name(name: str) -> str:
 
 
 def parameter_of_buffer(name: str) -> str | None:
-    """Return the name of the parameter whose gradient an input accumulates; None for other inputs."""
+    """Return the parameter whose gradient an input accumulates; None for other inputs."""
     ending = f"{_GRADIENT}{_BUFFER}"
     return name.removesuffix(ending) if name.endswith(ending) else None
 
 
 def describe_inputs(names: Iterable[str]) -> dict[str, str]:
-    """Return the metadata of a training model that has the gradients of these inputs."""
+    """Return the metadata of a training model that computes the gradients of these inputs."""
     listed = list(names)
     return {_INPUTS_KEY: json.dumps(listed)} if listed else {}
 
 
 def inputs_with_gradient(metadata: Mapping[str, str]) -> list[str]:
-    """Return the user's inputs whose gradients a training model has, by its metadata."""
+    """Return the user inputs whose gradients a training model computes, from its metadata."""
     names: list[str] = parse_json(metadata.get(_INPUTS_KEY, "[]"))
     return names
 
 
 def describe_labels(labels: Mapping[str, Mapping[str, int | None]]) -> dict[str, str]:
-    """Return the metadata of a model whose inputs of these names are labels."""
+    """Return the metadata that describes a model's label inputs."""
     return {_LABELS_KEY: json.dumps(labels)} if labels else {}
 
 
 def labels_of(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Return `classes`, `ignore_index` and `first` of the inputs that are labels, by the metadata of a model."""
+    """Return `classes`, `ignore_index` and `first` for each label input, from a model's metadata."""
     labels: dict[str, dict[str, Any]] = parse_json(metadata.get(_LABELS_KEY, "{}"))
     return labels

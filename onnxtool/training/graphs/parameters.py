@@ -1,4 +1,4 @@
-"""Select the parameters of a model to train and to freeze, by names and patterns."""
+"""Select a model's parameters to train and freeze, by name or pattern."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorPr
 
 @dataclass(frozen=True)
 class Selection:
-    """Which parameters are trained and which are frozen, by exact name.
+    """The parameters to train and to freeze, by exact name.
 
     Attributes:
         optional: trained only if the loss depends on them, otherwise frozen.
@@ -42,10 +42,10 @@ def select_parameters(
 ) -> Selection:
     """Resolve names and patterns (`*.bias`, as in fnmatch) to parameters.
 
-    A pattern matches names among `parameters`; None stands for the float initializers of more than one element, and for
-    those of one that are a layer's, except running statistics and scales of quantization. Parameters that patterns of
-    both lists match are frozen, and an exact name takes precedence over any pattern. An exact name of an input that is
-    trained stands for its gradient.
+    Patterns match names in `parameters`. If that is None, they match float initializers of more than one element, plus
+    one-element initializers that belong to a layer; running statistics and quantization scales never match. A
+    parameter matched by patterns in both lists is frozen, and an exact name takes precedence over any pattern. The
+    exact name of an input to train stands for its gradient.
 
     Raises:
         ArtifactError: a name is in both lists or not in the model, or a pattern matches nothing.
@@ -68,7 +68,7 @@ def select_parameters(
 
 
 def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | None = None) -> list[str]:
-    """Return the names that patterns match, in the order of the model."""
+    """Return the names that patterns match, in model order."""
     initializers = model.graph.initializer
     if parameters is not None:
         return [tensor.name for tensor in initializers if tensor.name in parameters]
@@ -83,7 +83,7 @@ def matchable_parameters(model: onnx.ModelProto, parameters: Sequence[str] | Non
 
 
 def single_numbers(model: onnx.ModelProto, selection: Selection) -> list[str]:
-    """Return numbers in formulas that are neither trained nor frozen, without names that exporters make up."""
+    """Return numbers in formulas that are neither trained nor frozen, except those with exporter-generated names."""
     known = {*selection.trained, *selection.frozen, *matchable_parameters(model)}
     read = {name for node in model.graph.node if node.op_type in ("Add", "Div", "Mul", "Sub") for name in node.input}
     return [
@@ -95,7 +95,7 @@ def single_numbers(model: onnx.ModelProto, selection: Selection) -> list[str]:
 
 
 _MADE_UP = re.compile(r"^(_?val_|onnx::|/|\d+$|scalar_tensor|lifted_)|const|eps", re.IGNORECASE)
-# The first input of each operator that is a weight, however small.
+# The first input of each operator that is a weight regardless of size.
 _LAYERS = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "PRelu", "RNN", "BatchNormalization"), 1),
     **dict.fromkeys(("GroupNormalization", "InstanceNormalization", "LayerNormalization"), 1),
@@ -104,7 +104,7 @@ _LAYERS = {
 
 
 def _weights(model: onnx.ModelProto) -> set[str]:
-    """Return the names that layers read as weights, and as biases added to a product."""
+    """Return the names that layers read as weights, or as biases added to a product."""
     products = {node.output[0] for node in model.graph.node if node.op_type in ("Conv", "ConvTranspose", "MatMul")}
     names: set[str] = set()
     for node in model.graph.node:
@@ -116,10 +116,10 @@ def _weights(model: onnx.ModelProto) -> set[str]:
 
 
 def join_tied(model: onnx.ModelProto, folder: str, parameters: Sequence[str] | None) -> dict[str, str]:
-    """Let a head read the embedding that it equals bit by bit, transposed or not, so that both are trained as one.
+    """Make a head read the embedding that it equals bit for bit, transposed or not, so that both are trained as one.
 
     Returns:
-        The name of the embedding for each such head that is not among `parameters`.
+        The name of the embedding for each such head that is not in `parameters`.
     """
     graph = model.graph
     matrices = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
@@ -132,7 +132,7 @@ def join_tied(model: onnx.ModelProto, folder: str, parameters: Sequence[str] | N
             continue
         ours, theirs = (ir.serde.deserialize_tensor(one, folder).numpy() for one in (first, second))
         is_same = np.array_equal(ours, theirs)
-        if (is_same or np.array_equal(ours, theirs.T)) and ours.min() != ours.max():  # not both new, such as zeros
+        if (is_same or np.array_equal(ours, theirs.T)) and ours.min() != ours.max():  # not two constants such as zeros
             tied[head] = table
             graph.initializer.remove(first)
             for value in [value for value in graph.input if value.name == head]:
@@ -145,7 +145,7 @@ def check_disjoint(trained: Iterable[str], frozen: Iterable[str]) -> None:
     """Refuse parameters that are both trained and frozen.
 
     Raises:
-        ArtifactError: with their names.
+        ArtifactError: some are in both lists; they are named.
     """
     both = sorted(set(trained) & set(frozen))
     if both:
@@ -156,7 +156,7 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
     """Refuse unknown names, and trained parameters or inputs that are not float32.
 
     Raises:
-        ArtifactError: with the closest names.
+        ArtifactError: a name is refused; the closest names are suggested.
     """
     kinds = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     with_inputs = _inputs(model) | kinds
@@ -177,7 +177,7 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
 
 
 def _inputs(model: onnx.ModelProto) -> dict[str, int]:
-    """Return the dtypes of the inputs that are no initializers."""
+    """Return the dtypes of inputs that are not initializers."""
     parameters = {tensor.name for tensor in model.graph.initializer}
     inputs = (value for value in model.graph.input if value.name not in parameters)
     return {value.name: value.type.tensor_type.elem_type for value in inputs}
@@ -186,7 +186,7 @@ def _inputs(model: onnx.ModelProto) -> dict[str, int]:
 def _resolved(
     entries: Sequence[str], names: Sequence[str], matched: Mapping[str, str], verb: str
 ) -> tuple[set[str], set[str]]:
-    """Return the parameters that a list names, and those that only its patterns match; `matched` maps names to them."""
+    """Return the parameters a list names, and those only its patterns match; `matched` maps names to them."""
     exact = {entry for entry in entries if entry in names}
     by_pattern: set[str] = set()
     for pattern in [entry for entry in entries if entry not in exact]:
@@ -204,14 +204,14 @@ def _resolved(
 
 
 def _statistics(node: onnx.NodeProto) -> Sequence[str]:
-    """Return the inputs of a node that are statistics: running means and variances, and scales of quantization."""
+    """Return a node's inputs that are statistics: running means and variances, and quantization scales."""
     if node.op_type == "BatchNormalization":
         return list(node.input[3:5])
     return list(node.input[1:2]) if node.op_type in ("DequantizeLinear", "QuantizeLinear") else ()
 
 
 def listed_names(entries: Sequence[str] | None) -> Sequence[str]:
-    """Return the entries of a list; refuse what is none.
+    """Return the entries of a list; refuse a string.
 
     Raises:
         TypeError: it is a string.

@@ -1,14 +1,14 @@
 """Compute cheap activations a second time in the backward pass instead of keeping them, to save memory.
 
-An activation that the gradients read lives from the forward pass until then. If elementwise operators, a softmax or a
-normalization compute it from values that are kept anyway, their nodes are duplicated, and the gradients read the copy
-(Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; here the only matrix products that are recomputed are
-those of attention scores).
+An activation that the gradients read stays in memory from the forward pass until then. If elementwise operators, a
+softmax or a normalization compute it from values that are kept anyway, their nodes are duplicated and the gradients
+read the copy (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016; the only matrix products recomputed
+here are attention scores).
 
-A plain copy would have no effect: onnxruntime merges equal nodes, and runs nodes before their results are needed. So a
-copy reads the kept values through a Reshape to their own shape plus a zero that depends on an incoming gradient: the
-ArgMax of one of its elements. No optimizer can fold it, no element is copied for it, and the copy cannot run before the
-gradient is computed.
+A plain copy would have no effect: onnxruntime merges equal nodes, and runs nodes before their results are needed. The
+copy therefore reads the kept values through a Reshape to their own shape plus a zero that depends on an incoming
+gradient: the ArgMax of one of its elements. No optimizer can fold it, no element is copied for it, and the copy cannot
+run before the gradient is computed.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _MAX_NODES = 10
 
 
 def recompute_activations(graph: ir.Graph, results: Sequence[ir.Value]) -> int:
-    """Let gradients read copies of cheap activations, and return the number of copies.
+    """Make gradients read copies of cheap activations, and return the number of copies.
 
     Args:
         graph: a graph with gradients, without unused nodes.
-        results: the results of the forward pass, the loss among them; the forward pass is all that they depend on.
+        results: the results of the forward pass, including the loss; everything they depend on is the forward pass.
     """
     plan = _Plan(graph, results)
     build = Builder(graph)
@@ -54,12 +54,12 @@ def recompute_activations(graph: ir.Graph, results: Sequence[ir.Value]) -> int:
 
 
 class _Plan:
-    """Which values are kept, and which are recomputed.
+    """The values to keep and to recompute.
 
     Attributes:
         forward: the nodes of the forward pass.
         kept: values that gradients read and that are kept.
-        recomputed: values that are recomputed, in the order of the graph.
+        recomputed: values that are recomputed, in graph order.
     """
 
     def __init__(self, graph: ir.Graph, results: Iterable[ir.Value]) -> None:
@@ -79,12 +79,12 @@ class _Plan:
                 self.kept.add(value)
 
     def readers(self, value: ir.Value) -> list[ir.Node]:
-        """Return the nodes of the backward pass that read the elements of a value."""
+        """Return the backward-pass nodes that read the elements of a value."""
         nodes = dict.fromkeys(use.node for use in value.uses())
         return [node for node in nodes if node not in self.forward and node.op_type not in _SHAPES]
 
     def region(self, value: ir.Value) -> list[ir.Node] | None:
-        """Return the nodes that compute a value from kept ones; None if one is not cheap, or there are too many."""
+        """Return the nodes that compute a value from kept ones; None if any is not cheap, or there are too many."""
         nodes: dict[ir.Node, None] = {}
         waiting = [value]
         while waiting:
@@ -98,7 +98,7 @@ class _Plan:
         return list(nodes)
 
     def is_leaf(self, value: ir.Value) -> bool:
-        """Return whether a copy reads a value directly: it is kept, or shared by all layers, such as a mask."""
+        """Return whether a copy reads a value directly: it is kept, or shared by all layers, as a mask is."""
         return value in self.kept or value.producer() is None or value.producer() not in self._trained
 
     def _is_cheap(self, node: ir.Node) -> bool:
@@ -108,7 +108,7 @@ class _Plan:
 
 
 class _Copies:
-    """Adds the copies, each once, for the first reader in the backward pass."""
+    """Adds each copy once, for its first reader in the backward pass."""
 
     def __init__(self, build: Builder, plan: _Plan) -> None:
         self._build = build
@@ -117,7 +117,7 @@ class _Copies:
         self.count = 0
 
     def replace(self, value: ir.Value) -> None:
-        """Let the gradients read a copy of `value`, if some gradient is computed before they need it."""
+        """Make the gradients read a copy of `value`, if some gradient is computed before they need it."""
         readers = self._plan.readers(value)
         gradient = self._incoming_gradient(value, readers)
         if gradient is None:
@@ -184,7 +184,7 @@ class _Copies:
 
 
 def sources(node: ir.Node) -> list[ir.Value]:
-    """Return what a copy of a node reads: of a dropout its mask, as the copy draws no random numbers."""
+    """Return what a copy of a node reads: for a dropout its mask, because the copy draws no random numbers."""
     if node.op_type == "Dropout":
         return [value for value in (node.inputs[0], node.outputs[1]) if value is not None]
     return [value for value in node.inputs if value is not None]
@@ -236,5 +236,5 @@ def _is_float(value: ir.Value) -> bool:
 
 
 def _is_large(value: ir.Value) -> bool:
-    """Return whether a value has more than one element per row, unlike a mean."""
+    """Return whether a value has more than one element per row; a mean has only one."""
     return value.shape is None or (len(value.shape) > 0 and value.shape[-1] != 1)

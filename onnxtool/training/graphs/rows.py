@@ -1,11 +1,11 @@
-"""Ignored-label pruning: compute the logits of a cross entropy with `ignore_index` only for rows with a label.
+"""Ignored-label pruning: compute a cross entropy's logits with `ignore_index` only for rows with a label.
 
-Most tokens of a masked language model have no label, and its head is a third of the work. All layers before the logits
-that process each row independently, such as MatMul with a matrix, are computed on the labeled rows only.
+Most tokens in masked language modeling have no label, and the head is a third of the work. All layers before the logits
+that process each row independently, such as MatMul with a matrix, are computed only on labeled rows.
 
-In the gradient, a factor per row moves from wide to narrower values: the error of each sample is multiplied by the
-weight of the sample, for all classes. Only matrix products and a sum over the samples read that, and the factor can be
-applied to their narrow inputs or outputs: to a few hundred columns instead of a vocabulary.
+In the gradient, a factor per row moves from wide to narrower values: each sample's error is multiplied by the sample's
+weight, for all classes. Only matrix products and a sum over samples read that result, and the factor can be applied to
+their narrow inputs or outputs: to a few hundred columns instead of a vocabulary.
 
 Letters: R rows, the product of all axes but the last; H the last axis, C columns of a wide gradient.
 """
@@ -20,7 +20,7 @@ import onnx_ir as ir
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.graph.edit import attribute, constant
 
-# transformers and PyTorch ignore labels of this value.
+# transformers and PyTorch ignore labels with this value.
 IGNORE_INDEX = -100
 
 _ELEMENTWISE = frozenset(
@@ -32,10 +32,10 @@ _ELEMENTWISE = frozenset(
 
 
 def prune_ignored_rows(graph: ir.Graph) -> int:
-    """Prune ignored rows, and return the number of losses for which it was possible; dtypes and shapes are known.
+    """Prune ignored rows, and return the number of losses pruned; dtypes and shapes must be known.
 
-    One row with an ignored label is always kept: so no operator gets an empty tensor, which not every version of
-    onnxruntime multiplies correctly.
+    One row with an ignored label is always kept so that no operator gets an empty tensor, which some versions of
+    onnxruntime multiply incorrectly.
     """
     changed = 0
     for node in [node for node in graph if node.op_type == "SoftmaxCrossEntropyLoss" and node.domain == ""]:
@@ -69,7 +69,7 @@ def _prune_rows(graph: ir.Graph, loss: ir.Node) -> bool:
 
 
 def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region) -> None:
-    """Let the nodes of the region read the labeled rows of `value`, [R, H], instead of `value`."""
+    """Make the nodes of the region read the labeled rows of `value`, [R, H], instead of `value`."""
     tensor = build.tensor(value)
     width = _width(value)
     if region.rank != 2:
@@ -82,7 +82,7 @@ def _gather_rows(build: Builder, value: ir.Value, rows: Tensor, region: _Region)
 
 
 def _flatten(region: _Region) -> None:
-    """Update attributes and shapes of the region: its values now have two axes."""
+    """Update the region's attributes and shapes: its values now have two axes."""
     for node in region.nodes:
         if node.op_type == "LayerNormalization":
             node.attributes["axis"] = ir.AttrInt64("axis", -1)
@@ -97,7 +97,7 @@ class _Region:
     Attributes:
         rank: the rank of all values that have rows.
         nodes: the nodes.
-        boundary: values with rows that they read from outside the region, in the order of their use.
+        boundary: values with rows that the nodes read from outside the region, in order of use.
     """
 
     def __init__(self, top: ir.Value, reader: ir.Node | None) -> None:
@@ -134,7 +134,7 @@ class _Region:
         if not all(_has_width(value) for value in self._rows_of(node)) or ranks[0] > self.rank:
             return False
         if node.op_type == "MatMul":
-            maker = inputs[1].producer()  # a Transpose is that of a tied weight
+            maker = inputs[1].producer()  # a Transpose belongs to a tied weight
             return ranks == [self.rank, 2] and (maker is None or maker.op_type == "Transpose")
         if node.op_type == "Gemm":
             plain = not node.attributes.get_int("transA", 0)
@@ -145,7 +145,7 @@ class _Region:
         return node.op_type in _ELEMENTWISE and bool(self._rows_of(node)) and self._broadcasts_along_rows(inputs)
 
     def _broadcasts_along_rows(self, inputs: Sequence[ir.Value]) -> bool:
-        """Return whether each input has all rows, one element per column, or one element."""
+        """Return whether each input has all rows, one element per column, or a single element."""
         shapes = [list(value.shape or ()) for value in inputs]
         leading = {tuple(map(str, shape[:-1])) for shape in shapes if len(shape) == self.rank}
         return len(leading) == 1 and all(len(shape) in (0, 1, self.rank) for shape in shapes)
@@ -157,7 +157,7 @@ class _Region:
 
 
 def _unflattened(logits: ir.Value) -> ir.Value:
-    """Return the value [..., C] that a Reshape flattens to `logits`, [R, C]; `logits` without such a Reshape."""
+    """Return the value [..., C] that a Reshape flattens to `logits` [R, C]; `logits` if there is no such Reshape."""
     node = logits.producer()
     if node is None or node.op_type != "Reshape" or node.inputs[0] is None:
         return logits
@@ -175,7 +175,7 @@ def _width(value: ir.Value) -> int:
 
 
 def take_out_row_factors(graph: ir.Graph) -> dict[ir.Value, ir.Value]:
-    """Move the factors that all readers of a product allow to move; return the replacements of the readers' outputs."""
+    """Move row factors out of a product where all its readers allow it; return replacements of the readers' outputs."""
     build = Builder(graph)
     replaced: dict[ir.Node, list[Tensor]] = {}
     for product in [found for node in graph if (found := _Product.of(node)) is not None]:
@@ -195,7 +195,7 @@ class _Product:
         gradient: [R, C].
         factor: a scalar, or one element per row, [R, 1].
         width: C.
-        readers: Gemm, and ReduceSum over the rows, with the index of their input; empty if others read it as well.
+        readers: Gemm, and ReduceSum over the rows, with the index of their input; empty if there are other readers.
     """
 
     gradient: ir.Value
@@ -205,7 +205,7 @@ class _Product:
 
     @classmethod
     def of(cls, node: ir.Node) -> _Product | None:
-        """Recognize a node of a gradient; None for any other node."""
+        """Recognize a gradient node; None for any other node."""
         if node.op_type != "Mul" or not str(node.name).startswith("gradient/"):
             return None
         (gradient, factor), product = node.inputs, node.outputs[0]
@@ -217,10 +217,10 @@ class _Product:
         return cls(gradient, factor, width, _readers(product, width))
 
     def without_factor(self, build: Builder, reader: ir.Node, place: int) -> Tensor:
-        """Return the result of `reader`, computed without the wide product."""
+        """Return the result of `reader` computed without the wide product."""
         gradient, factor = build.tensor(self.gradient), build.tensor(self.factor)
         if reader.op_type == "ReduceSum":
-            # A product of one row with a matrix is faster than ReduceSum, and twice as fast as its transpose.
+            # A one-row matrix product is faster than ReduceSum, and twice as fast as its transpose.
             row = factor.reshape([1, -1])
             if factor.shape == ():
                 row = row.expand(build.concat([1], gradient.size().slice(0, 1)))
@@ -238,7 +238,7 @@ def _is_factor(value: ir.Value) -> bool:
 
 
 def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
-    """Return the readers of a value [R, C], also behind a Reshape of its rows; none if one of them does not fit."""
+    """Return the readers of a value [R, C], looking through a Reshape of its rows; none if one of them does not fit."""
     readers: dict[ir.Node, int] = {}
     waiting = [value]
     while waiting:
@@ -257,13 +257,13 @@ def _readers(value: ir.Value, width: int) -> dict[ir.Node, int]:
 
 
 def _fits(node: ir.Node, place: int, width: int) -> bool:
-    """Return whether a factor per row can be moved past a node, and applies to fewer columns than C there."""
+    """Return whether a factor per row can be moved past a node, where it then applies to fewer than C columns."""
     if node.op_type == "ReduceSum":
         return _sums_rows(node)
     if node.op_type != "Gemm" or len(node.inputs) > 2 or node.attributes.get_float("alpha", 1.0) != 1.0:
         return False
     transposed = [node.attributes.get_int(name, 0) for name in ("transA", "transB")]
-    if transposed == [1, 0]:  # a product over the rows, whose other factor has rows as well
+    if transposed == [1, 0]:  # a product over the rows, whose other factor also has rows
         shape = node.outputs[0].shape
     elif place == 0 and not transposed[0]:
         shape = _other(node, place).shape

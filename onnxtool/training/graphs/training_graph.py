@@ -1,8 +1,8 @@
-"""Make the training and the eval graph of a model that ends in a loss.
+"""Make the training and eval graphs of a model that ends in a loss.
 
-Inputs of both: those of the user, then the parameters in the order of the model's initializers. The training graph has
-in addition a buffer for each gradient and `lazy_reset_grad`; its outputs are those of the user, then the new content of
-each buffer and the running statistics of batch normalizations.
+Both take the user's inputs, then the parameters in the order of the model's initializers. The training graph also takes
+a buffer for each gradient and `lazy_reset_grad`; it outputs the user's outputs, then the new content of each buffer and
+the running statistics of batch normalizations.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from onnxtool.training.graphs.rows import prune_ignored_rows, take_out_row_facto
 
 @dataclass(frozen=True)
 class Graphs:
-    """A training and an eval model, the parameters that became their inputs, and the user's inputs with a gradient."""
+    """A training and an eval model, the parameters that became inputs, and the user inputs with a gradient."""
 
     training: onnx.ModelProto
     evaluation: onnx.ModelProto
@@ -62,14 +62,14 @@ class Graphs:
 def build_graphs(
     model: onnx.ModelProto, selection: Selection, loss: str, path: Path | None = None, *, recompute: bool = False
 ) -> Graphs:
-    """Differentiate `loss` with respect to the trained parameters; without any, the training graph has no gradients.
+    """Differentiate `loss` with respect to the trained parameters; if there are none, no gradients are added.
 
     Args:
-        model: of opset 18 or later; its outputs are the loss and further outputs of both graphs.
-        selection: the parameters to train and to freeze; float inputs among the trained ones get a gradient as well.
-        loss: name of a float output of one element.
-        path: the file of the model, with its external data in the same folder.
-        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
+        model: opset 18 or later; its outputs are the loss and further outputs of both graphs.
+        selection: the parameters to train and to freeze; float inputs to train also get a gradient.
+        loss: name of a float output with one element.
+        path: the model file, with its external data in the same folder.
+        recompute: recompute cheap activations for the gradients instead of keeping them.
 
     Raises:
         ArtifactError: a parameter is not in the model, or `loss` is not a loss.
@@ -101,7 +101,7 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     read: ir.Model = ir.from_proto(model)
     if path is not None:
         ir.external_data.set_base_dir(read.graph, path.parent)
-    # The settings of Dropout and similar operators are constants.
+    # Dropout and similar operators have constant settings.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
     return read
 
@@ -138,7 +138,7 @@ def _train(
 
 
 def _evaluate(model: ir.Model, promoted: set[str]) -> dict[str, dict[str, int | None]]:
-    """Turn `model` into an eval graph; return what its inputs of labels hold."""
+    """Turn `model` into an eval graph; return a description of its label inputs."""
     _promote(model.graph, promoted)
     set_inference_mode(model.graph)
     infer_types(model)
@@ -154,14 +154,14 @@ _SAME_LABELS = frozenset(("Cast", "Flatten", "Identity", "Pad", "Reshape", "Sque
 
 
 def _labels(node: ir.Node) -> tuple[str, dict[str, int | None]] | None:
-    """Return the input that has the labels of a loss, its classes, and the first token whose label counts."""
+    """Return the input with the labels of a loss, the number of classes, and the first token whose label counts."""
     if node.op_type not in CLASS_LOSSES or node.domain:
         return None
     scores, labels = node.inputs[:2]
     first = 0
     while labels is not None and (maker := labels.producer()) is not None:
         if maker.op_type == "Slice" and [constant(value) for value in maker.inputs[1:4:2]] == [[1], [1]]:
-            first = 1  # the labels of a language model, whose first one has no logits
+            first = 1  # language model labels: the first one has no logits
         elif maker.op_type not in _SAME_LABELS:
             return None
         labels = maker.inputs[0]
@@ -173,7 +173,7 @@ def _labels(node: ir.Node) -> tuple[str, dict[str, int | None]] | None:
 
 
 def _promote(graph: ir.Graph, names: set[str]) -> None:
-    """Turn initializers into inputs, in their order; their values go to the checkpoint."""
+    """Turn initializers into inputs, in order; their values go to the checkpoint."""
     inputs = {value.name for value in graph.inputs}
     for name in [name for name in graph.initializers if name in names]:
         value = graph.initializers.pop(name)
@@ -186,7 +186,7 @@ def _promote(graph: ir.Graph, names: set[str]) -> None:
 
 
 def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> list[str]:
-    """Return the parameters with a gradient; only optional ones may lack one."""
+    """Return the parameters with a gradient; only optional ones may be without."""
     missing = [name for name in selection.trained if name not in gradients and name not in selection.optional]
     if missing:
         raise ArtifactError(
@@ -200,7 +200,7 @@ def _with_gradient(selection: Selection, gradients: Mapping[str, ir.Value]) -> l
 
 def _tidy(model: ir.Model) -> None:
     model.graph.sort()
-    common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders may have made equal constants
+    common.DeduplicateInitializersPass(size_limit=1024)(model)  # several builders may have added equal constants
     common.CommonSubexpressionEliminationPass()(model)
     common.RemoveUnusedNodesPass()(model)
     common.RemoveUnusedFunctionsPass()(model)  # type: ignore[no-untyped-call]
@@ -210,7 +210,7 @@ def _tidy(model: ir.Model) -> None:
 
 
 def _check_loss(model: onnx.ModelProto, loss: str) -> None:
-    """Refuse an output that is not a float of one element."""
+    """Refuse an output that is not a single float."""
     value = next((value for value in model.graph.output if value.name == loss), None)
     if value is None:
         raise ArtifactError(f"the loss {loss!r} is no output of the model", "return its name from build")
@@ -230,8 +230,8 @@ def _check_loss(model: onnx.ModelProto, loss: str) -> None:
 
 # Add each gradient to its buffer, or overwrite the buffer if `lazy_reset_grad` is true.
 #
-# There is one If per parameter: of a Where, onnxruntime would compute both sides. If a Gemm is the last step of a
-# gradient, it is inside the If: it writes directly into the buffer, or adds to it, without a copy of the gradient.
+# There is one If per parameter: onnxruntime would compute both sides of a Where. If a Gemm is the last step of a
+# gradient, it goes inside the If: it writes directly to the buffer, or adds to it, without a copy of the gradient.
 
 
 # Inputs and attributes of a Gemm.
@@ -265,9 +265,9 @@ def accumulate(graph: ir.Graph, gradients: Mapping[str, ir.Value]) -> None:
 def order_accumulations(graph: ir.Graph) -> None:
     """Move the accumulations to the end of a sorted graph, the one whose gradient is ready last first.
 
-    onnxruntime first runs what the last node needs, then what the node before it needs in addition, and so on. So each
-    gradient is finished as early as possible, and the memory that only it needs is freed; otherwise the gradients of
-    all activations would come first, and all of them would be in memory at once.
+    onnxruntime first runs what the last node needs, then what the node before it additionally needs, and so on. Each
+    gradient is thus finished as early as possible and its memory freed; otherwise the gradients of all activations
+    would come first and be in memory at the same time.
     """
     positions: dict[ir.Node | None, int] = {node: position for position, node in enumerate(graph)}
     names = {value.name for value in graph.outputs}
@@ -293,7 +293,7 @@ def _accumulation(reset: ir.Value, buffer: ir.Value, gradient: ir.Value | _Gemm,
 
 
 def _as_gemm(gradient: ir.Value) -> _Gemm | None:
-    """Return inputs and attributes of a Gemm that computes the gradient; None without one, or if others read it."""
+    """Return inputs and attributes of a Gemm that computes the gradient; None if there is none or others read it."""
     node = gradient.producer()
     is_swapped = node is not None and node.op_type == "Transpose" and _is_read_once(gradient)
     if node is not None and is_swapped and node.inputs[0] is not None:
@@ -313,7 +313,7 @@ def _is_read_once(value: ir.Value) -> bool:
 
 
 def _branch(kind: str, node: ir.Node, buffer: ir.Value, name: str) -> ir.Graph:
-    """Return a graph of one node, with an output of the buffer's type and shape."""
+    """Return a graph with one node, and an output with the buffer's type and shape."""
     result = node.outputs[0]
     node.name = result.name = f"{gradient_name(name)}/{kind}"
     result.shape, result.type = buffer.shape, buffer.type

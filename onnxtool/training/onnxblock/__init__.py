@@ -1,4 +1,4 @@
-"""Blocks that make up a loss, a model or an optimizer, with the names of onnxruntime-training's onnxblock."""
+"""Building blocks for losses, models and optimizers, with the same names as in onnxruntime-training's onnxblock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The base classes of blocks, and the model that they are added to: one at a time, opened by `base` or `empty_base`."""
+"""Base classes of blocks, and the model they are added to, opened by `base` or `empty_base`, one at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onnxtool.graph.shapes import infer_values
 from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.runtime.quiet import quiet
 
-# The newest IR version that onnxruntime 1.17 reads, and the opset of a new model.
+# The newest IR version that onnxruntime 1.17 reads, and the opset of new models.
 IR_VERSION = 9
 OPSET = 18
 
@@ -29,12 +29,12 @@ _PREFIX = "onnxblock/"
 
 
 class ModelAccessor:
-    """The model that blocks change, with methods that add nodes, constants and inputs to it.
+    """The model that blocks modify, with methods to add nodes, constants and inputs.
 
     Attributes:
-        model: the model as the blocks have made it so far.
-        path: the file of the model, with its external data in the same folder; None for a model in memory.
-        eval_model: the model without gradients; None before a TrainingBlock was built.
+        model: the model with all blocks added so far.
+        path: the model file, with its external data in the same folder; None for a model in memory.
+        eval_model: the model without gradients; None until a TrainingBlock is built.
     """
 
     def __init__(self, model: ModelProto, path: Path | None = None) -> None:
@@ -45,14 +45,14 @@ class ModelAccessor:
         self._count = 0
 
     def new_name(self, kind: str) -> str:
-        """Return a name that nothing in the model has yet."""
+        """Return a name that is not yet used in the model."""
         while (name := f"{_PREFIX}{kind}_{self._count}") in self._taken:
             self._count += 1
         self._taken.add(name)
         return name
 
     def rename(self, name: str, new: str) -> str:
-        """Give what a block has added another name, unless the model has that one; return the name that it has then."""
+        """Rename what a block has added unless the model already uses the name; return the resulting name."""
         if not name.startswith(_PREFIX) or new in self._taken:
             return name
         for node in self.model.graph.node:
@@ -62,9 +62,9 @@ class ModelAccessor:
         return new
 
     def add_node(self, op_type: str, inputs: Sequence[str], *, domain: str | None = None, **attributes: Any) -> str:
-        """Apply an operator, and return the name of its first output; an empty input is one left out.
+        """Apply an operator, and return the name of its first output; an empty string omits an input.
 
-        Attributes are numbers, strings or lists of them. Without a domain it is a standard operator.
+        Attributes are numbers, strings or lists of them. Without a domain, the operator is a standard one.
         """
         output = self.new_name(op_type)
         node_name = self.new_name(op_type)
@@ -79,13 +79,13 @@ class ModelAccessor:
         return name
 
     def has_value(self, name: str) -> bool:
-        """Return whether a graph input, an initializer or the output of a node has this name."""
+        """Return whether a graph input, initializer or node output has this name."""
         graph = self.model.graph
         named = (*graph.input, *graph.initializer)
         return any(one.name == name for one in named) or any(name in node.output for node in graph.node)
 
     def value_info(self, name: str) -> ValueInfoProto:
-        """Return dtype and shape of any value, inferred where the model does not say them.
+        """Return the dtype and shape of any value, inferred where the model does not declare them.
 
         Raises:
             ArtifactError: the model has no such value, or its dtype cannot be inferred.
@@ -122,10 +122,10 @@ _current: ContextVar[ModelAccessor | None] = ContextVar("onnxblock model", defau
 
 
 def current() -> ModelAccessor:
-    """Return the model that blocks are added to now.
+    """Return the model that blocks are currently added to.
 
     Raises:
-        ArtifactError: no block of `with onnxblock.base(...)` or `onnxblock.empty_base()` is entered.
+        ArtifactError: called outside `with onnxblock.base(...)` and `onnxblock.empty_base()`.
     """
     accessor = _current.get()
     if accessor is None:
@@ -140,12 +140,12 @@ def base(model: ModelProto, model_path: str | Path | None = None) -> Iterator[Mo
     """Add blocks to a copy of `model`, converted to opset 18 if it is older.
 
     Args:
-        model: the forward model; load one of more than 2 GB with `load_external_data=False`.
-        model_path: the file that it was loaded from.
+        model: the forward model; load a model of more than 2 GB with `load_external_data=False`.
+        model_path: the file it was loaded from.
 
     Raises:
         ArtifactError: blocks are already being added to another model.
-        GradientError: the model is too old and cannot be converted.
+        GradientError: the model is too old to be converted.
     """
     where = None if model_path is None else Path(model_path)
     with _entered(ModelAccessor(_prepared(model, where), where)) as accessor:
@@ -154,7 +154,7 @@ def base(model: ModelProto, model_path: str | Path | None = None) -> Iterator[Mo
 
 @contextmanager
 def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
-    """Add blocks to an empty model, of opset 18 unless another one is given.
+    """Add blocks to an empty model, with opset 18 by default.
 
     Raises:
         ArtifactError: blocks are already being added to another model.
@@ -167,7 +167,7 @@ def empty_base(opset_version: int | None = None) -> Iterator[ModelAccessor]:
 
 
 def custom_op_library(custom_op_library_path: str | Path) -> NoReturn:
-    """Refuse a library of custom operators.
+    """Refuse a custom operator library.
 
     Raises:
         ArtifactError: always.
@@ -191,7 +191,7 @@ def _entered(accessor: ModelAccessor) -> Iterator[ModelAccessor]:
 
 
 def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
-    """Return a copy that gradients can be built on."""
+    """Return a copy that gradients can be added to."""
     try:
         prepared = ir.from_proto(model)
     except (ir.serde.SerdeError, TypeError, ValueError) as error:
@@ -214,29 +214,29 @@ T = TypeVar("T")
 
 
 class Block(ABC):
-    """A part of a graph. A subclass defines in `build` what it adds, mostly by calling other blocks.
+    """A part of a graph. Subclasses define in `build` what to add, mostly by calling other blocks.
 
-    Blocks exist inside `with onnxblock.base(model):`; calling one adds it to that model.
+    Blocks are created inside `with onnxblock.base(model):`; calling one adds it to that model.
     """
 
     @property
     def base(self) -> ModelProto:
-        """The model that the block is added to; `build` may also change it directly."""
+        """The model that the block is added to; `build` may also modify it directly."""
         return current().model
 
     @property
     def accessor(self) -> ModelAccessor:
-        """The same model, with methods that add nodes, constants and inputs to it."""
+        """The same model, with methods to add nodes, constants and inputs."""
         return current()
 
     def infer_shapes_on_base(self) -> ModelProto:
-        """Return a copy of the model with what is known of dtypes and shapes; weights in other files stay there."""
+        """Return a copy of the model with inferred dtypes and shapes; external weights stay in their files."""
         inferred: ModelProto = onnx.shape_inference.infer_shapes(self.base)
         return inferred
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the block on top of the values with these names, and return the name of its output, or several.
+        """Add the block on top of the named values, and return the name of its output, or several.
 
         Each subclass defines its own parameters.
         """
@@ -247,16 +247,16 @@ class Block(ABC):
 
 
 class ForwardBlock(Block):
-    """A block on top of a model, without gradients; what it returns becomes the outputs of an inference model."""
+    """A block on top of a model, without gradients; its results become the outputs of an inference model."""
 
     _model: ModelProto | None = None
 
     @abstractmethod
     def build(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the block, and return the name of the output of the model, or several."""
+        """Add the block, and return the name of the model's output, or several."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Add the block, and make what it returns the outputs of the model."""
+        """Add the block, and make its results the outputs of the model."""
         output = self.build(*args, **kwargs)
         declare_outputs(self, output_names(output))
         onnx.checker.check_model(self.base, full_check=False)
@@ -268,7 +268,7 @@ class ForwardBlock(Block):
         """Return the model.
 
         Raises:
-            ArtifactError: the block was not called yet.
+            ArtifactError: the block has not been called yet.
         """
         return require_built(self._model)
 
@@ -277,7 +277,7 @@ def require_built(built: T | None) -> T:
     """Return what a block has built.
 
     Raises:
-        ArtifactError: the block was not called yet.
+        ArtifactError: the block has not been called yet.
     """
     if built is None:
         raise ArtifactError("the block was not built", "call it inside `with onnxblock.base(model):` first")
@@ -285,10 +285,10 @@ def require_built(built: T | None) -> T:
 
 
 def output_names(output: object) -> list[str]:
-    """Return what a block returned as a list of names.
+    """Return a block's result as a list of names.
 
     Raises:
-        ArtifactError: it returned no names.
+        ArtifactError: the result is not one or more names.
     """
     several = list(output) if isinstance(output, Sequence) and not isinstance(output, str) else [output]
     names = [name for name in several if isinstance(name, str)]
@@ -298,10 +298,10 @@ def output_names(output: object) -> list[str]:
 
 
 def declare_outputs(block: Block, names: Sequence[str]) -> None:
-    """Make the values with these names the only outputs of the model that the block works on."""
+    """Make the named values the only outputs of the block's model."""
     infos = [block.accessor.value_info(name) for name in dict.fromkeys(names)]
     graph = block.base.graph
-    # The type of an output may be the only known type of a value that an operator without a schema makes.
+    # An output's type may be the only known type of a value made by an operator without a schema.
     known = {value.name for value in (*graph.value_info, *infos)}
     graph.value_info.extend(value for value in graph.output if value.name not in known)
     del graph.output[:]

@@ -1,4 +1,4 @@
-"""Basic blocks of one or two operators each, which other blocks are made of."""
+"""Basic blocks of one or two operators each, the parts of all other blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtool.training.onnxblock.block import Block
 
 
 class _Binary(Block):
-    """The standard operator with the name of the class, on two values."""
+    """The standard operator named like the class, applied to two values."""
 
     def build(self, input_name1: str, input_name2: str) -> str:
         """Apply the operator to two values."""
@@ -21,7 +21,7 @@ class _Binary(Block):
 
 
 class _Unary(Block):
-    """The standard operator with the name of the class, on one value."""
+    """The standard operator named like the class, applied to one value."""
 
     def build(self, input_name: str) -> str:
         """Apply the operator to one value."""
@@ -37,11 +37,11 @@ class Sub(_Binary):
 
 
 class Mul(_Binary):
-    """The product of two values, element by element."""
+    """The elementwise product of two values."""
 
 
 class Div(_Binary):
-    """The quotient of two values, element by element."""
+    """The elementwise quotient of two values."""
 
 
 class Sigmoid(_Unary):
@@ -117,7 +117,7 @@ class SequenceConstruct(Block):
 
 
 class ReduceAllL2(Block):
-    """The Euclidean norm of all elements of several values together, float32 [1]."""
+    """The Euclidean norm over all elements of several values, float32 [1]."""
 
     def build(self, *names: str) -> str:
         """Take the square root of the sum of all squares."""
@@ -128,7 +128,7 @@ class ReduceAllL2(Block):
 
 
 class Clip(Block):
-    """Values clipped to bounds, of which either may be left out."""
+    """Values clipped to bounds; either bound may be omitted."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
         self._bounds = (clip_min, clip_max)
@@ -143,7 +143,7 @@ class Clip(Block):
 
 
 class PassThrough(Block):
-    """The identity: returns the names that it is given, one name or a tuple of several."""
+    """The identity: returns its arguments, one name or a tuple of several."""
 
     def build(self, *names: str) -> str | tuple[str, ...]:
         """Return the names."""
@@ -151,13 +151,13 @@ class PassThrough(Block):
 
 
 class InputLike(Block):
-    """A new input of the model with the dtype and shape of another value."""
+    """A new model input with the dtype and shape of another value."""
 
     def __init__(self, like: str) -> None:
         self._like = like
 
     def build(self, input_name: str | None = None) -> str:
-        """Add the input, with this name or a generated one."""
+        """Add the input, with the given name or a generated one."""
         value = ValueInfoProto()
         value.CopyFrom(self.accessor.value_info(self._like))
         value.name = input_name or self.accessor.new_name("input")
@@ -168,16 +168,16 @@ class InputLike(Block):
 
 
 class LabelEncoder(Block):
-    """Numbers or strings replaced by means of a table, an operator of the domain ai.onnx.ml.
+    """Replace numbers or strings using a lookup table, with an operator of the ai.onnx.ml domain.
 
     Args:
-        default_float: the value of a key that is not in the table, if values are floats.
+        default_float: the value for keys not in the table, if values are floats.
         default_int64: the same for integers.
         default_string: the same for strings.
-        keys_floats: the keys, if they are floats; keys are of exactly one type.
+        keys_floats: the keys, if they are floats; all keys have the same type.
         keys_int64s: the same for integers.
         keys_strings: the same for strings.
-        values_floats: one value per key, if they are floats; values are of exactly one type.
+        values_floats: one value per key, if they are floats; all values have the same type.
         values_int64s: the same for integers.
         values_strings: the same for strings.
     """
@@ -220,7 +220,7 @@ class LabelEncoder(Block):
 
 
 class Cast(Block):
-    """Elements of another type.
+    """Elements converted to another type.
 
     Args:
         to: a value of onnx.TensorProto.DataType.
@@ -235,15 +235,15 @@ class Cast(Block):
 
 
 class Linear(Block):
-    """A layer `y = alpha x W^T + beta b` with new parameters, initialized as those of torch.nn.Linear.
+    """A layer `y = alpha x W^T + beta b` with new parameters, initialized like torch.nn.Linear.
 
     Args:
         in_features: width of the input.
         out_features: width of the output.
-        bias: whether there is a bias.
-        alpha: a factor of the product.
-        beta: a factor of the bias.
-        seed: of the initialization; None draws other parameters each time.
+        bias: whether to add a bias.
+        alpha: factor of the product.
+        beta: factor of the bias.
+        seed: seed of the initialization; None draws different parameters each time.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The usual losses, in forms that neither overflow nor lose their gradient.
+"""Common losses, in forms that neither overflow nor lose their gradient.
 
-Letters: N samples, C classes, D* further axes of a sample.
+Letters: N samples, C classes, D* further axes of each sample.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _REDUCTIONS = {
 }
 
 
-# What makes probabilities of logits; a loss that does the same once more would train something else.
+# Operators that turn logits into probabilities; a loss that applies one again would train something else.
 _PROBABILITIES = frozenset(("Sigmoid", "Softmax", "HardSigmoid"))
 _SAME_NUMBERS = frozenset(
     (
@@ -34,10 +34,10 @@ _SAME_NUMBERS = frozenset(
 
 
 def _require_logits(model: ModelProto, name: str, loss: str) -> None:
-    """Refuse scores that the graph has made probabilities of.
+    """Refuse scores that the graph has already turned into probabilities.
 
     Raises:
-        ArtifactError: a Softmax or Sigmoid has computed them.
+        ArtifactError: a Softmax or Sigmoid computes them.
     """
     makers = {output: node for node in model.graph.node for output in node.output}
     value = name
@@ -60,13 +60,13 @@ def _reduction(name: str) -> Block:
 
 
 class _Elementwise(Block):
-    """A loss of each element against a target of the same shape, then reduced."""
+    """An elementwise loss against a target of the same shape, then reduced."""
 
     def __init__(self, reduction: str = "mean") -> None:
         self._reduce = _reduction(reduction)
 
     def build(self, loss_input_name: str, target_name: str = "target") -> str:
-        """Add the loss; the target becomes an input of the model unless it already is one."""
+        """Add the loss; the target becomes a model input unless it already is one."""
         if not self.accessor.has_value(target_name):
             blocks.InputLike(loss_input_name)(target_name)
         reduced: str = self._reduce(self._elementwise(loss_input_name, target_name))
@@ -105,10 +105,10 @@ class L1Loss(_Elementwise):
 class BCEWithLogitsLoss(_Elementwise):
     """The binary cross entropy of logits x against targets t in [0, 1].
 
-    It is `(1 - t) x + (1 + (p - 1) t) softplus(-x)`, which overflows for no x, with p the weight of positive targets.
+    It is `(1 - t) x + (1 + (p - 1) t) softplus(-x)`, which never overflows, where p is the weight of positive targets.
 
     Args:
-        weight: of each element, with a shape that broadcasts to the elements.
+        weight: weight of each element, with a shape that broadcasts to the elements.
         reduction: mean, sum or none.
         pos_weight: weight of positive targets, with a shape that broadcasts to the elements.
     """
@@ -135,18 +135,18 @@ class BCEWithLogitsLoss(_Elementwise):
 
 
 class CrossEntropyLoss(Block):
-    """The negative logarithm of the probability of the labeled class.
+    """The negative log-probability of the labeled class.
 
     The labels are a separate input, int64 [N, D*] for logits [N, C, D*].
 
     Args:
-        weight: of each class, float32 [C].
-        reduction: mean, sum or none. The mean is over the labels that are not ignored, and zero if all are.
-        ignore_index: labels of this value are ignored.
-        axis: the axis of the classes: 1, or -1 for logits [N, D*, C] such as those of a language model. With -1, rows
-            with ignored labels are pruned before the layers that compute the logits.
-        shift: the logits at a token are for the label of the next one, as in a language model whose labels are its
-            inputs; the last logits then have no label. With axis=-1 and an ignore_index.
+        weight: weight of each class, float32 [C].
+        reduction: mean, sum or none. The mean is over labels that are not ignored, and zero if all are.
+        ignore_index: labels with this value are ignored.
+        axis: the class axis: 1, or -1 for logits [N, D*, C] such as a language model's. With -1, rows with ignored
+            labels are pruned before the layers that compute the logits.
+        shift: the logits at a token predict the label of the next one, as in a language model whose labels are its
+            inputs; the last logits then have no label. Requires axis=-1 and an ignore_index.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class CrossEntropyLoss(Block):
         self._axis = axis
 
     def build(self, scores_input_name: str, labels_name: str = "labels") -> str:
-        """Add the loss; the labels become an input of the model unless they already are one."""
+        """Add the loss; the labels become a model input unless they already are one."""
         scores, labels = scores_input_name, labels_name
         _require_logits(self.accessor.model, scores, "CrossEntropyLoss")
         dims = self.accessor.value_info(scores).type.tensor_type.shape.dim
@@ -205,7 +205,7 @@ class CrossEntropyLoss(Block):
         return self.accessor.add_node("Div", [loss, self._count(*inputs[1:])]) if divided else loss
 
     def _shifted(self, labels: str, scores: list[int | str | None]) -> str:
-        """Return for each token the label of the next one, and an ignored label for the last."""
+        """Return the next token's label for each token, and an ignored label for the last."""
         if len(scores) != 3:
             raise ArtifactError(
                 f"labels are shifted along the tokens, and the logits have {len(scores)} axes",
@@ -217,7 +217,7 @@ class CrossEntropyLoss(Block):
         return op("Pad", [after, constant(np.array([0, 0, 0, 1])), constant(np.array(self._ignore_index, np.int64))])
 
     def _count(self, labels: str, weight: str | None = None) -> str:
-        """Return the sum of the weights of the labels that are not ignored, or 1 if it is zero."""
+        """Return the sum of the weights of labels that are not ignored, or 1 if it is zero."""
         op, constant = self.accessor.add_node, self.accessor.add_constant
         is_valid = None
         if self._ignore_index is not None:
@@ -232,7 +232,7 @@ class CrossEntropyLoss(Block):
         return op("Where", [is_zero, constant(np.array(1, np.float32)), count])
 
     def _require_labels(self, name: str, scores: list[int | str | None]) -> None:
-        """Add the labels to the inputs of the model, or refuse an input that holds none."""
+        """Add the labels to the model's inputs, or refuse an existing input that cannot hold labels."""
         if not self.accessor.has_value(name):
             sizes = list(scores)
             del sizes[self._axis]

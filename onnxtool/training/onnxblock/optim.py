@@ -1,9 +1,8 @@
-"""Optimizers: one step for all parameters, which are in one buffer.
+"""Optimizers: update all parameters, held in one buffer, in a single step.
 
-The buffer is split into blocks, float32 [K, S], the end padded with zeros; gradients and moments have the same layout.
-A Scan applies the formula to one block after another. So the number of kernels does not grow with the number of
-parameters, and with 32768 elements per block all intermediate results stay in the cache of a CPU. On a GPU one block
-holds everything.
+The buffer is split into blocks, float32 [K, S], zero-padded at the end; gradients and moments have the same layout.
+A Scan applies the formula block by block. The number of kernels therefore does not grow with the number of parameters,
+and with 32768 elements per block all intermediate results stay in the CPU cache. On a GPU, one block holds everything.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ Parameters = tuple["Sequence[TensorProto]", "Sequence[TensorProto]"]
 
 
 class ClipGradNorm(Block):
-    """Scale all gradients down by one factor if their common Euclidean norm is above a bound.
+    """Scale down all gradients by one factor if their joint Euclidean norm exceeds a bound.
 
     Args:
         max_norm: the bound.
@@ -46,7 +45,7 @@ class ClipGradNorm(Block):
         """Return the names of the clipped gradients.
 
         Raises:
-            ArtifactError: a name is that of a sequence of gradients.
+            ArtifactError: a name refers to a sequence of gradients.
         """
         for value in self.base.graph.input:
             if value.name in gradient_names and value.type.HasField("sequence_type"):
@@ -58,14 +57,14 @@ class ClipGradNorm(Block):
         return [self.accessor.add_node("Mul", [name, scale]) for name in gradient_names]
 
     def scale(self, *gradient_names: str) -> str:
-        """Return the factor of the gradients, float32 [1], at most 1; the formula is PyTorch's."""
+        """Return the scale factor for the gradients, float32 [1], at most 1, using PyTorch's formula."""
         norm = Add()(ReduceAllL2()(*gradient_names), Constant(1e-6)())
         scale: str = Clip(clip_max=1.0)(Div()(Constant(self._max_norm)(), norm))
         return scale
 
 
 class ScanBody:
-    """The nodes that a Scan runs for each block; they may read values of the outer graph."""
+    """The nodes that a Scan runs on each block; they may read values of the outer graph."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -78,13 +77,13 @@ class ScanBody:
 
 
 class Optimizer(ForwardBlock):
-    """The common part of optimizers: inputs, outputs and the Scan.
+    """The common base of optimizers: inputs, outputs and the Scan.
 
     Args:
-        clip_grad: scales the gradients down before the step.
+        clip_grad: scales down the gradients before the step.
 
     Attributes:
-        moments: the inputs that hold the state of the optimizer.
+        moments: the inputs that hold the optimizer state.
     """
 
     moments: tuple[str, ...] = ()
@@ -94,10 +93,10 @@ class Optimizer(ForwardBlock):
 
     @abstractmethod
     def update(self, body: ScanBody, parameters: str, gradients: str, moments: Sequence[str]) -> None:
-        """Add the formula for one block to `body`; it sets `updated_name` of the parameters and moments."""
+        """Add the formula for one block to `body`; set `updated_name` of the parameters and moments."""
 
     def build(self, parameters: Parameters) -> list[str]:
-        """Add the optimizer step for these (trained, frozen) parameters, and return the names of the outputs."""
+        """Add the optimizer step for the given (trained, frozen) parameters, and return the output names."""
         trained = parameters[0]
         if not trained:
             raise ArtifactError("there is no parameter to optimize", "train at least one")
@@ -138,10 +137,10 @@ class AdamW(Optimizer):
 
     Args:
         bias_correction: correct for moments that start at zero.
-        betas: the decay rates of both moments per step.
+        betas: decay rates of the two moments per step.
         eps: added to the square root of the second moment.
-        weight_decay: the share of a parameter that is subtracted in each step, times the learning rate.
-        clip_grad: scales the gradients down before the step.
+        weight_decay: the fraction of a parameter subtracted in each step, times the learning rate.
+        clip_grad: scales down the gradients before the step.
     """
 
     moments = (FIRST_MOMENTS, SECOND_MOMENTS)
@@ -164,7 +163,7 @@ class AdamW(Optimizer):
         """Add the formula for one block.
 
         With c the square roots of the bias corrections it is `p (1 - lr w) - lr c2/c1^2 m / (sqrt(v) + eps c2)`, so
-        that everything except p, m and v is a scalar of the outer graph.
+        everything except p, m and v is a scalar of the outer graph.
         """
         op, (beta1, beta2) = self.accessor.add_node, self._betas
         rate, eps = LEARNING_RATE, self.number(self._eps)
@@ -198,7 +197,7 @@ class AdamW(Optimizer):
     def _correction(self, beta: float) -> str:
         """Return `1 - beta ** step`."""
         op = self.accessor.add_node
-        # In double precision: 1 - 0.999 ** 1 loses four digits in float32.
+        # In double precision: in float32, 1 - 0.999 ** 1 loses four digits.
         step = op("Cast", [STEP], to=TensorProto.DOUBLE)
         power = op("Pow", [self._double(beta), step])
         return op("Cast", [op("Sub", [self._double(1.0), power])], to=TensorProto.FLOAT)
@@ -208,12 +207,12 @@ class AdamW(Optimizer):
 
 
 class SGD(Optimizer):
-    """Stochastic gradient descent, as torch.optim.SGD computes it.
+    """Stochastic gradient descent, as in torch.optim.SGD.
 
     Args:
-        clip_grad: scales the gradients down before the step.
-        momentum: the share of the last step that is added; it is the first moment.
-        weight_decay: the share of a parameter that is added to its gradient.
+        clip_grad: scales down the gradients before the step.
+        momentum: the fraction of the last step that is added; stored as the first moment.
+        weight_decay: the fraction of a parameter that is added to its gradient.
     """
 
     def __init__(self, clip_grad: ClipGradNorm | None = None, momentum: float = 0.0, weight_decay: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""A block whose result is a loss: it gives the training model, with gradients, the eval model, and a checkpoint."""
+"""A block that computes a loss: it provides the training model with gradients, the eval model, and a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from onnxtool.training.onnxblock.block import Block, declare_outputs, output_nam
 
 
 class TrainingBlock(Block):
-    """A block on top of a model that ends in a loss, and the gradients of the loss with respect to parameters.
+    """A block on top of a model that ends in a loss, with the loss's gradients with respect to parameters.
 
-    Parameters are named in `requires_grad` before the block is called; all others stay constants of the graph. Float
-    inputs may be named there too: the training model then has their gradients beside those of the parameters.
+    Name the parameters with `requires_grad` before calling the block; all others stay constants of the graph. Float
+    inputs may also be named there: the training model then computes their gradients as well.
 
     Attributes:
-        recompute: compute cheap activations a second time for the gradients, instead of keeping them.
+        recompute: recompute cheap activations for the gradients instead of keeping them.
     """
 
     recompute: bool = False
@@ -38,7 +38,7 @@ class TrainingBlock(Block):
         """Add the block, and return the name of the loss, or of the loss and further outputs."""
 
     def requires_grad(self, argument_name: str, value: bool = True) -> None:
-        """Train a parameter or get the gradient of an input; `value` False freezes a parameter.
+        """Train a parameter or compute the gradient of an input; with `value` False, freeze a parameter.
 
         A frozen parameter becomes an input of the models without a gradient.
         """
@@ -64,7 +64,7 @@ class TrainingBlock(Block):
         """Return the trained and the frozen parameters, in the order of the inputs.
 
         Raises:
-            ArtifactError: the block was not called yet.
+            ArtifactError: the block has not been called yet.
         """
         graphs = require_built(self._graphs)
         return graphs.trainable, graphs.frozen
@@ -73,23 +73,23 @@ class TrainingBlock(Block):
         """Return the training model and the eval model.
 
         Raises:
-            ArtifactError: the block was not called yet.
+            ArtifactError: the block has not been called yet.
         """
         graphs = require_built(self._graphs)
         return graphs.training, graphs.evaluation
 
     @property
     def inputs_with_gradient(self) -> list[str]:
-        """The inputs of the user whose gradients the training model computes.
+        """The user inputs whose gradients the training model computes.
 
         Raises:
-            ArtifactError: the block was not called yet.
+            ArtifactError: the block has not been called yet.
         """
         return require_built(self._graphs).inputs
 
     @property
     def selection(self) -> Selection:
-        """Which parameters are trained and which are frozen."""
+        """The parameters to train and to freeze."""
         selected = self._selected()
         trained = tuple(name for name, value in selected.items() if value)
         return Selection(trained, tuple(name for name, value in selected.items() if not value), self._optional)
@@ -113,20 +113,20 @@ def save_checkpoint(
     path_to_checkpoint: str | Path,
     nominal_checkpoint: bool = False,
 ) -> None:
-    """Write the (trained, frozen) parameters of a TrainingBlock; a nominal checkpoint has no values.
+    """Write a TrainingBlock's (trained, frozen) parameters; a nominal checkpoint has no values.
 
     Raises:
         CheckpointError: a parameter is in both lists.
-        OutputWriteError: it cannot be written.
+        OutputWriteError: the file cannot be written.
     """
     save(checkpoint_of(*parameters, nominal=nominal_checkpoint), Path(path_to_checkpoint))
 
 
 def load_checkpoint_to_model(path_to_checkpoint: str | Path, model: onnx.ModelProto) -> None:
-    """Set the initializers of `model` to the values with the same names in the checkpoint.
+    """Set the initializers of `model` to the checkpoint's values of the same names.
 
     Raises:
-        CheckpointError: it cannot be read, has no values, or a shape differs from that of the model.
+        CheckpointError: it cannot be read, has no values, or a shape differs from the model's.
     """
     checkpoint = load_checkpoint(Path(path_to_checkpoint))
     if checkpoint.is_nominal:
@@ -150,13 +150,13 @@ def checkpoint_of(
     nominal: bool = False,
     folder: Path | None = None,
 ) -> Checkpoint:
-    """Return a checkpoint of these parameters.
+    """Make a checkpoint from the given parameters.
 
     Args:
         trainable: parameters with a gradient.
         frozen: parameters without a gradient.
-        nominal: whether to leave out the values.
-        folder: the folder of the model, if the tensors are in its external data.
+        nominal: whether to omit the values.
+        folder: the model's folder, if the tensors are in its external data.
     """
     both = sorted({tensor.name for tensor in trainable} & {tensor.name for tensor in frozen})
     if both:

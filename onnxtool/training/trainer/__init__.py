@@ -1,1 +1,1 @@
-"""A model of PyTorch with its loss, compiled as one: a module for a loop of one's own, and transformers' Trainer."""
+"""A PyTorch model compiled together with its loss: a module for custom training loops, and transformers' Trainer."""

@@ -1,6 +1,6 @@
-"""Ignored-label pruning: rows whose label is ignored skip the output head; loss and gradients stay the same.
+"""Ignored-label pruning: rows with an ignored label skip the output head; loss and gradients stay the same.
 
-Most tokens of a masked language model have no label, and the head is most of the work of a small one. The labeled rows
+Most tokens in masked language modeling have no label, and the head is most of a small model's work. The labeled rows
 are found before the compiled graph and are one of its inputs, with one dynamic size; the graph gathers them. A check in
 eager PyTorch shows that this changes neither the loss nor its gradients.
 
@@ -27,19 +27,19 @@ from onnxtool.training.trainer.losses import Batch, ComputeLoss, predicts_next, 
 NUM_SPARE = 4
 """Rows selected in addition to the labeled ones, with an ignored label.
 
-TorchDynamo compiles sizes of 0 and 1 separately, and a loss that shifts its labels has one row less.
+TorchDynamo compiles sizes of 0 and 1 separately, and a loss that shifts its labels has one row fewer.
 """
 
 
 def labeled_rows(
     model: torch.nn.Module, inputs: Mapping[str, Any], shifts: bool
 ) -> tuple[dict[str, Any], torch.Tensor]:
-    """Return the inputs with the labels of the selected rows only, [1, N], and the indices of these rows, int64 [N].
+    """Return the inputs with only the selected rows' labels, [1, N], and the indices of these rows, int64 [N].
 
     Args:
-        model: the model that takes the inputs. If it makes its decoder inputs from the labels, that happens here.
+        model: the model that takes the inputs. If it makes its decoder inputs from the labels, this is done here.
         inputs: with labels int [B, S].
-        shifts: whether the logits at a position are for the label of the next one. The loss also shifts the selected
+        shifts: whether the logits at a position predict the label of the next one. The loss also shifts the selected
             labels, so they are moved one position to the right.
     """
     labels = inputs["labels"]
@@ -59,9 +59,9 @@ def _with_decoder_inputs(model: torch.nn.Module, inputs: Mapping[str, Any]) -> d
 
 
 def output_head(model: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the layer that computes the logits of `model`, or None if it is not clear which one does.
+    """Return the layer that computes the logits of `model`, or None if it cannot be determined.
 
-    It is the layer that transformers calls output embeddings, otherwise the only direct child of the model with as many
+    It is the layer that transformers calls output embeddings, or else the model's only direct child with as many
     outputs as there are classes.
     """
     embeddings = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
@@ -75,7 +75,7 @@ def output_head(model: torch.nn.Module) -> torch.nn.Module | None:
 def modules_around(head: torch.nn.Module, model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules whose input rows can be selected, the one with the most layers first.
 
-    These are the part of the model that contains the head, such as `cls` of BERT with its transform, and the head.
+    These are the head and the part of the model that contains it, such as BERT's `cls` with its transform.
     """
     base = getattr(model, "base_model", None)
     parts = [part for part in model.children() if part is not base and any(head is inner for inner in part.modules())]
@@ -83,7 +83,7 @@ def modules_around(head: torch.nn.Module, model: torch.nn.Module) -> list[torch.
 
 
 class RowSelection:
-    """Passes only the selected rows to a module, as a forward pre-hook that does nothing while `rows` is None.
+    """Passes only the selected rows to a module, as a forward pre-hook that is inactive while `rows` is None.
 
     Attributes:
         rows: int64 [N], the rows to pass on; None for all.
@@ -104,11 +104,11 @@ class RowSelection:
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows).unsqueeze(0), *arguments[1:])
 
 
-# Largest relative difference. Attention and linear layers sum in the same order in both runs, the loss does not; a
-# wrong row has a relative error of about 1.
+# The largest relative difference accepted. Attention and linear layers sum in the same order in both runs, the loss
+# does not; a wrong row has a relative error of about 1.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
 _HALF_TOLERANCE = 5e-2
-# What models raise that use labels or logits in another way than this check assumes.
+# Exceptions from models that use labels or logits in ways this check does not cover.
 _MODEL_ERRORS = (OnnxtoolError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 _SEED = 0
 _LABELED_SHARE = 0.5
@@ -116,10 +116,10 @@ _LABELED_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Plan:
-    """How to prune rows, or why not.
+    """A way to prune rows, or the reason not to.
 
     Attributes:
-        shifts: whether the logits at a position are for the label of the next one.
+        shifts: whether the logits at a position predict the label of the next one.
         module: the module that gets fewer rows.
         reason: why no row may be pruned; empty if rows may be pruned.
     """
@@ -145,7 +145,7 @@ class _LogitsHook:
     """Detaches the logits, as a forward hook of the output head, so that backward stops there.
 
     Attributes:
-        logits: [..., C], of the last call.
+        logits: the last call's logits, [..., C].
         num_calls: how often the head was called.
     """
 
@@ -159,10 +159,10 @@ class _LogitsHook:
 
 
 class PruningCheck:
-    """Computes a loss with all rows and with the labeled rows only, and compares loss and gradients.
+    """Computes a loss with all rows and with only the labeled rows, and compares loss and gradients.
 
-    The labels are random, half of them ignored: those of the batch may all be the same. Both runs draw the same random
-    numbers, as the model draws them in training, and restore its buffers and PyTorch's generators.
+    The labels are random, half of them ignored, because the batch's labels may all be the same. Both runs draw the same
+    random numbers, as the model draws them in training, and restore its buffers and PyTorch's generators.
     """
 
     def __init__(
@@ -174,10 +174,10 @@ class PruningCheck:
         self._selection = selection
 
     def first_correct(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None, plans: Iterable[Plan]) -> Plan:
-        """Return the first of `plans` that changes nothing, otherwise a plan with the reason why the first one does.
+        """Return the first of `plans` that changes nothing, or else a plan with the reason why the first one does.
 
         Args:
-            inputs: of the model, with labels int [B, S].
+            inputs: the model's inputs, with labels int [B, S].
             num_items: passed to the loss.
             plans: the best one first.
         """
@@ -216,7 +216,7 @@ class PruningCheck:
     def _require_equal(
         self, plan: Plan, expected: _Run, inputs: Mapping[str, Any], num_items: torch.Tensor | None
     ) -> None:
-        """Raise if pruning by `plan` gives another loss or other gradients than `expected`."""
+        """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
         try:
             selected, rows = labeled_rows(self._model, inputs, plan.shifts)
         except _MODEL_ERRORS as error:
@@ -290,20 +290,20 @@ INFERENCE = "inference mode has no gradients to compare"
 DENSE = "nearly all rows are labeled"
 
 _LOGGER = logging.getLogger(__name__)
-# If more rows are labeled, gathering them costs what it saves.
+# If more rows are labeled, gathering them costs as much as it saves.
 _DENSE_SHARE = 0.9
 
 
 @dataclass(frozen=True)
 class SparsityReport:
-    """What ignored-label pruning did so far; as a string, a text for people.
+    """Statistics of ignored-label pruning so far; `str()` gives a readable text.
 
     Attributes:
         num_batches: calls of the model with its loss.
         num_sparse_batches: calls that pruned rows.
-        num_rows: rows that have a label, ignored or not, in all batches.
+        num_rows: rows with a label, ignored or not, in all batches.
         num_head_rows: rows that went through the output head.
-        reasons: why batches were not pruned, and how many.
+        reasons: why batches were not pruned, with counts.
     """
 
     num_batches: int
@@ -322,7 +322,7 @@ class SparsityReport:
 class LabelSparsity:
     """Decides for each batch which rows go through the output head.
 
-    Rows are pruned if the inputs have integer `labels` for each position, the output head of the model is known, and a
+    Rows are pruned if the inputs have integer `labels` for each position, the model's output head is known, and a
     check on the first batch shows that loss and gradients stay the same (`PruningCheck`). Otherwise all rows go through
     the head, and the report says why.
     """
@@ -340,7 +340,7 @@ class LabelSparsity:
         self._reasons: Counter[str] = Counter()
 
     def report(self) -> SparsityReport:
-        """Return what happened so far."""
+        """Return the statistics so far."""
         return SparsityReport(
             self._num_sparse + self._reasons.total(),
             self._num_sparse,
@@ -354,7 +354,7 @@ class LabelSparsity:
     ) -> tuple[Batch, torch.Tensor | None]:
         """Return the inputs, and the rows that go through the head: int64 [N], or None for all rows.
 
-        The labels among the inputs are then those of these rows, [1, N].
+        The inputs then have only the labels of these rows, [1, N].
         """
         reason = self._reason_for_all(inputs, return_outputs)
         plan = Plan(reason=reason) if reason else self._plan(compute_loss, inputs, num_items)
@@ -371,7 +371,7 @@ class LabelSparsity:
         return selected, rows
 
     def _reason_for_all(self, inputs: Batch, return_outputs: bool) -> str:
-        """Return why all rows go through the head whatever the check finds, or an empty string."""
+        """Return why all rows go through the head regardless of the check, or an empty string."""
         if self._reason or return_outputs:
             return self._reason or OUTPUTS
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None

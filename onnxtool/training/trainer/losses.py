@@ -1,4 +1,4 @@
-"""The loss that a training step computes from a model and a batch: the model's own, or that of a criterion."""
+"""The loss that a training step computes from a model and a batch: the model's own, or a criterion's."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from onnxtool.errors import InputError
 
 Batch = Any
-"""The arguments of a model: a mapping of names to tensors, or `(inputs, targets)` for a criterion."""
+"""Model arguments: a mapping of names to tensors, or `(inputs, targets)` for a criterion."""
 
 Loss: TypeAlias = torch.Tensor | tuple[torch.Tensor, Any]
-"""The loss, float [], and with `return_outputs` the outputs of the model."""
+"""The loss, float [], and with `return_outputs` the model's outputs."""
 
 
 ComputeLoss: TypeAlias = Callable[[torch.nn.Module, Batch, bool, torch.Tensor | None], Loss]
-"""Returns the loss of a model for a batch, and the outputs if asked for.
+"""Returns the loss of a model for a batch, and the outputs on request.
 
-The arguments are those of `transformers.Trainer.compute_loss`, version 5.23: model, inputs, `return_outputs` and
-`num_items_in_batch`.
+The arguments are the same as for `transformers.Trainer.compute_loss`, version 5.23: model, inputs, `return_outputs`
+and `num_items_in_batch`.
 """
 
 
@@ -32,10 +32,10 @@ _COMPUTE_LOSS = (
 
 
 class ModelLoss:
-    """The loss that a transformers model computes from its `labels`, or the smoothed loss instead.
+    """The loss that a transformers model computes from its `labels`, or a smoothed loss instead.
 
     It does what `transformers.Trainer.compute_loss` does, without a Trainer: `num_items_in_batch`, the number of labels
-    that are not ignored in all batches of one optimizer step, is passed to models whose forward takes `**kwargs`.
+    not ignored in all batches of one optimizer step, is passed to models whose forward takes `**kwargs`.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class ModelLoss:
         label_smoothing: float = 0.0,
         label_smoother: Callable[..., torch.Tensor] | None = None,
     ) -> None:
-        """Find out how the loss of `model` has to be called.
+        """Determine how to call the loss of `model`.
 
         Args:
             model: a transformers model, or one with the same conventions.
             label_smoothing: the share of the mean over all classes in the loss; 0 for the model's own loss.
-            label_smoother: smooths in place of `LabelSmoother(label_smoothing)`.
+            label_smoother: used instead of `LabelSmoother(label_smoothing)`.
         """
         from transformers.trainer_pt_utils import LabelSmoother
 
@@ -69,12 +69,12 @@ class ModelLoss:
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the loss of `model` for `inputs`, a mapping, and its outputs if asked for.
+        """Return the loss of `model` for `inputs`, a mapping, and its outputs on request.
 
-        A tensor alone has no labels: the model's outputs for it are returned, whose loss the caller computes.
+        A bare tensor has no labels: the model's outputs are returned, and the caller computes the loss.
 
         Raises:
-            InputError: the model gives no loss for these inputs.
+            InputError: the model returns no loss for these inputs.
         """
         if isinstance(inputs, torch.Tensor):
             return model(inputs)
@@ -103,11 +103,11 @@ class ModelLoss:
         return (loss, outputs) if return_outputs else loss
 
 
-class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
     """`criterion(model(inputs), targets)` of a batch `(inputs, targets)`, for models that take no labels.
 
     A mapping is passed to the model as keywords, a tuple as positional arguments. A criterion with parameters or
-    buffers moves and trains with the `ModuleWithLoss` that it is given to.
+    buffers is moved and trained along with its `ModuleWithLoss`.
     """
 
     def __init__(self, criterion: Callable[[Any, Any], torch.Tensor]) -> None:
@@ -121,7 +121,7 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no ty
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Loss:
-        """Return the criterion of the model's outputs; `num_items_in_batch` is not used.
+        """Return the criterion applied to the model's outputs; `num_items_in_batch` is not used.
 
         Raises:
             InputError: the batch is not a pair.
@@ -135,7 +135,7 @@ class CriterionLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no ty
         return (loss, outputs) if return_outputs else loss
 
 
-class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
     """`function(model, inputs, targets)` of a batch `(inputs, targets)`."""
 
     def __init__(self, function: Callable[[torch.nn.Module, Any, Any], torch.Tensor]) -> None:
@@ -152,7 +152,7 @@ class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no type
         """Return the function's loss; `num_items_in_batch` is not used.
 
         Raises:
-            InputError: the batch is not a pair, or outputs are asked for, which the function does not return.
+            InputError: the batch is not a pair, or outputs are requested, which the function does not return.
         """
         if return_outputs:
             raise InputError(
@@ -166,7 +166,7 @@ class TargetsLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no type
 _OPTIONAL = ("return_outputs", "num_items_in_batch")
 
 
-class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
     """`function(model, inputs, ...)`, which gets the other arguments by name, as `transformers.Trainer` passes them."""
 
     def __init__(self, function: Callable[..., Loss], parameters: Mapping[str, inspect.Parameter]) -> None:
@@ -186,11 +186,11 @@ class NamedLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         """Return the function's loss.
 
         Raises:
-            InputError: outputs are asked for, or the loss is to be divided by `num_items_in_batch`, and the function
+            InputError: outputs are requested, or the loss should be divided by `num_items_in_batch`, and the function
                 takes no argument of that name.
         """
         named: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
-        if return_outputs or "return_outputs" in self._required:  # as the Trainer, which leaves it out while it trains
+        if return_outputs or "return_outputs" in self._required:  # like the Trainer, which omits it during training
             named["return_outputs"] = return_outputs
         for name in [name for name in named if name not in self._known]:
             if named.pop(name) is not None:
@@ -205,10 +205,10 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
-    """Return a function that takes all arguments of `Trainer.compute_loss` in their order, for one with its own.
+    """Adapt a function to take all arguments of `Trainer.compute_loss` in order.
 
     Raises:
-        InputError: it cannot be called with these arguments.
+        InputError: the function cannot be called with these arguments.
     """
     try:
         signature = inspect.signature(
@@ -235,7 +235,7 @@ def with_all_arguments(compute_loss: Callable[..., Any]) -> ComputeLoss:
 
 
 def pair(batch: Batch) -> tuple[Any, Any]:
-    """Return inputs and targets of a batch.
+    """Return the inputs and targets of a batch.
 
     Raises:
         InputError: it is not a pair.
@@ -256,14 +256,14 @@ def takes_num_items(model: torch.nn.Module) -> bool:
 
 
 def predicts_next(model: torch.nn.Module) -> bool:
-    """Return whether the logits at a position are for the label of the next one, by the rule of the Trainer."""
+    """Return whether the logits at a position predict the label of the next one, by the Trainer's rule."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     return type(without_adapters(model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def settle_loss_function(model: torch.nn.Module) -> None:
-    """Fix the loss function that a transformers model would fall back to at each call.
+    """Fix the loss function that a transformers model would otherwise fall back to at each call.
 
     Falling back logs a message, and TorchDynamo ends a graph at a log call.
     """
@@ -275,10 +275,10 @@ def settle_loss_function(model: torch.nn.Module) -> None:
 
 
 def settle_problem_type(model: torch.nn.Module, compute_loss: ComputeLoss, inputs: Batch) -> None:
-    """Note down in a classifier's configuration what kind of labels it has, as its first call would.
+    """Record the kind of labels in a classifier's configuration, as its first call would.
 
-    A change during the first call would make TorchDynamo compile the second one again. Nothing is noted down for a
-    `compute_loss` that may keep the labels from the model, because the model would not do so either.
+    A change during the first call would make TorchDynamo recompile at the second. Nothing is recorded for a
+    `compute_loss` that may keep the labels from the model, because the model would not record anything either.
     """
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
     if not isinstance(labels, torch.Tensor) or not _passes_labels(compute_loss):
@@ -296,7 +296,7 @@ def settle_problem_type(model: torch.nn.Module, compute_loss: ComputeLoss, input
 
 
 def _passes_labels(compute_loss: ComputeLoss) -> bool:
-    """Whether the model is known to get the labels."""
+    """Return whether the model is known to get the labels."""
     if isinstance(compute_loss, ModelLoss):
         return compute_loss.passes_labels
     from transformers import Trainer
@@ -307,7 +307,7 @@ def _passes_labels(compute_loss: ComputeLoss) -> bool:
 
 
 def _notes_problem_type(module: torch.nn.Module) -> bool:
-    """Whether a call of a transformers model with labels notes down their kind."""
+    """Return whether a transformers model records the kind of its labels when called with them."""
     from transformers.loss.loss_utils import LOSS_MAPPING, ForSequenceClassificationLoss
 
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
@@ -318,5 +318,5 @@ def _notes_problem_type(module: torch.nn.Module) -> bool:
 
 
 def without_adapters(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the base model of a PEFT model; any other model as it is."""
+    """Return the base model of a PEFT model; any other model unchanged."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,4 +1,4 @@
-"""A model together with its loss, compiled as one: forward, loss and backward run in onnxruntime."""
+"""A model compiled together with its loss: forward, loss and backward run in onnxruntime."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from onnxtool.training.trainer.packed_documents import PackedDocuments
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
-else:  # not loaded for a type
+else:  # not imported just for a type
     TrainingArguments = Any
 
 _LOGGER = logging.getLogger(__name__)
 _MOST_GRAPHS = 64
-"""Of one module: training or not, gradients or not, with outputs, with a number of items, with pruned rows, and each
-of these once with fixed sizes and once with dynamic ones."""
+"""Graphs per module: training or not, gradients or not, with outputs, with a number of items, with pruned rows, each
+once with fixed sizes and once with dynamic ones."""
 _EVERY_MODULE = 1 << 30
-"""How many graphs all modules of a process may have. Some search for hyperparameters trains hundreds of models."""
+"""Graphs that all modules of a process may have. Some hyperparameter searches train hundreds of models."""
 
 
 @contextlib.contextmanager
 def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
-    """Set TorchDynamo up to compile a module of ours, one of many.
+    """Set up TorchDynamo to compile one of our many modules.
 
-    Under DistributedDataParallel model and loss are one graph, whose gradients are exchanged after it, or with
-    `overlap_exchange` one for each bucket of gradients, which is exchanged during the next. The warning that is
-    silenced is about calls of `lru_cache` in transformers, which checks in this way what is installed. TorchDynamo's
-    limits of graphs count every module of the process, because all of them have the same code; beyond a limit it would
-    leave the module to eager PyTorch.
+    Under DistributedDataParallel, model and loss are one graph whose gradients are exchanged after it, or with
+    `overlap_exchange` one graph per gradient bucket, which is exchanged while the next one runs. The silenced warning
+    is about `lru_cache` calls in transformers, which uses them to check what is installed. TorchDynamo's graph limits
+    count every module of the process because they all have the same code; beyond a limit it would fall back to eager
+    PyTorch.
     """
     graphs = "ddp_optimizer" if overlap_exchange else False
     limits = {
@@ -61,8 +61,8 @@ def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
         yield
 
 
-class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """A model that returns its loss, which is computed in the same graph as its forward pass.
+class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyped here
+    """A model that returns its loss, computed in the same graph as its forward pass.
 
     For example::
 
@@ -74,9 +74,9 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             optimizer.step()
 
     It shares the original's parameters, which keep their identity: `parameters()`, `to()`, `train()` and `eval()` act
-    on the original, and an optimizer may be made from either. In `named_parameters()` and `state_dict()` each name has
-    the prefix `module.`, as with PyTorch's DistributedDataParallel. Save, evaluate and generate with `.module`, whose
-    names are the original's; the files then load anywhere.
+    on the original, and an optimizer may be created from either. In `named_parameters()` and `state_dict()` each name
+    has the prefix `module.`, as with PyTorch's DistributedDataParallel. Save, evaluate and generate with `.module`,
+    which has the original names; the files then load anywhere.
 
     Graphs are compiled at the first call, again when the model switches between training and evaluation, and again in a
     copy: neither `copy.deepcopy` nor pickle copies them.
@@ -103,18 +103,18 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
         overlap_exchange: bool = False,
         mini_batch_size: int | None = None,
     ) -> None:
-        """Wrap `model`, whose output head gets a hook that does nothing unless this module calls the model.
+        """Wrap `model`; its output head gets a hook that is active only when this module calls the model.
 
         Args:
             model: a transformers model that computes a loss from its `labels`; any module with a `compute_loss`.
-            args: the arguments of a Trainer, which are kept and not used.
-            label_smoother: transformers' `LabelSmoother`, in place of `label_smoothing`.
-            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, the method of
-                a Trainer, or a function of model, inputs and targets; without it, the model's own loss.
+            args: the arguments of a Trainer, kept but not used.
+            label_smoother: transformers' `LabelSmoother`, instead of `label_smoothing`.
+            compute_loss: computes the loss, for instance `CriterionLoss(torch.nn.CrossEntropyLoss())`, a Trainer
+                method, or a function of model, inputs and targets; by default, the model's own loss.
             label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
-                `LabelSparsity`. To check this, the first batch computes the loss a few times more.
-            options: of the backend, or a backend.
+                `LabelSparsity`. To check this, the first batch computes the loss a few extra times.
+            options: backend options, or a backend.
             dynamic: as in `torch.compile`.
             overlap_exchange: whether DistributedDataParallel around this module exchanges gradients while others are
                 computed. The step is then one graph for each of its buckets (`bucket_cap_mb`, 1 or more), not one.
@@ -169,18 +169,18 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
     @property
     def _original_model(self) -> torch.nn.Module:
-        """The original model under its name in Optimum's wrapper."""
+        """The original model, under the name that Optimum's wrapper uses."""
         return self.module
 
     @property
     def compute_model_plus_loss_internal(self) -> Callable[..., Loss]:
-        """What computes the loss, under its name in Optimum's wrapper.
+        """The function that computes the loss, under the name that Optimum's wrapper uses.
 
         Set it before the first call. `types.MethodType(Trainer.compute_loss, module)` stands for what that method
         computes for the model, with this module's `label_smoother`.
 
         Raises:
-            InputError: on setting it after the first call.
+            InputError: it is set after the first call.
         """
         return self.compute_loss
 
@@ -194,7 +194,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             from transformers import Trainer
 
             if getattr(compute_loss, "__func__", None) is Trainer.compute_loss:
-                return  # ModelLoss does the same; the method would ask this module for a Trainer's other attributes
+                return  # ModelLoss does the same; the method would need other Trainer attributes on this module
         self.compute_loss = with_all_arguments(compute_loss)
 
     @property
@@ -204,7 +204,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
     @property
     def label_sparsity(self) -> SparsityReport:
-        """How many rows went through the output head so far, and why batches were not pruned."""
+        """The number of rows that went through the output head so far, and why batches were not pruned."""
         return self._sparsity.report()
 
     def explain(self) -> Explanation:
@@ -213,30 +213,30 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
 
     @checked
     def forward(self, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Loss:
-        """Return the loss of the model for `inputs`, float [], and the model's outputs if asked for.
+        """Return the model's loss for `inputs`, float [], and its outputs on request.
 
         Args:
-            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion; a tensor alone,
-                if the model's outputs are to be returned and their loss is computed outside of this module.
+            inputs: the model's arguments by name, with `labels`; `(inputs, targets)` for a criterion; a bare tensor
+                to get the model's outputs and compute their loss outside this module.
             return_outputs: whether to return `(loss, outputs)`. All rows then go through the output head.
-            num_items_in_batch: the number of labels that are not ignored in all batches of one optimizer step, if the
-                loss shall be a sum divided by it.
+            num_items_in_batch: the number of labels not ignored in all batches of one optimizer step, if the loss is
+                to be a sum divided by it.
 
         Raises:
-            TrainingError: documents that are packed into one sequence attend to each other.
+            TrainingError: documents packed into one sequence attend to each other.
         """
         if isinstance(inputs, Mapping):
             inputs = dict(inputs)  # transformers' BatchEncoding and similar mappings
         self._packing.require_separate(inputs)
         if num_items_in_batch is not None:
-            num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a constant of the graph
+            num_items_in_batch = torch.as_tensor(num_items_in_batch)  # a number would become a graph constant
         if "_compiled" not in self.__dict__:
             settle_problem_type(self.module, self.compute_loss, inputs)
             self.__dict__["_compiled"] = torch.compile(
                 self._loss if self.encoder is None else self.encoder.model_forward,
                 backend=self.backend,
                 dynamic=self._dynamic,
-                isolate_recompiles=True,  # graphs are counted for each module, see `_compiled_whole`
+                isolate_recompiles=True,  # graphs are counted per module, see `_compiled_whole`
             )
         num_runs = self.backend.execution_count
         if self.encoder is not None:
@@ -293,6 +293,6 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no t
             self._selection.rows = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy, without compiled code, which calls this module, and with a backend of its own."""
+        """Return the state for a copy: without compiled code, which calls this module, and with its own backend."""
         state = {name: value for name, value in self.__dict__.items() if name != "_compiled"}
         return {**state, "backend": OrtBackend(self.backend.options)}

@@ -1,7 +1,7 @@
-"""transformers' Trainer, with model and loss compiled as one graph for its training steps.
+"""transformers' Trainer with model and loss compiled as one graph for training steps.
 
-Tested with transformers 5.23 and accelerate 1.15: `_wrap_model`, which wraps a model for training, is a private method
-of the Trainer and may change with its releases.
+Tested with transformers 5.23 and accelerate 1.15: `_wrap_model`, which wraps a model for training, is a private Trainer
+method and may change between releases.
 """
 
 from __future__ import annotations
@@ -26,24 +26,23 @@ _logger = logging.getLogger(__name__)
 
 
 class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed here
-    """A Trainer whose training steps run in onnxruntime, in place of `transformers.Trainer`.
+    """A drop-in replacement for `transformers.Trainer` whose training steps run in onnxruntime.
 
-    What is compiled is `compute_loss`, the Trainer's own or that of a subclass, on the original model. `self.model`
-    stays that model, so that evaluation, prediction, saving, resuming, callbacks and the hub are the Trainer's.
-    With DistributedDataParallel (torchrun) each process compiles one graph, whose gradients are averaged as usual.
-    To compile another Trainer, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`; also those of
-    sentence-transformers and TRL. Numbers that a schedule changes in the `loss` of such a Trainer are inputs of the
-    graph.
+    It compiles `compute_loss`, the Trainer's own or a subclass's, on the original model. `self.model` stays that model,
+    so evaluation, prediction, saving, resuming, callbacks and hub uploads work as in the Trainer. With
+    DistributedDataParallel (torchrun), each process compiles one graph, and gradients are averaged as usual. To compile
+    another Trainer, put this class first: `class Mine(OrtTrainer, Seq2SeqTrainer)`; this also works for the Trainers of
+    sentence-transformers and TRL. Numbers that a schedule changes in such a Trainer's `loss` are inputs of the graph.
 
     Attributes:
         ort_backend: compiles the training steps.
-        eager_loss: `compute_loss` as the class has it, which gets compiled.
-        model_with_loss: the module of the training steps, with the report `label_sparsity`; None before `train()`.
+        eager_loss: the class's `compute_loss`, which gets compiled.
+        model_with_loss: the module that runs training steps, with the report `label_sparsity`; None before `train()`.
     """
 
     compute_loss: Callable[..., Any]
 
-    # transformers defines what a Trainer takes, and it grows with its releases.
+    # transformers defines the Trainer's arguments, and adds more with each release.
     @checked
     def __init__(
         self,
@@ -55,13 +54,13 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         mini_batch_size: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Make a Trainer from its own arguments and the options of the compilation.
+        """Create a Trainer from its own arguments and compilation options.
 
         Args:
-            *args: arguments of the Trainer.
-            ort_options: options of the backend, or a backend.
+            *args: Trainer arguments.
+            ort_options: backend options, or a backend.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head.
-            dynamic: as in `torch.compile`: True if the sizes of batches differ from the start.
+            dynamic: as in `torch.compile`: True if batch sizes differ from the start.
             overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
             mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
             **kwargs: arguments of the Trainer.
@@ -100,7 +99,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return self.ort_backend.explain()
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Check the arguments, then make the accelerator."""
+        """Check the arguments, then create the accelerator."""
         check_request(self.args, self.model)
         super().create_accelerator_and_postprocess()
 
@@ -130,7 +129,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Compute the loss in onnxruntime for the module of the training steps, otherwise as the Trainer does."""
+        """Compute the loss in onnxruntime for the training module, otherwise as the Trainer does."""
         inside = model.module if isinstance(model, DistributedDataParallel) else model
         if isinstance(inside, ModuleWithLoss):
             if self._numbers is None:
@@ -140,10 +139,10 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return self.eager_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def _wrap_model(self, model: torch.nn.Module, training: bool = True, dataloader: Any = None) -> torch.nn.Module:
-        """Wrap the model in the module of the training steps, and that in DistributedDataParallel."""
+        """Wrap the model in the training module, and that in DistributedDataParallel."""
         if not training:
             return super()._wrap_model(model, training, dataloader)
-        # Autocast wraps the model's forward only: a smoothed loss is computed outside of it.
+        # Autocast wraps only the model's forward: a smoothed loss is computed outside it.
         self.accelerator.prepare_model(self.model, evaluation_mode=True)
         self.model._is_accelerate_prepared = True  # noqa: SLF001 - as accelerate itself marks models that it has prepared
         if model is not self.model:
@@ -154,7 +153,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         return self._distributed(self.model_with_loss) if self.args.world_size > 1 else self.model_with_loss
 
     def _distributed(self, module: ModuleWithLoss) -> DistributedDataParallel:
-        """Wrap the module as accelerate wraps a model, with the same options."""
+        """Wrap the module in the same way and with the same options as accelerate wraps a model."""
         device = self.accelerator.device
         place = {} if device.type == "cpu" else {"device_ids": [device.index], "output_device": device.index}
         handler = self.accelerator.ddp_handler
@@ -173,11 +172,11 @@ def create_model_with_loss(
     overlap_exchange: bool = False,
     mini_batch_size: int | None = None,
 ) -> ModuleWithLoss:
-    """Return a module that computes the loss of a Trainer for its model in onnxruntime.
+    """Return a module that computes a Trainer's loss for its model in onnxruntime.
 
     Args:
         trainer: any Trainer; its `compute_loss` is compiled, label smoothing included.
-        options: of the backend, or a backend.
+        options: backend options, or a backend.
         label_sparsity: whether rows whose label is ignored may be pruned before the output head.
         dynamic: as in `torch.compile`.
         overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
@@ -220,9 +219,9 @@ def _caches_gradients(loss: torch.nn.Module) -> bool:
 
 
 def _counts_calls(trainer: Trainer) -> bool:
-    """Whether the Trainer's `compute_loss` keeps figures of its calls: those of a check would be among them.
+    """Return whether the Trainer's `compute_loss` records statistics, which would then include the check's calls.
 
-    TRL's do, and the models that they train select the labeled rows themselves.
+    TRL's do, and the models they train select the labeled rows themselves.
     """
     return any(base.__module__.startswith("trl.") for base in type(trainer).__mro__)
 
@@ -231,11 +230,11 @@ _TORCHRUN = "start the script with torchrun for DistributedDataParallel, or use 
 
 
 def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> None:
-    """Refuse arguments and models for another compiler, or for a distribution that splits the model.
+    """Refuse arguments and models meant for another compiler, or for distribution that splits the model.
 
     Args:
-        args: of the Trainer.
-        model: the model to train; None if `model_init` will make it.
+        args: the Trainer's arguments.
+        model: the model to train; None if `model_init` will create it.
 
     Raises:
         TrainingError: one of them is not supported.
@@ -261,10 +260,10 @@ def check_request(args: TrainingArguments, model: torch.nn.Module | None) -> Non
 
 
 def check_distribution(trainer: Trainer) -> None:
-    """Refuse every use of several devices except DistributedDataParallel, which has the whole model on each of them.
+    """Refuse multi-device training other than DistributedDataParallel, which keeps the whole model on each device.
 
     Raises:
-        TrainingError: the Trainer is set up for another one.
+        TrainingError: the Trainer is set up for another kind.
     """
     plugin = trainer.accelerator.state.dynamo_plugin
     if plugin.backend.value != "NO":
@@ -286,9 +285,9 @@ def check_distribution(trainer: Trainer) -> None:
 class ChangingNumbers:
     """Passes Python numbers that changed since an earlier step to the compiled step as float32 tensors [].
 
-    TorchDynamo compiles the value of a module's number into the graph. The weights of the regularizers of
-    sentence-transformers' SpladeLoss, for example, grow at every step. A number that never changes stays what it is,
-    because a loss may decide by it.
+    TorchDynamo compiles a module's numbers into the graph. The regularizer weights of sentence-transformers'
+    SpladeLoss, for example, grow at every step. A number that never changes stays a number, because a loss may branch
+    on it.
     """
 
     def __init__(self, loss: object, model: torch.nn.Module) -> None:
@@ -296,7 +295,7 @@ class ChangingNumbers:
 
         Args:
             loss: a module, or modules by name; anything else has no numbers.
-            model: whose modules are not watched: a layer may need its number as a number.
+            model: its modules are not watched, because a layer may need its number as a number.
         """
         of_model = set(model.modules())
         self._modules = [module for module in _modules_of(loss) if module not in of_model]
@@ -305,7 +304,7 @@ class ChangingNumbers:
 
     @contextlib.contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """Put the tensors in the place of the numbers, and the numbers back at the end."""
+        """Replace the numbers with the tensors, and restore the numbers at the end."""
         changed: list[tuple[dict[str, Any], str, float, torch.Tensor]] = []
         for index, module in enumerate(self._modules):
             attributes = vars(module)
@@ -323,21 +322,21 @@ class ChangingNumbers:
                 attributes[name] = value
 
 
-# The loop of `SpladePooling.forward` (sentence-transformers 6.2) has one turn unless `chunk_size` is set, and its
-# bounds are the length of the texts: TorchDynamo would compile each length by itself.
+# The loop of `SpladePooling.forward` (sentence-transformers 6.2) runs once unless `chunk_size` is set, but its bounds
+# are the text length, so TorchDynamo would compile each length separately.
 # Letters: B texts, S positions, V words.
 class WholeTexts:
-    """Pools all positions at once in each module of a model that would do so in one turn of its loop."""
+    """Pools all positions at once in each module whose loop would run only once."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        # The same methods at every step: TorchDynamo compiles another one again.
+        # The same methods at every step: TorchDynamo would recompile for a new one.
         self._methods = [
             (module, types.MethodType(_forward, module)) for module in model.modules() if _takes_one_turn(module)
         ]
 
     @contextlib.contextmanager
     def in_one_turn(self) -> Iterator[None]:
-        """Put the methods in the place of the modules' own inside of the block."""
+        """Replace the modules' own methods inside the block."""
         for module, method in self._methods:
             vars(module)["forward"] = method
         try:

@@ -1,7 +1,7 @@
-"""Check that documents that are packed into one sequence do not attend to each other.
+"""Check that documents packed into one sequence do not attend to each other.
 
-A model without a mask between them trains in silence on documents that it should not see together: one that gets an
-`attention_mask` as well, one with a cache, one that never reads `position_ids` as boundaries.
+Without a mask between them, a model silently trains on documents that it should not see together: if it also gets an
+`attention_mask`, has a cache, or never reads `position_ids` as boundaries.
 Letters: B sequences, S positions.
 """
 
@@ -22,11 +22,12 @@ _NO_DOCUMENT = -1
 
 
 class PackedDocuments:
-    """Refuses packed batches whose documents change the outputs of each other.
+    """Refuses packed batches whose documents change each other's outputs.
 
-    The first packed batch with the same arguments is run three times in eager PyTorch, without dropout: as it is, and
-    with other tokens in its first and in its last document. Masked tokens count exactly zero, so that the outputs of
-    all other documents have to be the same to the last bit, in every precision.
+    The first packed batch with the same arguments is run three times in eager PyTorch, without dropout: unchanged, and
+    with other tokens in its first and in its last document. Masked tokens contribute exactly zero, so the outputs of
+    all
+    other documents must be identical to the last bit, in every precision.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -34,10 +35,10 @@ class PackedDocuments:
         self._checked: set[tuple[str, ...]] = set()
 
     def require_separate(self, inputs: Batch) -> None:
-        """Check a batch, if it is the first packed one with these arguments.
+        """Check a batch if it is the first packed one with these arguments.
 
         Raises:
-            TrainingError: its documents attend to each other, or this cannot be found out.
+            TrainingError: its documents attend to each other, or this cannot be determined.
         """
         if not isinstance(inputs, Mapping) or tuple(sorted(inputs)) in self._checked:
             return
@@ -61,7 +62,7 @@ class PackedDocuments:
         _LOGGER.info("packed documents do not attend to each other: %d in a sequence", len(_present(packed)))
 
     def _outputs(self, inputs: Mapping[str, Any], documents: torch.Tensor) -> torch.Tensor:
-        """Return the first output of the model, [B, S, ...]."""
+        """Return the model's first output, [B, S, ...]."""
         outputs = self._model(**{name: value for name, value in inputs.items() if name != "labels"})
         first: Any = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         if first.shape[:2] != documents.shape:
@@ -80,7 +81,7 @@ class PackedDocuments:
 
     def _way_out(self, inputs: Mapping[str, Any]) -> str:
         if "attention_mask" in inputs:
-            return "leave attention_mask out of the batch: beside one, models do not read boundaries from position_ids"
+            return "leave attention_mask out of the batch: with one, models do not read boundaries from position_ids"
         if "position_ids" not in inputs:
             return "let the collator give position_ids, which begin anew in each document"
         if predicts_next(self._model) and getattr(getattr(self._model, "config", None), "use_cache", False):
@@ -89,9 +90,9 @@ class PackedDocuments:
 
 
 def _documents(inputs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return the number of each position's document in its sequence, int [B, S]; -1 for padding.
+    """Return the document number of each position in its sequence, int [B, S]; -1 for padding.
 
-    None where nothing in the batch says where documents begin.
+    None if nothing in the batch says where documents begin.
     """
     positions, numbers, ends = (inputs.get(name) for name in ("position_ids", "seq_idx", "cu_seq_lens_q"))
     if isinstance(positions, torch.Tensor) and positions.dim() == 2:
@@ -109,12 +110,12 @@ def _documents(inputs: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def _present(row: torch.Tensor) -> list[int]:
-    """Return the numbers of the documents of a sequence, in their order."""
+    """Return the document numbers in a sequence, in order."""
     return [number for number in row.unique().tolist() if number != _NO_DOCUMENT]
 
 
 def _with_other_tokens(inputs: Mapping[str, Any], changed: torch.Tensor, num_tokens: int) -> dict[str, Any]:
-    """Return the inputs with another token at each of these positions, bool [B, S]."""
+    """Return the inputs with different tokens at the given positions, bool [B, S]."""
     if (ids := inputs.get("input_ids")) is not None:
         return {**inputs, "input_ids": torch.where(changed, (ids + 1) % num_tokens, ids)}
     embeddings = inputs["inputs_embeds"]
@@ -123,7 +124,7 @@ def _with_other_tokens(inputs: Mapping[str, Any], changed: torch.Tensor, num_tok
 
 @contextmanager
 def _without_dropout(model: torch.nn.Module) -> Iterator[None]:
-    """Evaluate, and go back to training the parts that were."""
+    """Switch to evaluation, and afterwards back to training for the parts that were in it."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -9,7 +9,7 @@ export type Data =
   | Float32Array | Float64Array | Int8Array | Int16Array | Int32Array | BigInt64Array
   | Uint8Array | Uint16Array | Uint32Array | BigUint64Array;
 
-/** An input: an array of the input's dtype, or numbers to convert to it; an ort.Tensor is one as well. */
+/** An input: an array of the input's dtype, or numbers to convert to it; an ort.Tensor also works. */
 export interface Input {
   readonly data: Data | ArrayLike<unknown>;
   readonly dims: readonly number[];
@@ -51,7 +51,7 @@ export interface Description {
   schedule: Schedule;
   inputs: Value[];
   outputs: Value[];
-  /** Of inputs that are labels: the first token whose label counts is 1 where they are shifted. */
+  /** For label inputs; the first token whose label counts is 1 if labels are shifted. */
   labels: Record<string, { classes: number | null; first: number; ignore_index: number | null }>;
   parameters: Record<"trained" | "frozen", { name: string; dtype: Dtype; shape: number[] }[]>;
   made_with: { onnxtool: string; opset: number; onnxruntime: string };

@@ -1,6 +1,6 @@
 // Train the artifacts of onnxtool in any onnxruntime of JavaScript: onnxruntime-web, -node and -react-native.
 
-/** What is wrong with files or inputs: what happened, the value, the way out. */
+/** An error in files or inputs: what happened, the value, and the way out. */
 export class TrainingError extends Error {
   name = "TrainingError";
 }
@@ -9,8 +9,8 @@ const fail = (message) => {
   throw new TrainingError(message);
 };
 
-// dtype of safetensors: dtype of onnxruntime, its array. In the order of the format's own writer, which puts larger
-// numbers first, so that all data are aligned.
+// safetensors dtype: onnxruntime dtype and its array. In the order of the format's own writer, which puts larger
+// types first so that all data is aligned.
 const DTYPES = {
   U64: ["uint64", BigUint64Array],
   I64: ["int64", BigInt64Array],
@@ -31,7 +31,7 @@ const KEY = "onnxtool_checkpoint";
 const VERSION = 1;
 const MOMENTS = { first_order_moments: "momentum0", second_order_moments: "momentum1" };
 const MODELS = ["training_model.onnx", "eval_model.onnx", "optimizer_model.onnx"];
-// Those for WebGPU and JSPI alone, as of 1.30, have no kernels in double precision, which the optimizer needs.
+// As of 1.30, builds for only WebGPU and JSPI lack double-precision kernels, which the optimizer needs.
 const BUNDLES = "of the bundles of onnxruntime-web take ort.min.mjs, or ort.wasm.min.mjs for no WebGPU";
 const MAX_HEADER_BYTES = 100_000_000;
 
@@ -42,7 +42,7 @@ const isShape = (value) => Array.isArray(value) && value.every(isSize);
 const same = (one, other) => one.length === other.length && one.every((size, axis) => size === other[axis]);
 
 /**
- * Read a safetensors file, whose header is checked against its length before anything is read.
+ * Read a safetensors file; its header is checked against its length before anything is read.
  * Returns the metadata, an object of strings, and the tensors {dtype, dims, data}, a Map by name.
  */
 export function readSafetensors(file) {
@@ -86,7 +86,7 @@ export function readSafetensors(file) {
   return { metadata, tensors };
 }
 
-/** Write tensors {dtype, dims, data}, a Map by name, and metadata: the bytes that the format's own writer gives. */
+/** Write tensors {dtype, dims, data}, a Map by name, and metadata: the same bytes as the format's own writer. */
 export function writeSafetensors(tensors, metadata) {
   const rows = [...tensors].map(([name, tensor]) => {
     const rank = ORDER.findIndex((key) => DTYPES[key][0] === tensor.dtype);
@@ -99,7 +99,7 @@ export function writeSafetensors(tensors, metadata) {
     const entry = { dtype: ORDER[rank], shape: dims, data_offsets: [end, (end += data.byteLength)] };
     return `${JSON.stringify(name)}:${JSON.stringify(entry)}`;
   });
-  // Put together as text: an object would move names that are numbers to its front.
+  // Assembled as text: an object would move numeric names to the front.
   const header = new TextEncoder().encode(`{${[`"__metadata__":${JSON.stringify(metadata)}`, ...parts].join(",")}}`);
   const start = 8 + Math.ceil(header.length / 8) * 8;
   const file = new Uint8Array(start + end).fill(32, 8, start);
@@ -137,7 +137,7 @@ function checkSchedule(schedule) {
   return schedule;
 }
 
-/** A batch that fits the inputs of training.json, of zeros and ones: to try a training with, not to learn from. */
+/** A batch that fits the inputs of training.json, of zeros and ones: for trying out a training, not for learning. */
 export function exampleBatch({ inputs }, size = 8) {
   const of = ({ name, dtype, shape }) => {
     const dims = shape.map((dim) => (Number.isInteger(dim) ? dim : size));
@@ -169,10 +169,10 @@ export class Trainer {
    * ort: the module of onnxruntime-web, -node or -react-native.
    * url: the address of the folder, in a browser; or
    * files: (name) => bytes of a file of the folder.
-   * executionProviders: onnxruntime's; without them WebGPU where the browser has it, wasm in others, and the CPU
+   * executionProviders: as in onnxruntime; by default WebGPU if the browser has it, wasm in other browsers, and the CPU
    *   elsewhere. `trainer.executionProvider` says what it is.
-   * sessionOptions: further ones of onnxruntime.
-   * schedule: in place of that in training.json: {name: "constant"}, the checkpoint's learning rate, or {name:
+   * sessionOptions: additional onnxruntime session options.
+   * schedule: replaces the one in training.json: {name: "constant"}, the checkpoint's learning rate, or {name:
    *   "linear", learning_rate, warmup_steps, total_steps}.
    * onProgress: called after each step with {step, loss, learningRate}.
    */
@@ -236,9 +236,9 @@ export class Trainer {
     return trainer;
   }
 
-  /** Where a step runs: webgpu, wasm, cpu, or the providers that were asked for. */
+  /** Where a step runs: webgpu, wasm, cpu, or the requested providers. */
   executionProvider = "";
-  /** Why it is wasm in a browser. */
+  /** Why a browser uses wasm. */
   reason = "";
   /** training.json. */
   description;
@@ -246,7 +246,7 @@ export class Trainer {
   learningRate = 0;
   /** The number of steps so far. */
   step = 0;
-  /** All parameters {dtype, dims, data}, a Map by name; data of trained ones are views that change with each step. */
+  /** All parameters {dtype, dims, data}, a Map by name; data of trained ones are views that change each step. */
   parameters = new Map();
 
   /** Add the gradients of a batch, {name: ort.Tensor or {data, dims}}, and return its loss. */
@@ -270,7 +270,7 @@ export class Trainer {
     });
   }
 
-  /** Change the parameters by the accumulated gradients, and return {step, loss, learningRate}. */
+  /** Update the parameters with the accumulated gradients, and return {step, loss, learningRate}. */
   update() {
     return this.#alone(async () => {
       if (!this.#optimizer) fail("these artifacts have no optimizer model; make them with --optimizer AdamW or SGD");
@@ -307,7 +307,7 @@ export class Trainer {
     });
   }
 
-  /** Return a checkpoint with the state of the optimizer, the bytes of a file that onnxtool reads. */
+  /** Return a checkpoint with the optimizer state, as the bytes of a file that onnxtool can read. */
   save() {
     const tensors = new Map(this.parameters);
     const moments = Object.keys(this.#flat).filter((name) => name in MOMENTS);
@@ -323,7 +323,7 @@ export class Trainer {
     return writeSafetensors(tensors, { [KEY]: this.#head + state + this.#tail });
   }
 
-  /** Go on from a checkpoint, the bytes of a file of the same artifacts; accumulated gradients are dropped. */
+  /** Resume from a checkpoint, the bytes of a file for the same artifacts; accumulated gradients are dropped. */
   load(file) {
     if (this.#isBusy) fail("a step is running; await it first");
     const { metadata, tensors } = readSafetensors(file);
@@ -334,7 +334,7 @@ export class Trainer {
     } catch {
       fail("the checkpoint is damaged: its metadata are not JSON; copy it again");
     }
-    // The rest of the document stays the text that it is: numbers of Python lose their kind in JavaScript.
+    // The rest of the document stays text: Python numbers lose their type in JavaScript.
     const parts = DOCUMENT.exec(metadata[KEY]);
     if (state?.version !== VERSION || !parts) {
       fail(`the checkpoint is of version ${state?.version}, and this module reads ${VERSION}`);
@@ -378,12 +378,12 @@ export class Trainer {
     this.#scheduleNext();
   }
 
-  /** Free the memory of onnxruntime. */
+  /** Free onnxruntime's memory. */
   async release() {
     for (const session of [this.#training, this.#evaluation, this.#optimizer]) await session?.release();
   }
 
-  /** Take what training.json says, and compare it with the models. */
+  /** Apply training.json, and compare it with the models. */
   #describe(description) {
     const { inputs, parameters } = description;
     const unlike = [...inputs, ...parameters.trained].filter(({ name }) => !this.#training.inputNames.includes(name));
@@ -455,16 +455,16 @@ export class Trainer {
   }
 }
 
-// What Python writes, in its order: names cannot end a string here, since quotes inside of strings are escaped.
+// What Python writes, in its order: names cannot end a string here because quotes inside strings are escaped.
 const DOCUMENT = /^(.*?)"moments": \{.*?\}, "step": \d+, "learning_rate": [-+.\de]+(, "properties": .*)$/s;
 
-/** A string as Python's json writes it. */
+/** A string as written by Python's json. */
 function pythonText(text) {
   const escape = (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(text).replace(/[\u007f-\uffff]/g, escape);
 }
 
-/** A float as Python's json writes it. */
+/** A float as written by Python's json. */
 function pythonNumber(value) {
   const [digits, exponent] = value.toExponential().split("e").map((part, place) => (place ? Number(part) : part));
   if (value !== 0 && (exponent < -4 || exponent >= 16)) {
@@ -473,7 +473,7 @@ function pythonNumber(value) {
   return Number.isInteger(value) ? `${value}.0` : String(value);
 }
 
-/** An array of numbers as the array of a dtype; a number that the dtype cannot hold is refused. */
+/** Convert numbers to an array of a dtype; numbers that the dtype cannot represent are refused. */
 function converted(name, dtype, data) {
   if (dtype === "string") return data.every((one) => typeof one === "string") ? data : fail(`the input ${name} is string`);
   if (dtype === "float16") fail(`the input ${name} is float16; pass an ort.Tensor`);
@@ -490,7 +490,7 @@ function converted(name, dtype, data) {
   return array;
 }
 
-/** Refuse labels that are neither a class nor ignored: not every provider checks an index. */
+/** Refuse labels that are neither a valid class nor ignored: not every provider checks indices. */
 function checkLabels(name, data, dims, { classes, first, ignore_index }) {
   const tokens = dims[1] ?? 1;
   const isWrong = (one, place) => {
@@ -509,7 +509,7 @@ function lossOf({ data, dims }) {
   return data.length === 1 ? Number(data[0]) : fail(`the loss is [${dims}], and a step needs one value`);
 }
 
-/** What a session takes of these: onnxruntime refuses inputs that a model does not have. */
+/** Select the inputs a session takes: onnxruntime refuses inputs that a model does not have. */
 function only(session, feeds) {
   return Object.fromEntries(session.inputNames.map((name) => [name, feeds[name]]));
 }

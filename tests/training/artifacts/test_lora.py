@@ -338,7 +338,7 @@ def test_a_head_that_is_trained_as_a_whole_goes_with_the_adapters(tmp_path: Path
     np.testing.assert_array_equal(tensors["base_model.model.fc2.bias"], state.parameters["fc2.bias"].data)
     make(tmp_path / "b", perceptron(), requires_grad=["fc1.bias"], lora=LoraOptions(2, ("fc1",)))
     state, _, _ = steps(tmp_path / "b", 1)
-    with pytest.raises(ArtifactError, match=r"fc1\.bias was trained beside the adapters"):
+    with pytest.raises(ArtifactError, match=r"fc1\.bias was trained along with the adapters"):
         state.export_adapter(tmp_path / "b" / "adapter")
     make(tmp_path / "c", perceptron())
     state, _, _ = steps(tmp_path / "c", 1)

@@ -86,7 +86,7 @@ def test_a_checkpoint_of_two_files_needs_both(tmp_path: Path) -> None:
     data.unlink()
     with pytest.raises(CheckpointError, match=r"in checkpoint\.data, which cannot be read") as caught:
         load_checkpoint(path)
-    assert "copy checkpoint.data beside it" in caught.value.hint
+    assert "copy checkpoint.data to the same folder" in caught.value.hint
 
 
 @pytest.mark.parametrize("source", [TRAINED, NOMINAL, LARGE])
