@@ -1,4 +1,4 @@
-"""Gradients of ONNX graphs as ONNX graphs of standard operators, which every onnxruntime supports."""
+"""Differentiate ONNX graphs; gradients are ONNX graphs of standard operators, which every onnxruntime supports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Expressions over values of a graph: a gradient is written as its formula.
+"""Expressions over graph values, so that a gradient can be written as its formula.
 
-Every expression is written once: the same operator on the same values with the same attributes returns the existing
-value, and so does the same constant. So rules need not share common subexpressions.
+Every expression is written only once: the same operator on the same values with the same attributes returns the
+existing value, and so does an equal constant. Rules therefore need not share common subexpressions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Operand: TypeAlias = "Tensor | float"
 
 _BOOLEAN = frozenset(("And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or"))
 _INTEGER = frozenset(("NonZero", "Shape", "Size"))
-_DTYPE_FROM = {"OneHot": 2, "Where": 1}  # the place of the input whose dtype the output has, where it is not the first
+_DTYPE_FROM = {"OneHot": 2, "Where": 1}  # index of the input that has the output's dtype, if it is not the first
 
 
 class UnknownDtypeError(Exception):
@@ -29,10 +29,10 @@ class UnknownDtypeError(Exception):
 
 
 def _binary(op_type: str, *, swapped: bool = False) -> Callable[[Tensor, Operand], Tensor]:
-    """Return the method of a Tensor that applies an operator of two inputs."""
+    """Return a Tensor method that applies a binary operator."""
 
     def apply(tensor: Tensor, other: Operand) -> Tensor:
-        build = tensor._builder  # noqa: SLF001 - a method of Tensor
+        build = tensor._builder  # noqa: SLF001 - this becomes a method of Tensor
         operand = other if isinstance(other, Tensor) else build.constant(other, tensor.dtype)
         return build.op(op_type, *((operand, tensor) if swapped else (tensor, operand)))
 
@@ -40,7 +40,7 @@ def _binary(op_type: str, *, swapped: bool = False) -> Callable[[Tensor, Operand
 
 
 class Tensor:
-    """A value of a graph; Python operators on it write nodes, and numbers become constants of its dtype."""
+    """A value of a graph; Python operators on it add nodes, and numbers become constants of its dtype."""
 
     __slots__ = ("_builder", "value")
 
@@ -50,16 +50,16 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[Dimension, ...] | None:
-        """The sizes of its axes, dynamic ones by name or None; None where not even the rank is known."""
+        """The sizes of its axes, dynamic axes by name or None; None if even the rank is unknown."""
         shape = self.value.shape
         return None if shape is None else tuple(size if isinstance(size, int) else size.value for size in shape)
 
     @property
     def dtype(self) -> ir.DataType:
-        """The type of its elements.
+        """The element type.
 
         Raises:
-            UnknownDtypeError: type inference did not find it.
+            UnknownDtypeError: type inference did not determine it.
         """
         if self.value.dtype is None:
             raise UnknownDtypeError(f"the dtype of {self.value.name} cannot be inferred")
@@ -81,15 +81,15 @@ class Tensor:
         return self._builder.op("Neg", self)
 
     def cast(self, dtype: ir.DataType) -> Tensor:
-        """Convert the elements, where they are of another type."""
+        """Convert the elements if they have another type."""
         return self if self.dtype == dtype else self._builder.op("Cast", self, to=int(dtype))
 
     def size(self) -> Tensor:
-        """Return its shape as int64 [rank]."""
+        """Return the shape as int64 [rank]."""
         return self._builder.op("Shape", self)
 
     def reshape(self, shape: Tensor | Sequence[int]) -> Tensor:
-        """Change the shape; a size of -1 is inferred, one of 0 is kept."""
+        """Change the shape; -1 is inferred, 0 keeps the size."""
         return self._builder.op("Reshape", self, self._builder.axes(shape))
 
     def expand(self, shape: Tensor | Sequence[int]) -> Tensor:
@@ -97,33 +97,33 @@ class Tensor:
         return self._builder.op("Expand", self, self._builder.axes(shape))
 
     def transpose(self, permutation: Sequence[int]) -> Tensor:
-        """Reorder the axes; without a node where they stay in order."""
+        """Reorder the axes; no node is added if the order stays the same."""
         if list(permutation) == list(range(len(permutation))):
             return self
         return self._builder.op("Transpose", self, perm=list(permutation))
 
     def sum(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
-        """Sum over `axes`; over none of them where the list is empty."""
+        """Sum over `axes`; an empty list sums over none."""
         if not isinstance(axes, Tensor) and not axes:
             return self
         return self._builder.op("ReduceSum", self, self._builder.axes(axes), keepdims=int(keepdims))
 
     def mean(self, axes: Tensor | Sequence[int], *, keepdims: bool = True) -> Tensor:
-        """Average over `axes`, of which there is at least one."""
+        """Average over `axes`, which must not be empty."""
         return self._builder.op("ReduceMean", self, self._builder.axes(axes), keepdims=int(keepdims))
 
     def slice(self, start: int, end: int, axis: int = 0) -> Tensor:
-        """Cut one axis to [start, end)."""
+        """Slice one axis to [start, end)."""
         bounds = [self._builder.axes([number]) for number in (start, end, axis)]
         return self._builder.op("Slice", self, *bounds)
 
 
 class Builder:
-    """Writes nodes and constants for a graph; `finish` puts them into the graph.
+    """Writes nodes and constants for a graph; `finish` inserts them into the graph.
 
     Args:
-        graph: the graph whose values the expressions are over.
-        names: unique names for nodes and values; by default those of the graph itself.
+        graph: the graph whose values expressions refer to.
+        names: unique names for nodes and values; by default, names unused in the graph.
     """
 
     def __init__(self, graph: ir.Graph, *, names: UniqueNames | None = None) -> None:
@@ -137,11 +137,11 @@ class Builder:
         return Tensor(self, value)
 
     def op(self, op_type: str, *inputs: Tensor | None, **attributes: Attribute) -> Tensor:
-        """Apply a standard operator of one output, whose dtype is known from its inputs."""
+        """Apply a standard operator with one output, whose dtype follows from its inputs."""
         return self.ops(op_type, *inputs, outputs=1, **attributes)[0]
 
     def ops(self, op_type: str, *inputs: Tensor | None, outputs: int, **attributes: Attribute) -> tuple[Tensor, ...]:
-        """Apply a standard operator of several outputs, all of one dtype."""
+        """Apply a standard operator with several outputs, all of the same dtype."""
         values = [None if tensor is None else tensor.value for tensor in inputs]
         key = (op_type, outputs, *map(id, values), repr(sorted(attributes.items())))
         if key not in self._made:
@@ -155,45 +155,45 @@ class Builder:
         return self.tensor(self._writer.shared_constant(tensor, lambda: self.names.new("constant")))
 
     def axes(self, numbers: Tensor | Sequence[int]) -> Tensor:
-        """Return a list of axes or sizes as int64 [N]."""
+        """Convert a list of axes or sizes to int64 [N]."""
         return numbers if isinstance(numbers, Tensor) else self.constant(list(numbers), ir.DataType.INT64)
 
     def concat(self, *pieces: Tensor | Sequence[int]) -> Tensor:
-        """Join lists of axes or sizes to one, int64 [N]."""
+        """Concatenate lists of axes or sizes, int64 [N]."""
         return self.op("Concat", *map(self.axes, pieces), axis=0)
 
     def zeros(self, shape: Tensor | Sequence[int], dtype: ir.DataType) -> Tensor:
-        """Return zeros of a shape that is known when the graph runs."""
+        """Return zeros with a shape that is known only at run time."""
         return self.constant(0.0, dtype).expand(shape)
 
     def where(self, condition: Tensor, positive: Operand, negative: Operand) -> Tensor:
-        """Choose element by element; one of the two is a tensor, and a number becomes one of its dtype."""
+        """Select elementwise; at least one operand is a tensor, and a number becomes a constant of its dtype."""
         dtypes = [operand.dtype for operand in (positive, negative) if isinstance(operand, Tensor)]
         chosen = [self.constant(one, dtypes[0]) if not isinstance(one, Tensor) else one for one in (positive, negative)]
         return self.op("Where", condition, *chosen)
 
     def once(self, key: object, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return the tensors of this key; make them the first time."""
+        """Return the tensors stored under `key`, creating them the first time."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return the same elements as another value, a new one each time."""
+        """Return the same elements as a separate value, a new one for each call."""
         return self.add(ir.node("Identity", [tensor.value]), [tensor.dtype])[0]
 
     def add(self, node: ir.Node, dtypes: Sequence[ir.DataType]) -> tuple[Tensor, ...]:
-        """Write a node whose outputs have these dtypes, and return them."""
+        """Add a node whose outputs have these dtypes, and return them."""
         outputs = self._writer.add(node)
         for value, dtype in zip(outputs, dtypes, strict=True):
             value.dtype = dtype
         return tuple(self.tensor(value) for value in outputs)
 
     def finish(self, replaced: Mapping[ir.Node, Sequence[Tensor]] | None = None) -> None:
-        """Put everything into the graph, the nodes behind the existing ones.
+        """Insert everything into the graph, with the new nodes after the existing ones.
 
         Args:
-            replaced: nodes of the graph to remove, with the replacements of their outputs.
+            replaced: graph nodes to remove, with replacements for their outputs.
         """
         # A graph output keeps its name.
         copied = {
@@ -230,8 +230,8 @@ def _dtype(op_type: str, inputs: Sequence[Tensor | None], attributes: dict[str, 
 def sum_to(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tensor:
     """Sum `gradient`, which has the shape of `of`, down to the shape of `to`, which broadcasts to it.
 
-    If the shapes show which axes were repeated, this is one ReduceSum over them, or nothing; otherwise the axes are
-    computed at run time.
+    If the shapes show which axes were repeated, this is a single ReduceSum, or nothing; otherwise the axes are computed
+    at run time.
     """
     if of.value is to.value:
         return gradient
@@ -246,7 +246,7 @@ def sum_to(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tenso
 
 
 def repeated_axes(of: Sequence[Dimension] | None, to: Sequence[Dimension] | None) -> list[int] | None:
-    """Return the axes of `of` along which `to` was repeated; None if the shapes do not show it."""
+    """Return the axes of `of` along which `to` was repeated; None if the shapes do not tell."""
     if of is None or to is None:
         return None
     added = len(of) - len(to)
@@ -260,7 +260,7 @@ def repeated_axes(of: Sequence[Dimension] | None, to: Sequence[Dimension] | None
 
 
 def sum_at_run_time(build: Builder, gradient: Tensor, *, of: Tensor, to: Tensor) -> Tensor:
-    """Sum a gradient of shape `of` down to shape `to`; both are int64 [rank] and computed by the graph."""
+    """Sum a gradient of shape `of` down to shape `to`; both shapes are int64 [rank] and computed by the graph."""
     added = build.op("Sub", build.op("Size", of), build.op("Size", to)).reshape([1])
     aligned = build.concat(build.axes([1]).expand(added), to)
     repeated = build.op("Not", aligned.equals(of))

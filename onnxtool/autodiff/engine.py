@@ -1,8 +1,8 @@
-"""Reverse-mode differentiation of a graph, independent of operators.
+"""Reverse-mode differentiation of a graph, independent of specific operators.
 
-The graph is traversed from the output back. The rule of an operator turns the gradients of its outputs into those of
-its inputs, and the gradients of all readers of a value are summed. Values that do not depend on a source, or that the
-output does not depend on, are skipped. The method: Griewank and Walther, Evaluating Derivatives, SIAM 2008, chapter 3.
+The graph is traversed backward from the output. An operator's rule turns the gradients of its outputs into gradients of
+its inputs, and the gradients from all readers of a value are summed. Values that do not depend on a source, or do not
+affect the output, are skipped. Method: Griewank and Walther, Evaluating Derivatives, SIAM 2008, chapter 3.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from onnxtool.options import checked
 
 
 class Flow:
-    """The nodes between sources and an output, connected by differentiable edges.
+    """The nodes between sources and output, connected by differentiable edges.
 
     Args:
         graph: a sorted graph with known dtypes.
-        output: the name of the value to differentiate.
-        sources: the names of the values to differentiate with respect to.
+        output: name of the value to differentiate.
+        sources: names of the values to differentiate with respect to.
 
     Attributes:
         output: the value to differentiate.
         sources: the values to differentiate with respect to.
-        reaching: for each value the names of the sources that it depends on.
+        reaching: for each value, the names of the sources that it depends on.
         active: for each node that depends on a source, the indices in `reads` of the values that do.
-        nodes: the active nodes that the output depends on, in the order of the graph.
+        nodes: the active nodes that the output depends on, in graph order.
         needed: the values that a gradient flows to.
     """
 
@@ -51,7 +51,7 @@ class Flow:
         self.nodes = self._leading_to(self.output)
 
     def _reach(self, node: ir.Node) -> None:
-        """Note which sources a node depends on; its float and quantized outputs depend on them as well."""
+        """Record which sources a node depends on; its float and quantized outputs then depend on them too."""
         ignored = NON_DIFFERENTIABLE.get((node.domain, node.op_type), frozenset())
         reached = {
             index: self.reaching[value]
@@ -78,7 +78,7 @@ class Flow:
         return nodes[::-1]
 
     def lacks_rule(self, node: ir.Node) -> bool:
-        """Return whether no rule has the gradients of the inputs of a node that are needed, through its outputs."""
+        """Return whether no rule can compute the required input gradients of a node from its outputs."""
         rule = _find_rule(node)
         return rule is None or not (
             all(place in rule.outputs for place, value in enumerate(node.outputs) if value in self.needed)
@@ -87,9 +87,9 @@ class Flow:
 
 
 def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
-    """Return whether the integer outputs of a node are quantized numbers, which a gradient flows through.
+    """Return whether a node's integer outputs are quantized numbers, which a gradient flows through.
 
-    The integers of most operators are indices, steps or sizes; those of an operator unknown to ONNX may be anything.
+    Most operators' integers are indices, steps or sizes; an operator unknown to ONNX may output any kind.
     """
     if node.domain or (node.domain, node.op_type) in QUANTIZERS:
         return True
@@ -99,7 +99,7 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
 
 
 def reads(node: ir.Node) -> list[ir.Value | None]:
-    """Return the values that a node reads: its inputs, then those that its subgraphs may read from outside."""
+    """Return the values that a node reads: its inputs, then values its subgraphs may read from outside."""
     inside: list[ir.Value | None] = []
     for attribute in node.attributes.values():
         if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
@@ -110,9 +110,9 @@ def reads(node: ir.Node) -> list[ir.Value | None]:
     return [*node.inputs, *inside]
 
 
-# The key of a value's gradient in its `meta`, which is not written to files.
+# The key of a value's gradient in its `meta`, which is not saved.
 _GRADIENT = "onnxtool.gradient"
-# What rules raise for attributes and shapes that contradict each other; onnxruntime would find them when it runs.
+# Exceptions that rules raise for contradictory attributes and shapes; onnxruntime would fail on them at run time.
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
@@ -120,25 +120,25 @@ _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 def differentiate(
     model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
 ) -> dict[str, ir.Value]:
-    """Add the gradients of a scalar value with respect to other values to a graph, made of standard operators.
+    """Add the gradients of a scalar value with respect to other values to a graph, using standard operators.
 
-    The forward graph changes where the gradient flows. Operators without a rule are replaced by their ONNX function
+    The forward graph changes where the gradient flows: operators without a rule are replaced by their ONNX function
     bodies, and sequences of chunks by the chunks. A cross entropy, or a BatchNormalization in training mode, becomes
-    operators that its gradient shares. Nodes get optional outputs that a rule reads. All values stay the same, and the
-    outputs of the graph keep their names. New names begin with `gradient/`.
+    operators shared with its gradient. Nodes get the optional outputs that rules read. All values stay the same, and
+    graph outputs keep their names. New names begin with `gradient/`.
 
     Args:
-        model_or_graph: of opset 18 or later, sorted, without own functions; the main graph is changed in place.
-        output: the name of a float value of one element, the loss.
-        with_respect_to: names of float values of the main graph: initializers, inputs, or outputs of nodes.
+        model_or_graph: opset 18 or later, sorted, without local functions; the main graph is changed in place.
+        output: name of a float value with one element, the loss.
+        with_respect_to: names of float values of the main graph: initializers, inputs, or node outputs.
 
     Returns:
-        The gradient of each of them, with its dtype and shape; two gradients may be one value. Values that `output`
-        does not depend on are left out.
+        The gradient of each, with its dtype and shape; two gradients may be the same value. Values that `output` does
+        not depend on are omitted.
 
     Raises:
         GradientError: a name is not in the graph, the output is not a scalar, or operators have no gradient; the
-            message lists all of them, the hint what to leave out of `with_respect_to` to avoid them.
+            message lists all of them, and the hint says what to omit from `with_respect_to` to avoid them.
     """
     model = model_or_graph if isinstance(model_or_graph, ir.Model) else ir.Model(model_or_graph, ir_version=10)
     settle_imports(model.opset_imports)
@@ -162,9 +162,9 @@ def differentiate(
 
 
 def _infer(model: ir.Model, sources: Collection[str]) -> None:
-    """Infer types, and note the elements of the values that nodes compute from constants and fixed shapes alone.
+    """Infer types, and record the elements of values computed only from constants and fixed shapes.
 
-    Neither a source nor the default of a graph input is a constant.
+    Neither sources nor default values of graph inputs count as constants.
     """
     numbers = infer_types(model)
     fixed = {None, *(value for name, value in model.graph.initializers.items() if name not in sources)}
@@ -182,7 +182,7 @@ def _find_rule(node: ir.Node) -> Rule | None:
 
 
 def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
-    """Add optional outputs that rules read, and return whether any were missing."""
+    """Add optional outputs that rules read; return whether any were missing."""
     added = False
     for node in nodes:
         rule = _find_rule(node)
@@ -196,7 +196,7 @@ def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
 
 
 class _ReverseSweep:
-    """The reverse sweep over a flow, which collects the gradients of values and the refusals of rules."""
+    """A reverse sweep over a flow; collects the gradients of values and the refusals of rules."""
 
     def __init__(self, flow: Flow, build: Builder) -> None:
         self._flow = flow
@@ -209,7 +209,7 @@ class _ReverseSweep:
         self._unknown: dict[ir.Node, Refusal] = {}
 
     def gradients(self) -> dict[str, ir.Value]:
-        """Add the gradients of all sources to the graph; nothing is added if a rule refuses a node."""
+        """Add the gradients of all sources to the graph; if a rule refuses a node, nothing is added."""
         replaced = {node: self._forward(node) for node in self._flow.nodes}
         for node in reversed(self._flow.nodes):
             self._propagate(node)
@@ -223,7 +223,7 @@ class _ReverseSweep:
         return {name: gradient.value for name, gradient in found.items() if gradient is not None}
 
     def _forward(self, node: ir.Node) -> Sequence[Tensor]:
-        """Return the outputs of a node as its rule recomputes them; none if the node is kept."""
+        """Return a node's outputs as recomputed by its rule; none if the node is kept."""
         rule = _find_rule(node)
         if rule is None or rule.forward is None:
             return ()
@@ -238,7 +238,7 @@ class _ReverseSweep:
         return ()
 
     def _propagate(self, node: ir.Node) -> None:
-        """Add the gradients of the inputs of `node`, computed from those of its outputs."""
+        """Add the gradients of the inputs of `node`, computed from the gradients of its outputs."""
         gradients = [self._sum(value) for value in node.outputs]
         if all(gradient is None for gradient in gradients):
             return
@@ -249,12 +249,12 @@ class _ReverseSweep:
                 continue
             try:
                 gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.active[node]))
-            except UnknownDtypeError as error:  # perhaps because of an unknown operator, which is refused as well
+            except UnknownDtypeError as error:  # perhaps caused by an unknown operator, which is also refused
                 self._unknown[node] = Refusal(str(error))
                 gradient = self._build.tensor(value)
             except (Refusal, *_MISFITS) as error:
                 self._refusals.setdefault(node, error if isinstance(error, Refusal) else _misfit(error))
-                gradient = self._build.tensor(value)  # a placeholder, to find all further refusals as well
+                gradient = self._build.tensor(value)  # a placeholder, to find the remaining refusals too
             self._contributions.setdefault(value, []).append(gradient)
 
     def _apply(self, back: Backward) -> Tensor:
@@ -288,13 +288,13 @@ class _ReverseSweep:
 
 
 def gradient_of(value: ir.Value) -> ir.Value | None:
-    """Return the gradient of the loss with respect to a value of a differentiated graph, if it has one."""
+    """Return the gradient of the loss with respect to a value in a differentiated graph, if there is one."""
     gradient: ir.Value | None = value.meta.get(_GRADIENT)
     return gradient
 
 
 def _unsupported(refusals: Mapping[ir.Node, Refusal], flow: Flow) -> GradientError:
-    """Return an error that lists all refused nodes with their reasons, and the sources that reach them."""
+    """Return an error that lists all refused nodes with reasons, and the sources that reach them."""
     nodes = sorted(refusals, key=lambda node: (node.op_type, str(node.name)))
     lines = [
         f"{node.op_type} (node {node.name or node.outputs[0].name})"

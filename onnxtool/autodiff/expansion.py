@@ -1,4 +1,4 @@
-"""Prepare a model for differentiation, and replace operators that have no rule by what they consist of."""
+"""Prepare a model for differentiation, and expand operators that have no rule."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from onnxtool.graph.edit import attribute, constant
 from onnxtool.model_file.domains import default_opset, settle_imports
 from onnxtool.options import checked
 
-LOWEST_OPSET = 18  # before, ScatterElements has no reduction max, and the axes of ReduceMean are an attribute
+LOWEST_OPSET = 18  # before, ScatterElements has no max reduction, and the axes of ReduceMean are an attribute
 
 
 @checked
 def prepare(model: ir.Model) -> None:
-    """Inline the functions of `model`, and convert it to opset 18 if it is older; it is changed in place.
+    """Inline the functions of `model`, and convert it to opset 18 if it is older, in place.
 
     Raises:
-        GradientError: it cannot be converted, or a function cannot be inlined.
+        GradientError: the model cannot be converted, or a function cannot be inlined.
     """
     from onnxscript.version_converter import convert_version
 
@@ -30,7 +30,7 @@ def prepare(model: ir.Model) -> None:
         settle_imports(opset_imports)
     try:
         common.InlinePass()(model)
-    except ValueError as error:  # such as a function of another opset than the graph
+    except ValueError as error:  # for example, a function with another opset than the graph
         raise GradientError(
             f"a function of the model cannot be inlined: {(str(error).splitlines() or [''])[0]}",
             "export it again, with functions of the opset of the graph or without them",
@@ -44,7 +44,7 @@ def prepare(model: ir.Model) -> None:
         convert_version(model, LOWEST_OPSET, fallback=True)
     except (RuntimeError, ValueError) as error:
         reason = f": {(str(error).splitlines() or [''])[0]}"
-    # The conversion moves large ones behind small ones, and buffers of all parameters are in this order.
+    # The conversion moves large initializers after small ones, and buffers of all parameters follow this order.
     initializers = model.graph.initializers
     for name in [name for name in order if name in initializers] + [name for name in initializers if name not in order]:
         model.graph.register_initializer(initializers.pop(name))
@@ -56,7 +56,7 @@ def prepare(model: ir.Model) -> None:
 
 
 def check_prepared(model: ir.Model) -> None:
-    """Refuse a model that needs `prepare` first.
+    """Refuse a model that has not been through `prepare`.
 
     Raises:
         GradientError: the opset is too old, or nodes call functions of the model.
@@ -75,9 +75,9 @@ def check_prepared(model: ir.Model) -> None:
 
 
 def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
-    """Replace those of `nodes` that have a function body by it, and return whether there were any.
+    """Replace each of `nodes` that has a function body with that body; return whether there were any.
 
-    An If whose condition is a constant is replaced by the branch that it takes, also where it computes a shape.
+    An If with a constant condition is replaced with the branch it takes, including when it computes a shape.
     """
     choices = [node for node in model.graph if node.op_type == "If"] if nodes else []
     expanded = [
@@ -91,7 +91,7 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
 
 
 def _branch(node: ir.Node) -> ir.Graph | None:
-    """Return the branch of an If that is taken, with the names of its outputs; None if it is known at run time."""
+    """Return the branch that an If takes, with its output names; None if this is known only at run time."""
     condition = constant(node.inputs[0]) if node.op_type == "If" and not node.domain else None
     if condition is None:
         return None
@@ -110,14 +110,14 @@ def _branch(node: ir.Node) -> ir.Graph | None:
 
 
 def _body(node: ir.Node, model: ir.Model) -> ir.Graph | None:
-    """Return the function body of `node` as a graph with the inputs and outputs of the node; None if it has none."""
+    """Return the function body of `node` as a graph with the node's inputs and outputs; None if it has none."""
     opset = model.opset_imports.get(node.domain, 1)
     try:
         schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
         return None
     call = ir.to_proto(node)
-    # Bodies refer to the attributes of the node, but not to the defaults of the schema.
+    # Bodies refer to the node's attributes, but not to the schema's defaults.
     for name, declared in schema.attributes.items():
         if name not in node.attributes and declared.default_value.name:
             call.attribute.append(declared.default_value)
@@ -129,15 +129,15 @@ def _body(node: ir.Node, model: ir.Model) -> ir.Graph | None:
         else:
             version = max((one for one in schema.function_opset_versions if one <= opset), default=0)
             text = schema.get_function_with_opset_version(version) if version else b""
-    except RuntimeError:  # the body depends on a type or shape that is not known
+    except RuntimeError:  # the body depends on an unknown type or shape
         return None
     if not text:
         return None
-    # As a function of the model: onnx's inliner asks for the types of the inputs of its own ones, omitted ones too.
+    # As a model function: for its built-in ones, onnx's inliner requires input types, even of omitted inputs.
     function = onnx.FunctionProto.FromString(text)
     function.domain = call.domain = "onnxtool.expanded"
     function.name = call.op_type
-    for used in function.opset_import:  # the inliner skips functions of another opset
+    for used in function.opset_import:  # the inliner skips functions with a different opset
         used.version = model.opset_imports.get(used.domain, used.version)
     inputs = [_declared(value, shape=True) for value in dict.fromkeys(node.inputs) if value is not None]
     outputs = [_declared(value, shape=False) for value in node.outputs if value.name]
@@ -184,9 +184,9 @@ def _expand(node: ir.Node, body: ir.Graph, graph: ir.Graph) -> None:
 
 
 def replace_sequences(graph: ir.Graph) -> bool:
-    """Replace `SequenceAt(SplitToSequence(x, sizes), i)` by an output of `Split`, and return whether there were any.
+    """Replace `SequenceAt(SplitToSequence(x, sizes), i)` with an output of `Split`; return whether there were any.
 
-    The sizes and i must be constants; sequences with other readers are kept.
+    The sizes and i must be constant; sequences with other readers are kept.
     """
     replaced = False
     for node in list(graph):
@@ -227,6 +227,6 @@ def _sizes(node: ir.Node) -> list[int] | None:
 
 
 def _index(node: ir.Node, length: int) -> int | None:
-    """Return the index of the piece that a node reads; None for other readers, or if it is not constant."""
+    """Return the index of the piece a node reads; None for other readers, or if the index is not constant."""
     index = constant(node.inputs[1]) if node.op_type == "SequenceAt" else None
     return int(index) % length if index is not None and -length <= int(index) < length else None

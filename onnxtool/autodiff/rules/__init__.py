@@ -1,4 +1,4 @@
-"""The table of all gradient rules, and that of the inputs that no gradient flows to."""
+"""The table of all gradient rules, and the table of inputs that no gradient flows to."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TABLES = (
     *((domain, QUANTIZATION) for domain in (_STANDARD, _MICROSOFT)),
 )
 
-# By domain and operator.
+# Keyed by domain and operator.
 RULES: dict[tuple[str, str], Rule] = {
     (domain, op_type): rule for domain, table in _TABLES for op_type, rule in table.items()
 }
@@ -32,8 +32,8 @@ _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
 _SHAPES_AND_INDICES = ("ArgMax", "ArgMin", "EyeLike", "NonZero", "Shape", "Size")
 
 # By domain and operator, the inputs whose derivative is zero almost everywhere, or that count as constants. Integers
-# that an operator computes from floats are indices, steps or sizes and need no row here, nor do booleans; only
-# quantized numbers carry a gradient, see `rules/quantization.py`.
+# computed from floats are indices, steps or sizes and need no row here, and neither do booleans; only quantized
+# numbers carry a gradient, see `rules/quantization.py`.
 NON_DIFFERENTIABLE: dict[tuple[str, str], range | frozenset[int]] = {
     **{("", op_type): ALL_INPUTS for op_type in (*_PIECEWISE_CONSTANT, *_RANDOM, *_SHAPES_AND_INDICES)},
     ("", "CastLike"): frozenset((1,)),  # only its dtype is used

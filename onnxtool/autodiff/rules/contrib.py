@@ -1,4 +1,4 @@
-"""Gradients of onnxruntime's own operators, which its optimizer and exporters fuse standard operators into.
+"""Gradients of onnxruntime's own operators, created by its optimizer and by exporters when they fuse standard ones.
 
 Their gradients consist of standard operators. FakeQuant and ScaledSum exist only in training builds of onnxruntime.
 """
@@ -57,10 +57,10 @@ def _skipped(n: Backward, bias: int) -> Tensor:
 
 
 def _skip_layer_norm(n: Backward) -> tuple[Tensor, Tensor]:
-    """Return the gradient with respect to the sum that is normalized, and the normalized values."""
+    """Return the gradient with respect to the sum before normalization, and the normalized values."""
     total = _skipped(n, 4)
     epsilon = n.attribute("epsilon", 1e-12)
-    # Only its statistics are read: the bias does not matter, but onnxruntime 1.17 crashes without one.
+    # Only its statistics are read, so the bias does not matter, but onnxruntime 1.17 crashes without one.
     inputs = total, n.x(2), n.x(2)
     _, mean, deviation = n.build.ops("LayerNormalization", *inputs, outputs=3, axis=-1, epsilon=epsilon)
     normalized = (total - mean) * deviation
@@ -79,7 +79,7 @@ def _parts(n: Backward) -> tuple[Tensor, Tensor]:
 
 
 def _through_skip(n: Backward) -> Tensor:
-    """Return the gradient of the summands; the sum may be read as well, as the fourth output."""
+    """Return the gradient of the summands; the sum itself may also be read, as the fourth output."""
     gradient = _parts(n)[0]
     further = n.gradients[3] if len(n.gradients) > 3 else None
     return n.summed(gradient if further is None else gradient + further, n.index)
@@ -91,7 +91,7 @@ def _skip_scale(n: Backward) -> Tensor:
 
 CONTRIB: dict[str, Rule] = {
     "BiasGelu": broadcasting(_bias_gelu, _bias_gelu),
-    "FakeQuant": Rule((lambda n: n.build.where(n.y(1), n.dy, 0.0),), num_outputs=2),  # zero where it was out of range
+    "FakeQuant": Rule((lambda n: n.build.where(n.y(1), n.dy, 0.0),), num_outputs=2),  # zero for out-of-range elements
     "FastGelu": broadcasting(_fast_gelu, _fast_gelu),
     "FusedMatMul": rule(_fused_matmul, _fused_matmul),
     "Gelu": rule(lambda n: n.dy * gelu_slope(n, n.x(0))),
@@ -106,13 +106,13 @@ CONTRIB: dict[str, Rule] = {
 }
 
 
-# Attention: the probabilities are recomputed, and the rest is four matrix products.
+# Attention: the probabilities are recomputed; the rest is four matrix products.
 #
 # Letters: B samples, S queries, T keys, N heads, D the width of a head. With P = softmax(Q K' scale + mask), O = P V:
 # dV = P' dO, dP = dO V', dS = P (dP - sum(dP P)), dQ = dS K scale, dK = dS' Q scale.
 
 
-_BIAS_OF_SCORES = 5  # the input of both operators
+_BIAS_OF_SCORES = 5  # the same input index for both operators
 
 
 def _transposed(matrices: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def _check(n: Backward, caches: Sequence[int]) -> None:
 
 
 def _added(n: Backward, mask: int, queries: Tensor, keys: Tensor) -> list[Tensor]:
-    """Return the terms added to the scores: a key mask, a causal mask, and a bias."""
+    """Return the terms added to the scores: key mask, causal mask, and bias."""
     build, dtype = n.build, n.x(0).dtype
     filler = build.constant(n.attribute("mask_filter_value", -10000.0), dtype)
     added = []
@@ -158,7 +158,7 @@ def _added(n: Backward, mask: int, queries: Tensor, keys: Tensor) -> list[Tensor
 
 
 def _row_gradients(n: Backward, rows: Sequence[Tensor], width: Dimension, mask: int) -> tuple[Tensor, ...]:
-    """Return the gradients of queries, keys and values as rows, and that of the scores.
+    """Return the gradients of queries, keys and values as rows, and of the scores.
 
     Args:
         n: the node.

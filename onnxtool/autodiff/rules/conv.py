@@ -1,6 +1,6 @@
 """Gradients of convolutions, pooling and Resize.
 
-Letters: N samples, C channels, M output channels, G groups, X* the spatial axes, K* those of the kernel.
+Letters: N samples, C channels, M output channels, G groups, X* the spatial axes, K* the kernel's axes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onnxtool.autodiff.rules.tensor import add_rows
 
 @dataclass(frozen=True)
 class Window:
-    """The attributes of a kernel's window, one number per spatial axis.
+    """The attributes of a kernel window, with one number per spatial axis.
 
     Attributes:
         before: padding before the input.
@@ -35,7 +35,7 @@ class Window:
 
     @classmethod
     def of(cls, n: Backward, kernel: list[int]) -> Window:
-        """Read the attributes of a node.
+        """Read the window attributes of a node.
 
         Raises:
             Refusal: the padding depends on sizes that are not fixed.
@@ -52,7 +52,7 @@ class Window:
 
     @property
     def extent(self) -> list[int]:
-        """The size of the dilated kernel."""
+        """The sizes of the dilated kernel."""
         return [step * (size - 1) + 1 for size, step in zip(self.kernel, self.dilations, strict=True)]
 
 
@@ -99,7 +99,7 @@ def _conv_input(n: Backward) -> Tensor:
 
 
 def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tensor:
-    """Convolve the input with the gradient: samples take the role of channels, and strides that of dilations.
+    """Convolve the input with the gradient: samples act as channels, and strides as dilations.
 
     Args:
         n: the node, whose second input is the kernel, [M, C/G, K*].
@@ -122,7 +122,7 @@ def kernel_gradient(n: Backward, x: Tensor, dy: Tensor, window: Window) -> Tenso
         "Conv", samples, kernel, strides=window.dilations, dilations=window.strides,
         pads=[*window.before, *window.after], group=group,
     )  # fmt: skip
-    # Elements at the end that the kernel did not reach give a few more elements.
+    # Trailing elements that the kernel did not reach produce a few extra elements.
     if any(stride > 1 for stride in window.strides):
         bounds = [build.axes(numbers) for numbers in ([0 for _ in axes], window.kernel, further)]
         result = build.op("Slice", result, *bounds)
@@ -145,7 +145,7 @@ def _conv_transpose_input(n: Backward) -> Tensor:
 
 
 def _conv_transpose_kernel(n: Backward) -> Tensor:
-    # The roles are swapped: the output is the input of a convolution with this kernel.
+    # Roles are swapped: the output is the input of a convolution with this kernel.
     return kernel_gradient(n, n.dy, n.x(0), _transposed_window(n))
 
 
@@ -158,7 +158,7 @@ def _max_pool(n: Backward) -> Tensor:
 
 
 def _average_pool(n: Backward) -> Tensor:
-    """Distribute each gradient over its window; channels become samples, so that one kernel serves all of them."""
+    """Distribute each gradient over its window; channels become samples, so one kernel serves all of them."""
     kernel = n.attribute("kernel_shape", [1])
     window = Window.of(n, kernel)
     build, rank, dtype = n.build, len(kernel) + 2, n.dy.dtype
@@ -186,9 +186,9 @@ def _average_pool(n: Backward) -> Tensor:
 
 
 def _counts_over_end(n: Backward, ones: Tensor, kernel: Tensor, window: Window, *, include: bool) -> Tensor:
-    """Return the number of elements of each average if windows may exceed the end (ceil_mode).
+    """Return the number of elements in each average if windows may extend past the end (ceil_mode).
 
-    Elements beyond the padding never count: PyTorch, AvgPool2d.
+    Elements beyond the padding never count; see PyTorch's AvgPool2d.
     """
     build, axes = n.build, len(window.kernel)
     value = build.constant(1.0 if include else 0.0, ones.dtype)
@@ -221,13 +221,13 @@ CONV: dict[str, Rule] = {
 }
 
 
-# Gradient of Resize: every interpolation is linear and works on each axis separately, so it is one matrix per axis.
+# Gradient of Resize: every interpolation is linear and acts on each axis separately, so it is one matrix per axis.
 #
-# The operator computes the matrix of an axis from the identity matrix.
+# The operator itself computes an axis's matrix from the identity matrix.
 
 
 _ROI, _SCALES, _SIZES = 1, 2, 3
-# Without extrapolation_value, which is added to what is interpolated.
+# Without extrapolation_value, which is a constant added to the interpolated values.
 _OF_INTERPOLATION = (
     *("antialias", "coordinate_transformation_mode", "cubic_coeff_a", "exclude_outside", "mode", "nearest_mode"),
 )
@@ -260,12 +260,12 @@ def _stays(n: Backward, axis: int, place: int) -> bool:
 
 
 def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor:
-    """Return the matrix of one axis for the backward pass, [size after, size before].
+    """Return the backward matrix of one axis, [size after, size before].
 
     Args:
         n: the node.
         axis: the axis.
-        place: the axis among those that the scales or sizes are for.
+        place: the position of the axis among the axes that have scales or sizes.
         bounds: where the image is cropped along the axis, [2].
     """
     build = n.build
@@ -273,7 +273,7 @@ def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor
     zero, one = (build.constant(number, size.dtype) for number in (0, 1))
     numbers = build.op("Range", zero, size.reshape([]), one)
     unit = numbers.reshape([-1, 1]).equals(numbers.reshape([1, -1])).cast(n.dy.dtype)
-    # Each row is a sample, and the axis is the width: onnxruntime interpolates no samples and channels.
+    # Each row is a sample, and the axis is the width: onnxruntime does not interpolate samples and channels.
     image = unit.reshape(build.concat(size, [1, 1], size))
     roi = None
     if bounds is not None:
@@ -291,17 +291,17 @@ def _matrix(n: Backward, axis: int, place: int, bounds: Tensor | None) -> Tensor
     return resized.reshape(build.concat(size, [-1])).transpose([1, 0])
 
 
-# Gradient of GridSample: letters as above; P the points that are sampled, over all axes of the output.
+# Gradient of GridSample: letters as above; P is the number of sampled points, over all output axes.
 
 
 @dataclass(frozen=True)
 class Corner:
-    """A neighbour of each point along one axis.
+    """A neighbor of each point along one axis.
 
     Attributes:
-        index: its place on the axis, int64 [N, P].
-        weight: its share of the sample, [N, P]; zero beyond the image.
-        slope: the derivative of the weight by the grid, [N, P]; None if it is zero.
+        index: position on the axis, int64 [N, P].
+        weight: share of the sample, [N, P]; zero outside the image.
+        slope: derivative of the weight with respect to the grid, [N, P]; None if it is zero.
     """
 
     index: Tensor
@@ -310,7 +310,7 @@ class Corner:
 
 
 def _corners(n: Backward, grid: Tensor, size: Tensor) -> list[Corner]:
-    """Return the neighbours along an axis of `size` elements, a float, at which `grid` has the points, [N, P]."""
+    """Return the neighbors of the points `grid`, [N, P], along an axis with `size` elements, a float."""
     build, aligned = n.build, bool(n.attribute("align_corners", 0))
     last = size - 1.0
     slope = (last if aligned else size) * 0.5
@@ -348,7 +348,7 @@ def _corners(n: Backward, grid: Tensor, size: Tensor) -> list[Corner]:
 
 
 def _grid_sample(n: Backward) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the image and of the grid: the sum over all combinations of neighbours."""
+    """Return the gradients of the image and the grid: the sum over all combinations of neighbors."""
     if n.attribute("mode", "linear") in ("cubic", "bicubic"):
         raise Refusal("with cubic interpolation")
     build, rank = n.build, len(n.shape()) - 2

@@ -15,7 +15,7 @@ def _pow_base(n: Backward) -> Tensor:
     x, exponent = n.x(0), n.constant(1)
     if exponent is None or exponent.size != 1:
         power = n.x(1).cast(x.dtype)
-        # With an exponent of zero the slope is zero, also at x = 0.
+        # With an exponent of zero, the slope is zero, even at x = 0.
         slope = n.build.where(power.equals(0.0), 0.0, power * x ** (power - 1.0))
         return n.dy * slope
     number = float(exponent.item())
@@ -42,7 +42,7 @@ def _clip(n: Backward) -> Tensor:
 
 def _clip_bound(n: Backward) -> Tensor:
     beyond = n.x(0) < n.x(1) if n.index == 1 else n.x(0) > n.x(2)
-    if n.has(1) and n.has(2):  # the maximum wins where it is below the minimum
+    if n.has(1) and n.has(2):  # the maximum wins if it is below the minimum
         crossed = n.x(1) > n.x(2)
         beyond = (
             n.build.op("And", beyond, n.build.op("Not", crossed)) if n.index == 1 else n.build.op("Or", beyond, crossed)
@@ -60,7 +60,7 @@ def _extremum(n: Backward) -> Tensor:
 
 
 def _mod_divisor(n: Backward) -> Tensor:
-    """Return minus the integer quotient times the gradient."""
+    """Return the gradient times the negated integer quotient."""
     return -n.dy * n.build.op("Round", (n.x(0) - n.y()) / n.x(1))
 
 
@@ -73,8 +73,8 @@ def _gelu(n: Backward) -> Tensor:
 def gelu_slope(n: Backward, x: Tensor) -> Tensor:
     """Return the derivative of `x * cdf(x)`: `cdf(x) + x * pdf(x)`.
 
-    Dividing by `exp(u^2)` avoids the negation of the exponent, a pass over all elements; it overflows to infinity where
-    the density is zero.
+    Dividing by `exp(u^2)` avoids negating the exponent, which is a pass over all elements; it overflows to infinity
+    where the density is zero.
     """
     u = x * math.sqrt(0.5)
     density = 1 / math.sqrt(2 * math.pi) / n.build.op("Exp", u * u)
@@ -82,7 +82,7 @@ def gelu_slope(n: Backward, x: Tensor) -> Tensor:
 
 
 def half_and_half(n: Backward, x: Tensor) -> Tensor:
-    """Return `0.5 + 0.5 * x` for x in [-1, 1]; HardSigmoid computes it in one pass, if onnxruntime has the dtype."""
+    """Return `0.5 + 0.5 * x` for x in [-1, 1]; HardSigmoid does it in one pass, if onnxruntime supports the dtype."""
     if x.dtype.name == "FLOAT":
         return n.build.op("HardSigmoid", x, alpha=0.5, beta=0.5)
     return 0.5 + 0.5 * x
@@ -144,7 +144,7 @@ MATH: dict[str, Rule] = {
 
 
 def _kept(n: Backward, reduced: Tensor) -> Tensor:
-    """Return a reduced value with the reduced axes kept, of size 1."""
+    """Return a reduced value with the reduced axes kept as size 1."""
     if n.attribute("keepdims", 1) or not n.has(1):
         return reduced  # without axes it is a scalar, which broadcasts
     return n.build.op("Unsqueeze", reduced, n.x(1))
@@ -178,7 +178,7 @@ def _reduce_l2(n: Backward) -> Tensor:
 
 
 def _reduce_prod(n: Backward) -> Tensor:
-    """Multiply by the product of the other elements: with one zero it is zero except there, with two everywhere."""
+    """Multiply by the product of the other elements: with one zero, only its own is nonzero; with two, none is."""
     is_zero = n.x(0).equals(0.0)
     others = n.build.where(is_zero, 1.0, n.x(0))
     product = n.build.op("ReduceProd", others, _axes(n), keepdims=1)

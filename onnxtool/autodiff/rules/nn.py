@@ -1,6 +1,6 @@
 """Gradients of matrix products, activations along an axis, normalizations and dropout.
 
-Letters: M rows, K the axis that is summed over, N columns.
+Letters: M rows, K the axis summed over, N columns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RUNNING_MEAN = 3
 
 
 def swapped(tensor: Tensor, rank: int) -> Tensor:
-    """Transpose the matrices of a batch."""
+    """Transpose each matrix in a batch."""
     return tensor.transpose([*range(rank - 2), rank - 1, rank - 2])
 
 
@@ -41,7 +41,7 @@ def _matmul_left(n: Backward) -> Tensor:
 def _matmul_right(n: Backward) -> Tensor:
     a, b = n.shape(0), n.shape(1)
     if len(b) == 2 and len(a) > 1:
-        # One product over all rows of the batch, instead of a batch of products that has to be summed.
+        # One product over all rows of the batch, instead of a batch of products that must be summed.
         left = _rows(n, n.x(0), a[-1] if isinstance(a[-1], int) else b[0], len(a))
         return n.build.op("Gemm", left, _rows(n, n.dy, b[1], len(a)), transA=1)
     left, right, dy = as_matrices(n)
@@ -49,7 +49,7 @@ def _matmul_right(n: Backward) -> Tensor:
 
 
 def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
-    """Return both factors of a product and its gradient with at least two axes, as MatMul does internally."""
+    """Return both factors of a product and its gradient with at least two axes, as MatMul treats them internally."""
     left, right, dy = n.x(0), n.x(1), n.dy
     if len(n.shape(1)) == 1:
         right, dy = (n.build.op("Unsqueeze", tensor, n.build.axes([-1])) for tensor in (right, dy))
@@ -60,7 +60,7 @@ def as_matrices(n: Backward) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def summed_factor(n: Backward, gradient: Tensor, shape: Sequence[Dimension], factor: Tensor) -> Tensor:
-    """Sum over the axes of the batch along which the factor was repeated."""
+    """Sum over the batch axes along which the factor was repeated."""
     original = n.x(n.index)
     if factor.value is not original.value:  # a vector, which broadcasts along the whole batch
         return sum_to(n.build, gradient, of=gradient, to=factor).reshape(original.size())
@@ -92,14 +92,14 @@ def _gemm_added(n: Backward) -> Tensor:
 
 def _softmax(n: Backward) -> Tensor:
     y = n.y()
-    if _is_replaced(y.value):  # the rows that have no number would give NaN, though their gradient is zero
+    if _is_replaced(y.value):  # rows that are NaN would give a NaN gradient, although it should be zero
         y = n.build.where(n.build.op("IsNaN", y), 0.0, y)
     inner = (n.dy * y).sum([n.attribute("axis", -1)])
     return (n.dy - inner) * y
 
 
 def _is_replaced(value: ir.Value) -> bool:
-    """Return whether a Where reads a value: the graph replaces the rows of an attention that are wholly masked."""
+    """Return whether a Where reads a value: the graph then replaces fully masked attention rows."""
     return any(
         use.node.op_type == "Where" or (use.node.op_type in ("Cast", "Identity") and _is_replaced(use.node.outputs[0]))
         for use in value.uses()
@@ -116,9 +116,9 @@ def normalized_gradient(slope: Tensor, normalized: Tensor, deviation: Tensor, ax
 
     Args:
         slope: the gradient with respect to the normalized values.
-        normalized: those values.
-        deviation: the inverse of the standard deviation.
-        axes: what was averaged over.
+        normalized: the normalized values.
+        deviation: the inverse standard deviation.
+        axes: the axes averaged over.
     """
     along = normalized * (slope * normalized).mean(axes)
     return (slope - slope.mean(axes) - along) * deviation
@@ -130,7 +130,7 @@ def _layer_axes(n: Backward) -> list[int]:
 
 
 def _layer_normalized(n: Backward) -> Tensor:
-    """Return the normalized input, computed in the higher precision of input and statistics."""
+    """Return the normalized input, computed in the higher of the input and statistics precisions."""
     widest = max(n.x(0).dtype, n.y(1).dtype, key=lambda dtype: dtype.bitwidth)
     mean, deviation = n.y(1).cast(widest), n.y(2).cast(widest)
     return ((n.x(0).cast(widest) - mean) * deviation).cast(n.dy.dtype)
@@ -146,24 +146,24 @@ def _layer_norm_forward(n: Backward) -> tuple[Tensor, ...]:
 
 
 def rms_gradient(slope: Tensor, x: Tensor, deviation: Tensor, axes: Sequence[int]) -> Tensor:
-    """Return the gradient of `x * deviation` with respect to x, deviation the inverse of the root mean square."""
+    """Return the gradient of `x * deviation` with respect to x, where deviation is the inverse root mean square."""
     normalized = x * deviation
     return (slope - normalized * (slope * normalized).mean(axes)) * deviation
 
 
 def _channels(n: Backward, vector: Tensor) -> Tensor:
-    """Align a vector of one element per channel with the second axis."""
+    """Align a vector with one element per channel with the second axis."""
     return vector.reshape([-1, *[1] * (len(n.shape()) - 2)])
 
 
 def _batch_axes(n: Backward) -> list[int]:
-    """Return the axes that a normalization averages over: all except channels, and for instances except the batch."""
+    """Return the axes averaged over: all but the channel axis and, in instance normalization, the batch axis."""
     first = [] if n.node.op_type == "InstanceNormalization" else [0]
     return [*first, *range(2, len(n.shape()))]
 
 
 def _statistics(n: Backward) -> tuple[Tensor, Tensor]:
-    """Return the normalized input and the inverse of the standard deviation."""
+    """Return the normalized input and the inverse standard deviation."""
     x, epsilon = n.x(0), n.attribute("epsilon", 1e-5)
     if n.node.op_type == "BatchNormalization" and not n.attribute("training_mode", 0):
         centred, variance = x - _channels(n, n.x(3)), _channels(n, n.x(4))
@@ -192,7 +192,7 @@ def _scale_gradient(n: Backward) -> Tensor:
 
 
 def bias_gradient(n: Backward) -> Tensor:
-    """Return the gradient of a bias of one element per channel."""
+    """Return the gradient of a bias with one element per channel."""
     return _channel_sums(n, n.dy)
 
 
@@ -207,7 +207,7 @@ def _running(n: Backward) -> Tensor:
 
 
 def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
-    """Normalize with the statistics of the batch, which the gradients share.
+    """Normalize with batch statistics, which the gradients share.
 
     onnxruntime has no CUDA kernel for training mode, and folds such a node into a convolution with constant weights.
     """
@@ -224,7 +224,7 @@ def _batch_norm_forward(n: Backward) -> tuple[Tensor, ...]:
 
 
 def _lp_norm(n: Backward) -> Tensor:
-    """Subtract the component along the normalized values, which does not change the direction."""
+    """Subtract the component along the normalized values, which does not change their direction."""
     axes, order = [n.attribute("axis", -1)], n.attribute("p", 2)
     norm = n.build.op("ReduceL2" if order == 2 else "ReduceL1", n.x(0), n.build.axes(axes), keepdims=1)
     along = n.y() if order == 2 else n.build.op("Sign", n.x(0))
@@ -233,7 +233,7 @@ def _lp_norm(n: Backward) -> Tensor:
 
 
 def _dropout(n: Backward) -> Tensor:
-    """Apply the mask and the scale of the forward pass; in inference mode, the gradient is unchanged."""
+    """Apply the forward pass's mask and scale; in inference mode, the gradient is unchanged."""
     training = n.constant(2)
     if not n.has(2) or (training is not None and not training.item()):
         return n.dy
@@ -245,13 +245,13 @@ def _dropout(n: Backward) -> Tensor:
 
 
 def _einsum_terms(n: Backward) -> tuple[list[str], str]:
-    """Return the letters of each input, and those of the output."""
+    """Return the letters of each input, and of the output."""
     equation = n.attribute("equation", "").replace(" ", "")
     if "." in equation:
         raise Refusal("with an ellipsis")
     left, arrow, output = equation.partition("->")
     inputs = left.split(",")
-    if not arrow:  # then all letters that come once, in order
+    if not arrow:  # then all letters that occur once, in order
         output = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
     if any(len(set(term)) < len(term) for term in inputs):
         raise Refusal("with a letter twice in one input")
@@ -268,7 +268,7 @@ def _einsum(n: Backward) -> Tensor:
     gradient = n.build.op("Einsum", n.dy, *(n.x(place) for place in others), equation=equation)
     if kept == wanted:
         return gradient
-    # Summed over in this input alone, so that all elements along it have the same gradient.
+    # Summed over in this input only, so all elements along it have the same gradient.
     summed = [axis for axis, letter in enumerate(wanted) if letter not in known]
     spread = n.build.op("Unsqueeze", gradient, n.build.axes(summed))
     return spread.expand(n.x(n.index).size())

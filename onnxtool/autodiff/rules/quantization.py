@@ -1,8 +1,7 @@
-"""Gradients of quantization and dequantization: the straight-through estimator, and zero for numbers out of range.
+"""Gradients of quantization and dequantization: the straight-through estimator, with zero for out-of-range numbers.
 
 The gradient of quantized numbers is a float, as if they were not rounded: Bengio et al., arXiv:1308.3432. Together, the
-gradients with respect to the scales of both operators are those of Esser et al., Learned Step Size Quantization,
-arXiv:1902.08153.
+scale gradients of both operators are those in Esser et al., Learned Step Size Quantization, arXiv:1902.08153.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ READERS = frozenset((domain, "DequantizeLinear") for domain in _DOMAINS) | froze
 
 
 def _per_channel(n: Backward) -> bool:
-    """Return whether there is one scale per channel, instead of one for all."""
+    """Return whether there is one scale per channel instead of a single one."""
     if n.attribute("block_size", 0):
         raise Refusal("it has a scale for each block of an axis")
     return n.sizes(_SCALE) not in ([], [1])
 
 
 def _aligned(n: Backward, place: int) -> Tensor:
-    """Return scale or zero point in a shape that broadcasts to the data."""
+    """Return the scale or zero point in a shape that broadcasts to the data."""
     if not _per_channel(n):
         return n.x(place)
     return n.x(place).reshape([-1, *[1] * (len(n.shape()) - 1 - n.axis(1))])
@@ -45,7 +44,7 @@ def _summed_by_scale(n: Backward, gradient: Tensor) -> Tensor:
 
 
 def _in_range_gradient(n: Backward) -> Tensor:
-    """Return the gradient of the quantized numbers, zero where they were saturated."""
+    """Return the gradient of the quantized numbers, zero where they saturated."""
     kind = n.node.outputs[0].dtype
     if kind is None or not kind.is_integer():
         raise Refusal("its output is not of integers")

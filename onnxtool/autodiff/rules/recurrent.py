@@ -1,7 +1,7 @@
-"""Gradients of LSTM and GRU: the gates of all steps are recomputed at once, then a Scan runs backward through time.
+"""Gradients of LSTM and GRU: the gates of all steps are recomputed at once, then a Scan runs backward in time.
 
-Letters: S steps, B samples, I inputs, H hidden units, D directions, which are processed separately. Gates are in the
-order of ONNX: i, o, f, c for LSTM and z, r, h for GRU. The gradients through time: Hochreiter and Schmidhuber, Long
+Letters: S steps, B samples, I inputs, H hidden units, D directions, which are processed separately. Gates are in ONNX
+order: i, o, f, c for LSTM and z, r, h for GRU. Gradients through time follow Hochreiter and Schmidhuber, Long
 Short-Term Memory, 1997, and Cho et al., arXiv:1406.1078.
 """
 
@@ -32,14 +32,14 @@ class Direction:
         before: the hidden state before each step, [S, B, H].
         w: [G H, I], with G gates.
         r: [G H, H].
-        biases: of w and of r, [G H] each; None without biases.
+        biases: the biases for w and r, [G H] each; None without biases.
         first: the states before the first step, [B, H] each.
-        dy: the gradient with respect to the hidden state of each step from outside the layer, [S, B, H].
+        dy: the gradient with respect to each step's hidden state from outside the layer, [S, B, H].
         last: the gradients with respect to the states after the last step, [B, H] each.
         backward: whether it runs from the end to the start.
         hidden: H.
-        is_valid: whether a step is part of a sample, bool [S, B, 1]; None if all samples have all steps. Beyond its end
-            a sample keeps its states, and its outputs are zero.
+        is_valid: whether a step belongs to a sample, bool [S, B, 1]; None if all samples have all steps. Beyond its
+            end, a sample keeps its states, and its outputs are zero.
     """
 
     x: Tensor
@@ -104,7 +104,7 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
     last = tuple(build.zeros(shape, x.dtype) if one is None else _pick(n, one, place) for one in arriving)
     biases = build.ops("Split", _pick(n, n.x(_B), place), outputs=2, axis=0, num_outputs=2) if n.has(_B) else None
     before = build.op("Concat", *pieces, axis=0)
-    if backward and has_next is not None:  # a shorter sample begins where it ends
+    if backward and has_next is not None:  # a shorter sample starts where it ends
         before = build.op("Where", has_next, before, start)
     return Direction(
         x, before, _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
@@ -113,7 +113,7 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
 
 
 def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
-    """Return which steps are part of each sample, and which have a successor; bool [S, B, 1]."""
+    """Return which steps belong to each sample, and which have a successor; bool [S, B, 1]."""
     if not n.has(_LENGTHS):
         return None, None
     build, lengths = n.build, n.x(_LENGTHS)
@@ -142,7 +142,7 @@ def _weight(build: Builder, gates: Tensor, factor: Tensor) -> Tensor:
 
 
 def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
-    """Return the gradients of one direction: of x, w, r, both biases, and the first states."""
+    """Return the gradients for one direction: of x, w, r, both biases, and the first states."""
     from_x, from_h = _gates(build, one)
     i, o, f = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:3], from_h[:3], strict=True))
     g = build.op("Tanh", from_x[3] + from_h[3])
@@ -154,7 +154,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
 
     _, before, cells = _scan(build, remember, [one.first[1]], [keep, one.masked(build, i * g)], backward=one.backward)
     level = build.op("Tanh", cells)
-    # Everything that does not depend on gradients through time, for all steps at once.
+    # Everything that does not depend on gradients through time is computed for all steps at once.
     through_cell, through_output = o * (1.0 - level * level), level * o * (1.0 - o)
     slopes = [g * i * (1.0 - i), before * f * (1.0 - f), i * (1.0 - g * g)]
 
@@ -176,7 +176,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
 
 
 def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
-    """Return the gradients of one direction: of x, w, r, both biases, and the first state."""
+    """Return the gradients for one direction: of x, w, r, both biases, and the first state."""
     from_x, from_h = _gates(build, one)
     z, r = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:2], from_h[:2], strict=True))
     of_gates, of_candidate = build.ops("Split", one.r, build.axes([2 * one.hidden, one.hidden]), outputs=2, axis=0)
@@ -218,14 +218,14 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
 def _scan(
     build: Builder, step: Step, states: Sequence[Tensor], inputs: Sequence[Tensor], *, backward: bool
 ) -> tuple[Tensor, ...]:
-    """Apply a step function along the first axis of `inputs`, which passes states on to the next step.
+    """Apply a step function along the first axis of `inputs`, passing states from step to step.
 
     Args:
         build: adds the node to the graph.
-        step: takes a builder for its body, the states and one slice of each input; returns new states and results.
+        step: takes a builder for the body, the states and one slice of each input; returns new states and results.
         states: the states before the first step.
-        inputs: of equal length; slices lack the first axis.
-        backward: go from the end to the start; the results still have the order of the inputs.
+        inputs: inputs of equal length; slices do not have the first axis.
+        backward: run from the end to the start; the results still have the order of the inputs.
 
     Returns:
         The states after the last step, then the results of all steps, stacked.
@@ -236,7 +236,7 @@ def _scan(
     inner = Builder(body, names=build.names)
     slices = [inner.tensor(value) for value in parameters]
     after, results = step(inner, slices[: len(states)], slices[len(states) :])
-    # Each output of a body needs its own node, also if two of them are the same value.
+    # Each body output needs its own node, even if two of them are the same value.
     outputs = [inner.copy(tensor) for tensor in (*after, *results)]
     inner.finish()
     body.outputs.extend(tensor.value for tensor in outputs)

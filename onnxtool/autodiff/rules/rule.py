@@ -1,8 +1,8 @@
-"""Gradient rules: for each input of an operator, the gradient with respect to it.
+"""Gradient rules: for each operator input, how to compute its gradient.
 
-A gradient is a function of a node in the backward pass: `n.x(i)` and `n.y(i)` are its inputs and outputs, `n.dy` is the
-gradient of the loss with respect to its first output, and it returns the gradient with respect to one input. It is only
-called for inputs that need a gradient.
+A gradient is a function of a node in the backward pass: `n.x(i)` and `n.y(i)` are the node's inputs and outputs, `n.dy`
+is the gradient of the loss with respect to its first output, and the function returns the gradient with respect to one
+input. It is only called for inputs that need a gradient.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Refusal(Exception):  # noqa: N818 - not a user error: the engine collects 
 
 @dataclass(frozen=True)
 class Backward:
-    """One node in the backward pass.
+    """A node in the backward pass.
 
     Attributes:
         build: adds nodes to the graph.
-        node: the node of the forward graph.
+        node: the node in the forward graph.
         index: the input whose gradient is needed.
-        gradients: of the loss with respect to each output; None if the loss does not depend on it.
-        active: the inputs that depend on a source of the differentiation, and so are not constant.
+        gradients: the gradients of the loss with respect to each output; None if the loss does not depend on it.
+        active: the inputs that depend on a source of the differentiation and are therefore not constant.
     """
 
     build: Builder
@@ -42,7 +42,7 @@ class Backward:
     active: frozenset[int]
 
     def x(self, index: int) -> Tensor:
-        """Return an input of the node that was passed."""
+        """Return an input of the node; it must be present."""
         value = self.node.inputs[index]
         if value is None:
             raise ValueError(f"{self.node.op_type} was given no input {index}")
@@ -63,15 +63,15 @@ class Backward:
         return gradient if gradient is not None else self.build.zeros(self.y(index).size(), self.y(index).dtype)
 
     def summed(self, gradient: Tensor, index: int) -> Tensor:
-        """Sum a gradient of the shape of the first output down to the shape of an input, which broadcasts to it."""
+        """Sum a gradient with the first output's shape down to the shape of an input, which broadcasts to it."""
         return sum_to(self.build, gradient, of=self.y(), to=self.x(index))
 
     def has(self, index: int) -> bool:
-        """Whether an optional input was passed."""
+        """Return whether an optional input is present."""
         return index < len(self.node.inputs) and self.node.inputs[index] is not None
 
     def attribute(self, name: str, default: T) -> T:
-        """Return an attribute of the node, which has the type of `default`."""
+        """Return an attribute of the node; it has the type of `default`."""
         found = self.node.attributes.get(name)
         value: T = default if found is None else found.value
         return list(value) if isinstance(value, tuple) else value  # type: ignore[return-value]
@@ -87,27 +87,27 @@ class Backward:
         return None if tensor is None else tensor.numpy()
 
     def shape(self, index: int = 0) -> tuple[Dimension, ...]:
-        """Return the sizes of an input whose rank must be known."""
+        """Return the sizes of an input; its rank must be known."""
         shape = self.x(index).shape
         if shape is None:
             raise Refusal(f"the rank of {self.x(index).value.name} is not known")
         return shape
 
     def sizes(self, index: int, start: int = 0) -> list[int]:
-        """Return the sizes of an input from axis `start` on, which must be fixed."""
+        """Return the sizes of an input starting at axis `start`; they must be fixed."""
         sizes = self.shape(index)[start:]
         if not all(isinstance(size, int) for size in sizes):
             raise Refusal(f"the shape of {self.x(index).value.name} is not fixed")
         return [size for size in sizes if isinstance(size, int)]
 
     def axis(self, default: int) -> int:
-        """Return the attribute `axis`, counted from the front."""
+        """Return the `axis` attribute as a non-negative index."""
         axis = self.attribute("axis", default)
         return axis + len(self.shape()) if axis < 0 else axis
 
 
 def _same_numbers(value: ir.Value) -> ir.Value | None:
-    """Return the value that `value` is a copy of, also with another float dtype."""
+    """Return the value that `value` is a copy of, possibly with another float dtype."""
     maker = value.producer()
     if maker is None or maker.op_type not in ("Cast", "CastLike", "Identity"):
         return None
@@ -120,16 +120,16 @@ Gradient: TypeAlias = Callable[[Backward], Tensor]
 
 @dataclass(frozen=True)
 class Rule:
-    """The gradients of an operator.
+    """The gradients for an operator.
 
     Attributes:
-        gradients: one for each differentiable input, by its index.
-        variadic: the last one is also used for all further inputs, with their index in `n.index`.
-        broadcasts: the inputs broadcast; the gradients have the shape of the output, and the engine sums them.
-        num_outputs: how many outputs the gradients read; missing optional ones are added to the node.
+        gradients: one for each differentiable input, by index.
+        variadic: the last gradient is also used for all further inputs, with their index in `n.index`.
+        broadcasts: the inputs broadcast; gradients have the output's shape, and the engine sums them.
+        num_outputs: number of outputs that the gradients read; missing optional ones are added to the node.
         outputs: the outputs whose gradients the rule supports.
-        forward: computes the outputs of the node from other operators, which the gradients share; the node is then
-            removed. If it returns nothing, the node is kept.
+        forward: computes the node's outputs with other operators, which the gradients share; the node is then removed.
+            If it returns nothing, the node is kept.
     """
 
     gradients: tuple[Gradient | None, ...]
@@ -143,7 +143,7 @@ class Rule:
         """Return the gradient of an input.
 
         Raises:
-            Refusal: the rule has none.
+            Refusal: the rule has no such gradient.
         """
         found = self.find(index)
         if found is None:
@@ -151,16 +151,16 @@ class Rule:
         return found
 
     def find(self, index: int) -> Gradient | None:
-        """Return the gradient of an input; None if the rule has none."""
+        """Return the gradient of an input, or None if the rule has none."""
         place = min(index, len(self.gradients) - 1) if self.variadic else index
         return self.gradients[place] if place < len(self.gradients) else None
 
 
 def rule(*gradients: Gradient | None) -> Rule:
-    """Return the rule of an operator whose inputs do not broadcast."""
+    """Make a rule for an operator whose inputs do not broadcast."""
     return Rule(gradients)
 
 
 def broadcasting(*gradients: Gradient | None) -> Rule:
-    """Return the rule of an operator whose inputs broadcast."""
+    """Make a rule for an operator whose inputs broadcast."""
     return Rule(gradients, broadcasts=True)

@@ -9,8 +9,8 @@ import onnx_ir as ir
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 
-# Up to this number of rows a matrix product is faster than adding single elements: 0.6 ms against 1.7 ms with
-# ScatterElements for 1024 rows added to 128 rows of 256, and 2 ms both for 512 rows (onnxruntime 1.31, one thread).
+# Up to this number of rows, a matrix product is faster than adding single elements: 0.6 ms compared with 1.7 ms with
+# ScatterElements for 1024 rows added to 128 rows of 256, and 2 ms each for 512 rows (onnxruntime 1.31, one thread).
 _MAX_GEMM_ROWS = 128
 
 
@@ -20,11 +20,11 @@ def add_rows(
     """Return zeros of `shape` with `rows` added at `indices` of the first axis.
 
     Args:
-        build: of the graph.
+        build: adds nodes to the graph.
         rows: [*I, *R].
         indices: int32 or int64 [*I], possibly with duplicate and negative ones.
         shape: int64 [rank], the sizes [N, *R].
-        rank: of the result.
+        rank: rank of the result.
         num_rows: N if it is fixed.
     """
     if num_rows is not None and num_rows <= _MAX_GEMM_ROWS and rank == 2:
@@ -37,9 +37,9 @@ def add_rows(
 
 
 def add_up(build: Builder, gradients: Sequence[Tensor]) -> Tensor:
-    """Sum the gradients of one value; rows that are scattered into zeros are scattered into the sum of the others.
+    """Sum the gradients of a value; rows to scatter into zeros are instead scattered into the sum of the others.
 
-    So a tied embedding table needs memory for one gradient of its size, instead of three.
+    A tied embedding table thus needs memory for one gradient of its size instead of three.
     """
     scatters = [_scatter_into_zeros(gradient) for gradient in gradients]
     others = [gradient for gradient, node in zip(gradients, scatters, strict=True) if node is None]
@@ -54,7 +54,7 @@ def add_up(build: Builder, gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _scatter_into_zeros(gradient: Tensor) -> ir.Node | None:
-    """Return the node that adds rows to zeros, if that is how a gradient is made."""
+    """Return the node that adds rows to zeros, if a gradient is made that way."""
     node = gradient.value.producer()
     if node is None or node.op_type != "ScatterElements" or node.attributes.get_string("reduction", "none") != "add":
         return None
@@ -76,9 +76,9 @@ def _add_with_gemm(build: Builder, rows: Tensor, indices: Tensor, shape: Tensor,
 def add_along(
     build: Builder, pieces: Tensor, positions: Tensor, *, axis: int, rank: int, size: Tensor, unique: bool = False
 ) -> Tensor:
-    """Return zeros with `pieces`, [..., P, ...], added at `positions`, int64 [P], of one axis.
+    """Return zeros with `pieces`, [..., P, ...], added at `positions`, int64 [P], along one axis.
 
-    The axis has the size `size`, int64 [1], in the result. `unique` says that all positions differ.
+    The axis has size `size`, int64 [1], in the result. `unique` means that all positions differ.
     """
     old = pieces.size()
     before = [old.slice(0, axis)] if axis else []
@@ -91,11 +91,11 @@ def add_along(
 
 
 PADDING_INDEX = "onnxtool.padding_index"
-"""The metadata key of a Gather with the `padding_idx` of nn.Embedding, whose row has no gradient."""
+"""The metadata key of a Gather that holds nn.Embedding's `padding_idx`; that row has no gradient."""
 
 
 def _reshaped(n: Backward) -> Tensor:
-    if n.attribute("allowzero", 0) or 0 in (n.x(0).shape or ()):  # otherwise a size of 0 would be one of the gradient
+    if n.attribute("allowzero", 0) or 0 in (n.x(0).shape or ()):  # otherwise 0 would copy a size of the gradient
         return n.build.op("Reshape", n.dy, n.x(0).size(), allowzero=1)
     return n.dy.reshape(n.x(0).size())
 
@@ -122,7 +122,7 @@ def _split(n: Backward) -> Tensor:
 
 
 def _slice(n: Backward) -> Tensor:
-    """Pad with zeros if all steps are 1; otherwise write the elements back, one axis after another."""
+    """Pad with zeros if all steps are 1; otherwise write the elements back, axis by axis."""
     steps = n.constant(4)
     if not n.has(4) or (steps is not None and (steps == 1).all()):
         return _pad_slice(n)
@@ -148,7 +148,7 @@ def _pad_slice(n: Backward) -> Tensor:
     sizes = build.op("Gather", shape, axes)
 
     def count(bounds: Tensor) -> Tensor:
-        """Count bounds from the start, and clip them to the size."""
+        """Convert bounds to non-negative indices, and clip them to the size."""
         positive = build.where(bounds < 0, bounds + sizes, bounds)
         return build.op("Max", build.op("Min", positive, sizes), build.constant(0, shape.dtype))
 
@@ -158,10 +158,10 @@ def _pad_slice(n: Backward) -> Tensor:
 
 
 def _padded(n: Backward, before: Tensor, after: Tensor, axes: Tensor) -> Tensor:
-    """Pad the gradient along `axes`, with a size for every axis where their number is known.
+    """Pad the gradient along `axes`, with a size for every axis if the rank is known.
 
-    onnxruntime moves a Transpose behind a Pad and reorders its sizes without regard to the input `axes` (seen in
-    1.31.1): the product does not run.
+    onnxruntime moves a Transpose after a Pad and reorders the sizes but ignores the input `axes` (seen in 1.31.1),
+    which makes the product fail.
     """
     build = n.build
     if n.x(0).shape is None:
@@ -178,7 +178,7 @@ def _range(n: Backward, size: Tensor) -> Tensor:
 
 
 def _gather(n: Backward) -> Tensor:
-    """Move the axis to the front, sum the rows of each index, and move it back."""
+    """Move the axis to the front, sum the rows of each index, and move the axis back."""
     rank, num_indices = len(n.shape(0)), len(n.shape(1))
     axis = n.axis(0)
     size = n.x(0).size()
@@ -195,7 +195,7 @@ def _gather(n: Backward) -> Tensor:
 
 
 def _padding_masked(n: Backward) -> Tensor:
-    """Return the gradient of the output, zero for rows that were read at the padding index."""
+    """Return the gradient of the output, with zeros for rows read at the padding index."""
     padding = n.node.metadata_props.get(PADDING_INDEX)
     if padding is None:
         return n.dy
@@ -211,7 +211,7 @@ def _gather_elements(n: Backward) -> Tensor:
 
 
 def _gather_nd(n: Backward) -> Tensor:
-    """Compute the flat index of each row, and sum the rows with the same one."""
+    """Compute the flat index of each row, and sum rows with the same index."""
     build, batch = n.build, n.attribute("batch_dims", 0)
     depth = n.sizes(1)[-1]
     rank, shape = len(n.shape()), n.x(0).size()
@@ -233,7 +233,7 @@ def _gather_nd(n: Backward) -> Tensor:
 
 
 def _scatter_data(n: Backward) -> Tensor:
-    """Return the gradient of the data: zero where it was overwritten."""
+    """Return the gradient of the data, zero where it was overwritten."""
     if _reduction(n) == "add":
         return n.dy
     zeros = n.build.zeros(n.x(2).size(), n.dy.dtype)
@@ -287,7 +287,7 @@ def _pad(n: Backward) -> Tensor:
 
 
 def _pad_value(n: Backward) -> Tensor:
-    """Return the gradient of the padding value: all that does not flow to the data."""
+    """Return the gradient of the padding value: everything that does not flow to the data."""
     total, inside = (n.build.op("ReduceSum", one, keepdims=0) for one in (n.dy, _pad(n)))
     return (total - inside).reshape(n.x(2).size())
 

@@ -26,8 +26,7 @@ class PackedDocuments:
 
     The first packed batch with the same arguments is run three times in eager PyTorch, without dropout: unchanged, and
     with other tokens in its first and in its last document. Masked tokens contribute exactly zero, so the outputs of
-    all
-    other documents must be identical to the last bit, in every precision.
+    all other documents must be identical to the last bit, in every precision.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
