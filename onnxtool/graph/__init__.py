@@ -1,1 +1,1 @@
-"""What is known about ONNX graphs, once: matching and editing, operators, shapes."""
+"""Shared knowledge about ONNX graphs: matching and editing, operators, shapes."""

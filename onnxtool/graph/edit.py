@@ -1,4 +1,4 @@
-"""Match and replace parts of an onnx_ir graph; `writer` writes new ones."""
+"""Match and replace parts of an onnx_ir graph; `writer` adds new ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-# Larger tensors are weights, which no pattern reads.
+# Larger tensors are weights, which patterns never read.
 _LARGEST_CONSTANT = 1024
 
 
 def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.Node | None:
-    """Return the node that computes `value` if it is one of `operators` (any, if none is given), else None."""
+    """Return the node that computes `value` if it is one of `operators` (any operator if none are given), else None."""
     node = None if value is None else value.producer()
     if node is None or node.domain != domain or (operators and node.op_type not in operators):
         return None
@@ -23,7 +23,7 @@ def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.No
 def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node | None:
     """Return the only node that reads `value` if it is one of `operators`, else None.
 
-    A graph output, and a use inside a subgraph, count as uses.
+    Graph outputs and uses inside subgraphs count as uses.
     """
     uses = list(value.uses())
     if len(uses) != 1 or value.is_graph_output():
@@ -35,13 +35,13 @@ def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node
 
 
 def value_graph(value: ir.Value) -> ir.Graph | ir.Function | None:
-    """Return the graph in which `value` is computed."""
+    """Return the graph that computes `value`."""
     node = value.producer()
     return value.graph if node is None else node.graph
 
 
 def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the array of a small constant, an initializer or a Constant node; None for any other value."""
+    """Return the array of a small constant (initializer or Constant node); None for any other value."""
     if value is None or value.is_graph_input():
         return None
     tensor = value.const_value
@@ -56,23 +56,23 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
 
 
 def scalar(value: ir.Value | None) -> float | None:
-    """Return the number in a constant of one element; None for any other value."""
+    """Return the number in a one-element constant; None for any other value."""
     array = constant(value)
     return float(array.reshape(-1)[0]) if array is not None and array.size == 1 and array.dtype.kind in "fiu" else None
 
 
 def is_weight(value: ir.Value | None, rank: int | None = None) -> bool:
-    """Whether `value` is an initializer that no caller can replace, of `rank` axes where that is given."""
+    """Return whether `value` is an initializer that callers cannot replace, with `rank` axes if given."""
     if value is None or not value.is_initializer() or value.is_graph_input() or value.const_value is None:
         return False
     return rank is None or len(value.const_value.shape) == rank
 
 
 def required(node: ir.Node, index: int) -> ir.Value:
-    """Return an input that the operator cannot do without.
+    """Return a required input of a node.
 
     Raises:
-        ValueError: it is left out.
+        ValueError: it is omitted.
     """
     value = node.inputs[index]
     if value is None:
@@ -81,15 +81,15 @@ def required(node: ir.Node, index: int) -> ir.Value:
 
 
 def is_float(value: ir.Value) -> bool:
-    """Whether `value` is float32 or float16, the dtypes of onnxruntime's fused operators."""
+    """Return whether `value` is float32 or float16, the dtypes of onnxruntime's fused operators."""
     return value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 
 
 def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
-    """Return the tensor of an initializer, whose bytes stay on disk until they are read.
+    """Return the tensor of an initializer; its bytes stay on disk until they are read.
 
     Raises:
-        ValueError: `weight` is no initializer.
+        ValueError: `weight` is not an initializer.
     """
     if weight.const_value is None:
         raise ValueError(f"{weight.name} is no initializer")
@@ -97,12 +97,12 @@ def tensor_of(weight: ir.Value) -> ir.TensorProtocol:
 
 
 def is_made_on_saving(tensor: ir.TensorProtocol) -> bool:
-    """Whether a tensor is computed each time that it is read, as those that passes compute from weights."""
+    """Return whether a tensor is recomputed at each read, like the tensors that passes compute from weights."""
     return isinstance(tensor, ir.LazyTensor)
 
 
 def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value, ir.Value] | None:
-    """Return the two inputs of a commutative node, the one that `wanted` accepts first; None if it accepts neither."""
+    """Return both inputs of a commutative node, the one that `wanted` accepts first; None if it accepts neither."""
     if len(node.inputs) != 2:
         return None
     first, second = node.inputs
@@ -114,7 +114,7 @@ def operands(node: ir.Node, wanted: Callable[[ir.Value], Any]) -> tuple[ir.Value
 
 
 def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
-    """Return the value of an attribute: a number, a string, or a list of numbers; `default` where it is not set."""
+    """Return the value of an attribute (a number, a string, or a list of numbers), or `default` if it is not set."""
     found = node.attributes.get(name)
     if found is None:
         return default
@@ -122,7 +122,7 @@ def attribute(node: ir.Node, name: str, default: Any = None) -> Any:
 
 
 def reduced_axes(node: ir.Node) -> list[int] | None:
-    """Return the axes of a reduction, an input in newer opsets; None where they are not given or not fixed."""
+    """Return the axes of a reduction, which are an input in newer opsets; None if absent or not fixed."""
     if len(node.inputs) < 2:
         listed: list[int] | None = attribute(node, "axes")
         return listed
@@ -131,14 +131,14 @@ def reduced_axes(node: ir.Node) -> list[int] | None:
 
 
 def is_closed(nodes: Sequence[ir.Node], result: ir.Value) -> bool:
-    """Whether only `nodes` read the outputs of `nodes` other than `result`, and none of these is a graph output."""
+    """Return whether the outputs of `nodes`, except `result`, are read only by `nodes` and are not graph outputs."""
     inside = set(nodes)
     made = [output for node in nodes for output in node.outputs if output is not result]
     return all(not value.is_graph_output() and all(reader in inside for reader, _ in value.uses()) for value in made)
 
 
 def replace(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new` in all its consumers; an output of the graph keeps its name."""
+    """Replace `old` with `new` in all its consumers; a graph output keeps its name."""
     if new.type is None:
         new.type = old.type
     if new.shape is None:
@@ -152,10 +152,10 @@ def replace(old: ir.Value, new: ir.Value) -> None:
 
 
 def bypass(node: ir.Node, value: ir.Value | None) -> bool:
-    """Replace the only output of `node` by `value`, which it reads, and remove it.
+    """Replace the only output of `node` with `value`, which the node reads, and remove the node.
 
     Returns:
-        False where an output of the graph needs the node.
+        False if a graph output needs the node.
     """
     output, graph = node.outputs[0], node.graph
     if value is None or graph is None:
@@ -169,7 +169,7 @@ def bypass(node: ir.Node, value: ir.Value | None) -> bool:
 
 
 def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
-    """Remove those of `nodes`, and of the nodes above them, whose outputs are unused; return their number."""
+    """Remove those of `nodes` and their ancestors whose outputs are unused; return the number removed."""
     removed = 0
     waiting = list(nodes)
     while waiting:
@@ -183,9 +183,9 @@ def remove_unused(graph: ir.Graph, nodes: Sequence[ir.Node]) -> int:
 
 
 def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
-    """Replace `old` by `new` under the name of `old`, and remove the nodes that only `old` needed.
+    """Replace `old` with `new` under the name of `old`, and remove the nodes that only `old` needed.
 
-    The name stays because shapes that were inferred before are looked up by it.
+    The name is kept because previously inferred shapes are looked up by it.
     """
     node, name = old.producer(), old.name
     replace(old, new)
@@ -194,7 +194,7 @@ def replace_and_erase(old: ir.Value, new: ir.Value) -> None:
 
 
 def drop_unused(initializers: Iterable[ir.Value]) -> None:
-    """Take those of `initializers` that nothing reads out of their graph."""
+    """Remove unread `initializers` from their graph."""
     for value in initializers:
         if value.graph is not None and not value.uses() and not value.is_graph_output():
             value.graph.initializers.pop(str(value.name), None)

@@ -1,6 +1,6 @@
-"""Compute the elements of values that follow from shapes and small constants alone: what exporters compute sizes with.
+"""Compute the elements of values that follow only from shapes and small constants: how exporters compute sizes.
 
-Where a size is only known by name, or not at all, the operators that move elements still say which of them is where.
+Even if a size is known only by name, or not at all, the operators that move elements show where each one goes.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ BROADCASTING = frozenset(
     {"Add", "And", "Div", "Equal", "Expand", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod"}
     | {"Mul", "Or", "Pow", "Sub", "Where", "Xor"}
 )
-# What a Constant may hold in place of a tensor.
+# Values that a Constant may hold instead of a tensor.
 CONSTANT_DTYPES: dict[str, type[np.generic]] = {
     **dict.fromkeys(("value_int", "value_ints"), np.int64),
     **dict.fromkeys(("value_float", "value_floats"), np.float32),
 }
-# These take the elements of their first input elsewhere, Concat those of all.
+# These move elements of their first input; Concat moves elements of all inputs.
 _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
 
 
 class Scope:
-    """What is known of the values that a graph can see, by their names.
+    """What is known about the values visible to a graph, by name.
 
     Attributes:
         values: shape and dtype of tensors.
         numbers: the elements of small tensors.
-        sizes: the elements of small int64 tensors of which some are names of axes or not known; dtype object.
-        other_types: of values that are no tensors, such as sequences.
+        sizes: the elements of small int64 tensors, some of which are axis names or unknown; dtype object.
+        other_types: types of values that are not tensors, such as sequences.
     """
 
     def __init__(self, outer: Scope | None = None) -> None:
@@ -58,13 +58,13 @@ class Scope:
         self.other_types: dict[str, onnx.TypeProto] = dict(outer.other_types) if outer else {}
 
     def keep(self, name: str, number: NDArray[Any]) -> None:
-        """Note a value with its elements, where they are numbers: of texts, a few additions make gigabytes."""
+        """Record a value with its elements if they are numbers; with strings, a few additions would make gigabytes."""
         self.values[name] = Value(number.shape, onnx.helper.np_dtype_to_tensor_dtype(number.dtype))
         if number.dtype.kind in "biuf":
             self.numbers[name] = number
 
     def take(self, name: str, source: Scope, source_name: str) -> None:
-        """Note under `name` what `source` knows under `source_name`, and forget what was known under it."""
+        """Record under `name` what `source` knows about `source_name`, replacing what was known before."""
         for kind in ("values", "numbers", "sizes", "other_types"):
             known: dict[str, Any] = getattr(self, kind)
             known.pop(name, None)
@@ -73,18 +73,18 @@ class Scope:
 
 
 def is_small(shape: Sequence[Size], max_elements: int) -> bool:
-    """Whether a value is one to compute; of an empty one the other axes count as well, as a reduction keeps those."""
+    """Return whether a value should be computed; empty values count by their other axes, which a reduction may keep."""
     return prod(max(size, 1) for size in shape if isinstance(size, int)) <= max_elements
 
 
 def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int) -> NDArray[Any] | None:
-    """Return the elements of what a node computes from shapes and numbers alone; None where it does not.
+    """Return the elements a node computes from only shapes and numbers; None if it does something else.
 
     Args:
-        node: of ONNX's own domain, or of another one, of which nothing is computed.
-        scope: what it can read.
-        version: the opset of ONNX's own domain, which says whether axes are an input or an attribute.
-        max_elements: what is larger is not computed.
+        node: a node of ONNX's own domain; nothing is computed for other domains.
+        scope: the values it can read.
+        version: the opset of ONNX's own domain, which determines whether axes are an input or an attribute.
+        max_elements: larger values are not computed.
     """
     if node.domain or not node.output:
         return None
@@ -110,7 +110,7 @@ def compute(node: onnx.NodeProto, scope: Scope, version: int, max_elements: int)
 
 
 def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | None:
-    """Return where a node moves sizes to, of which some are names or not known; None where it does something else."""
+    """Return sizes, some of them names or unknown, as a node moves them; None if it does something else."""
     if node.domain:
         return None
     if node.op_type == "Shape":
@@ -129,7 +129,7 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
     moved = reads if node.op_type == "Concat" else reads[:1]
     if any(name not in scope.numbers for name in reads if name not in moved):
         return None
-    # The operator moves the places at which the elements stand in a list.
+    # The operator moves indices into a list of the elements.
     elements: list[Size] = []
     given = {name: scope.numbers[name] for name in reads if name not in moved}
     for name in dict.fromkeys(moved):
@@ -151,19 +151,19 @@ def _objects(sizes: Sequence[Size]) -> NDArray[Any]:
 
 
 def evaluate(node: onnx.NodeProto, given: Numbers, version: int) -> NDArray[Any]:
-    """Compute a node of one output with ONNX's reference implementation, from the arrays of its inputs by name."""
-    opsets = [helper.make_opsetid("", version)]  # of a bare node it would take the latest
+    """Compute a single-output node with ONNX's reference implementation from its input arrays, keyed by name."""
+    opsets = [helper.make_opsetid("", version)]  # for a bare node it would use the latest
     function = helper.make_function("", "one", list(given), list(node.output), [node], opsets)
     return np.asarray(ReferenceEvaluator(function).run(None, given, attributes={})[0])
 
 
 def _slice_of(shape: Sequence[Any], attributes: Mapping[str, Any]) -> Sequence[Any]:
-    """Return the part of `shape` that a Shape asks for."""
+    """Return the part of `shape` that a Shape node selects."""
     return shape[attributes.get("start", 0) : attributes.get("end")]
 
 
 def stays_small(node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], max_elements: int) -> bool:
-    """Whether what a node makes of a few numbers, its inputs by name, are a few numbers again."""
+    """Return whether a node's result is small if its inputs, keyed by name, are a few numbers."""
     if node.op_type == "Range":
         start, limit, delta = (float(given[name]) for name in node.input)
         return bool(delta) and abs((limit - start) / delta) <= max_elements
@@ -195,7 +195,7 @@ def _constant(attributes: Mapping[str, Any], max_elements: int) -> NDArray[Any] 
 
 
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Return the attributes of `node` that it has itself, without graphs."""
+    """Return the attributes set on `node` itself, without graphs."""
     return {
         attribute.name: onnx.helper.get_attribute_value(attribute)
         for attribute in node.attribute
@@ -204,5 +204,5 @@ def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def reads_of(node: onnx.NodeProto) -> list[str]:
-    """Return the inputs of `node` that are not left out."""
+    """Return the inputs of `node` that are not omitted."""
     return [name for name in node.input if name]

@@ -1,7 +1,7 @@
-"""Rewrite rules of onnxscript that take for 0 and 1 what is 0 and 1, instead of what is near.
+"""onnxscript's rewrite rules, made exact: 0 and 1 match only 0 and 1, not numbers close to them.
 
-A rule looks at the nodes of its own operator alone, which is faster. The only module that touches the private names of
-onnxscript. Tested with 0.7.
+Each rule looks only at nodes with its own operator, which is faster. This is the only module that uses onnxscript's
+private names. Tested with 0.7.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 @contextmanager
 def exact_optimizer() -> Iterator[None]:
-    """Let `onnxscript.optimizer` apply exact rules while the block runs: torch.onnx calls it at the end of a trace.
+    """Make `onnxscript.optimizer` apply exact rules inside the block; torch.onnx calls it at the end of a trace.
 
     Its own rules for `x + 0` and `x * 1` match every number up to 1e-8 and within 1e-5: the logarithm of `x + 1e-9`
-    would be infinite. The rules live as long as the process, so at the end they are made to forget the graph they
-    looked at: it holds all weights, which would stay in memory.
+    would become infinite. Rules live as long as the process, so at the end they are reset to forget the last graph,
+    whose weights would otherwise all stay in memory.
     """
     from onnxscript import rewriter
 
@@ -36,10 +36,10 @@ def exact_optimizer() -> Iterator[None]:
 
 
 class _OperatorFirst:
-    """Compare a node's operator with the last one of a pattern before `matcher` compares the node with the pattern.
+    """Compare a node's operator with the last one of a pattern before `matcher` compares node and pattern.
 
-    onnxscript prepares a match for each rule and node, and lists all nodes of the graph where a pattern has two
-    outputs: at every node, whatever its operator is.
+    onnxscript prepares a match for each rule and node, and for patterns with two outputs lists all nodes of the graph,
+    at every node regardless of its operator.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -47,13 +47,13 @@ class _OperatorFirst:
         self._op_type = matcher.pattern.output_nodes[0].op_type
 
     def match(self, model: Any, graph: Any, node: Any, **options: Any) -> Any:
-        """Return a match, or what counts as none."""
+        """Return a match, or a failed one if the operator differs."""
         return self.matcher.match(model, graph, node, **options) if node.op_type == self._op_type else None
 
 
 @functools.cache
 def _exact_rules() -> tuple[Any, ...]:
-    """Return onnxscript's default rules with those for neutral elements made exact."""
+    """Return onnxscript's default rules, with the ones for neutral elements made exact."""
     from onnxscript import rewriter
     from onnxscript.rewriter.rules.common import _no_op
 
@@ -67,7 +67,7 @@ def _exact_rules() -> tuple[Any, ...]:
 
 
 def _neutral_elements() -> list[Any]:
-    """Return rules that take `x + 0`, `x - 0`, `x * 1` and `x / 1` for x."""
+    """Return rules that replace `x + 0`, `x - 0`, `x * 1` and `x / 1` with x."""
     from onnxscript.rewriter import RewriteRule
     from onnxscript.rewriter._pattern_ir import Constant
 

@@ -1,8 +1,8 @@
-"""Find shape and dtype of every value of a graph, one node after another, and count what the nodes cost.
+"""Infer the shape and dtype of every value of a graph, node by node, and count the cost of each node.
 
-Shapes of ONNX's operators are onnx's own inference of a single node, with the numbers that earlier nodes computed from
-shapes put in as constants; those of onnxruntime's operators come from the table `operators`. Bodies of If, Loop and
-Scan and functions of the model are followed like the graph itself.
+Shapes of ONNX operators come from onnx's own single-node inference, with numbers that earlier nodes computed from
+shapes passed in as constants; shapes of onnxruntime's operators come from the table in `operators`. Bodies of If, Loop
+and Scan and model functions are followed like the graph itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from onnxtool.graph.operators import OPERATORS, WRONG, Operator
 from onnxtool.model_file.domains import default_opset
 from onnxtool.model_file.wire import ELEMENT_BITS
 
-MAX_ELEMENTS = 1 << 14  # of a value that is computed: a row of positions, not a mask
+MAX_ELEMENTS = 1 << 14  # for computed values: a row of positions, but not a mask
 _MOST_NESTED = 32
-_MOST_FOLLOWED = 100_000  # nodes of bodies and functions; those that call each other twice would never end
+_MOST_FOLLOWED = 100_000  # nodes of bodies and functions; functions that call each other twice would never end
 _BITS_PER_BYTE = 8
 _INT64, _BOOL = 7, 9
-_FIRST_OPSET_OF_SCANS = 9  # before, a Scan had an axis for the batch
+_FIRST_OPSET_OF_SCANS = 9  # before, Scan had a batch axis
 
 
 @dataclass
 class Totals:
-    """What the nodes of a graph cost."""
+    """The cost of a graph's nodes."""
 
     macs: Counter[str] = field(default_factory=Counter)
     num_bytes: int = 0
@@ -43,7 +43,7 @@ class Totals:
     unknown: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Totals, times: int = 1) -> None:
-        """Add what a body costs that runs so many times."""
+        """Add the cost of a body that runs the given number of times."""
         for op, macs in other.macs.items():
             self.macs[op] += macs * times
         self.num_bytes += other.num_bytes * times
@@ -54,12 +54,12 @@ class Inference:
     """Follows a model through its graphs.
 
     Args:
-        model: with its small initializers; large ones may be inputs.
-        max_elements: a value of more elements is not computed.
-        declared: types of inputs and other values, which hold where inference does not find them, or finds less. Where
-            they are given, every size that is not known gets a new name, so that two values are seen to share it.
-        estimates: an estimate is wanted where a shape depends on what the model reads: an If takes its dearer branch,
-            and a Loop whose number of runs is not known counts once. Otherwise, only what always holds is told.
+        model: the model with its small initializers; large ones may be inputs.
+        max_elements: values with more elements are not computed.
+        declared: types of inputs and other values, used where inference finds nothing or less. If given, every unknown
+            size gets a new name, so that two values are seen to share it.
+        estimates: whether estimates are wanted where a shape depends on the data a model reads: an If takes its more
+            expensive branch, and a Loop with an unknown number of runs counts once. Otherwise, results always hold.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Inference:
         return default_opset(self._opsets) or 1
 
     def follow(self, graph: onnx.GraphProto, scope: Scope, depth: int = 0) -> Totals:
-        """Add what `graph` computes to `scope`, and return what that costs."""
+        """Add the values that `graph` computes to `scope`, and return the cost."""
         for tensor in graph.initializer:
             if is_small(tensor.dims, self._max_elements) and not tensor.external_data:
                 with suppress(*WRONG):
@@ -95,7 +95,7 @@ class Inference:
         return self.follow_nodes(graph.node, scope, {value.name for value in graph.output}, depth)
 
     def follow_nodes(self, nodes: Iterable[onnx.NodeProto], scope: Scope, kept: set[str], depth: int = 0) -> Totals:
-        """Add what `nodes` compute to `scope`, and return what that costs; the values `kept` are alive to the end."""
+        """Add the values that `nodes` compute to `scope`, and return the cost; `kept` values stay alive to the end."""
         totals = Totals()
         nodes = list(nodes)
         readers = Counter(name for node in nodes for name in reads_of(node)) if self._estimates else Counter()
@@ -119,7 +119,7 @@ class Inference:
         return totals
 
     def _follow_node(self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int) -> int:
-        """Add what `node` computes to `scope` and what it costs to `totals`; return the bytes that its bodies take."""
+        """Add a node's outputs to `scope` and its cost to `totals`; return the bytes that its bodies use."""
         function = self._functions.get((node.domain, node.op_type, node.overload))
         outputs: Sequence[Value | onnx.TypeProto | None] = []
         try:
@@ -139,7 +139,7 @@ class Inference:
         return 0
 
     def _note(self, node: onnx.NodeProto, outputs: Sequence[Value | onnx.TypeProto | None], scope: Scope) -> None:
-        """Note what is known of the outputs of `node`."""
+        """Record what is known about the outputs of `node`."""
         for index, name in enumerate(node.output):
             value = outputs[index] if index < len(outputs) else None
             if not name or name in scope.numbers:
@@ -153,20 +153,20 @@ class Inference:
                 scope.values[name] = value
 
     def _named(self, value: Value | None) -> Value | None:
-        """Return the value with a new name for each size that is not known."""
+        """Return the value with a new name for each unknown size."""
         if value is None or value.shape is None or None not in value.shape:
             return value
         return Value(tuple(self._new_name() if size is None else size for size in value.shape), value.dtype)
 
     def _new_name(self) -> str:
-        """Return a name as onnx gives it to an axis, which no axis has yet."""
+        """Return an unused name in the style that onnx gives to axes."""
         while (name := f"unk__{self._num_names}") in self._taken:
             self._num_names += 1
         self._taken.add(name)
         return name
 
     def _count(self, node: onnx.NodeProto, scope: Scope, totals: Totals) -> None:
-        """Add the multiplications of `node`; it is unknown where the shape of its first output is."""
+        """Add the multiplications of `node`; the count is unknown if the shape of its first output is."""
         outputs = [scope.values.get(name) for name in node.output]
         name = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
         if not all(value is not None and value.is_complete for value in outputs[:1]):
@@ -182,17 +182,17 @@ class Inference:
             totals.unknown[name] += 1
 
     def _charge(self, num_nodes: int, depth: int) -> None:
-        """Count the nodes of a body before they are followed.
+        """Count the nodes of a body before following them.
 
         Raises:
-            LookupError: it is nested too deep, or too many nodes were followed.
+            LookupError: it is nested too deeply, or too many nodes were followed.
         """
         self._left -= num_nodes
         if depth >= _MOST_NESTED or self._left < 0:
             raise LookupError("nodes without end")
 
     def _infer(self, node: onnx.NodeProto, scope: Scope) -> Sequence[Value | onnx.TypeProto | None]:
-        """Return what is known of each output of `node`."""
+        """Return what is known about each output of `node`."""
         number = compute(node, scope, self._version, self._max_elements)
         if number is not None:
             scope.keep(node.output[0], number)
@@ -212,7 +212,7 @@ class Inference:
         return found
 
     def _keep_sizes(self, node: onnx.NodeProto, sizes: NDArray[Any], scope: Scope) -> Value:
-        """Note sizes that `node` computes or moves, and return shape and dtype of its output."""
+        """Record sizes that `node` computes or moves, and return the shape and dtype of its output."""
         source = scope.values.get(node.input[0])
         dtype = _INT64 if node.op_type == "Shape" or source is None else source.dtype
         value = Value(sizes.shape, int(attributes_of(node).get("to", dtype)))
@@ -223,7 +223,7 @@ class Inference:
         return value
 
     def _infer_by_onnx(self, node: onnx.NodeProto, scope: Scope, onnx_name: str) -> Mapping[str, onnx.TypeProto]:
-        """Return what onnx infers of the outputs of `node`, as it is or as the operator `onnx_name` of ONNX."""
+        """Return what onnx infers about the outputs of `node`, treated as ONNX's operator `onnx_name`."""
         domain = "" if onnx_name else node.domain
         version = self._opsets.get(domain, 1) if domain else self._version
         types = {name: self._type(name, scope) for name in reads_of(node)}
@@ -243,7 +243,7 @@ class Inference:
         except onnx.shape_inference.InferenceError as error:
             if self._estimates:
                 raise LookupError(node.op_type) from error
-        # What fitted as long as a size was unknown may fit no more; the dtype is known all the same.
+        # Inputs that fitted while a size was unknown may no longer fit; the dtype is known anyway.
         for name, known in types.items():
             types[name] = onnx.TypeProto()
             types[name].CopyFrom(known)
@@ -256,7 +256,7 @@ class Inference:
         return found
 
     def _type(self, name: str, scope: Scope) -> onnx.TypeProto:
-        """Return what is known of a value, as onnx says it; an empty type for one of which nothing is."""
+        """Return what is known about a value as an onnx type; an empty type if nothing is."""
         if name in scope.other_types:
             return scope.other_types[name]
         value = scope.values.get(name)
@@ -267,7 +267,7 @@ class Inference:
     def _enter(
         self, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
     ) -> tuple[Sequence[Value | None], int]:
-        """Follow the bodies of If, Loop or Scan; return the outputs of the node, and the bytes that its body takes."""
+        """Follow the bodies of If, Loop or Scan; return the node's outputs, and the bytes that its body uses."""
         bodies = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
         attributes = attributes_of(node)
         followed: list[tuple[Totals, list[Value | None]]] = []
@@ -283,7 +283,7 @@ class Inference:
         if not self._estimates:
             results = [_agreed(values) for values in zip(*(outputs for _, outputs in followed), strict=True)]
             outputs = _collected(node, results, attributes, times)
-            if node.op_type == "Loop":  # it may end before it starts
+            if node.op_type == "Loop":  # it may end before the first run
                 states = [scope.values.get(name) for name in node.input[2:]]
                 outputs[: len(states)] = [_agreed(pair) for pair in zip(states, outputs, strict=False)]
             return outputs, 0
@@ -293,7 +293,7 @@ class Inference:
         return _collected(node, results, attributes, known), cost.peak_bytes
 
     def _bind(self, node: onnx.NodeProto, body: onnx.GraphProto, inner: Scope, attributes: Mapping[str, Any]) -> None:
-        """Give the inputs of a body what the node gives them: a Loop its state, a Scan a slice as well."""
+        """Pass a node's values to the inputs of its body: the state for a Loop, and also slices for a Scan."""
         given: list[Value | None] = [inner.values.get(name) for name in node.input]
         if node.op_type == "Loop":
             states = [value and Value(value.shape if self._estimates else None, value.dtype) for value in given[2:]]
@@ -310,7 +310,7 @@ class Inference:
     def _call_function(
         self, function: onnx.FunctionProto, node: onnx.NodeProto, scope: Scope, totals: Totals, depth: int
     ) -> int:
-        """Follow the nodes of a function of the model with what the node gives it; return the bytes that they take."""
+        """Follow the nodes of a model function with the values the node passes; return the bytes that they use."""
         inner = Scope()
         for formal, name in zip(function.input, node.input, strict=False):
             inner.take(formal, scope, name)
@@ -335,7 +335,7 @@ def _call(row: Operator, node: onnx.NodeProto, scope: Scope, outputs: Sequence[V
 
 
 def _as(schema: onnx.defs.OpSchema, node: onnx.NodeProto) -> onnx.NodeProto:
-    """Return `node` as one of the operator of `schema`, without the attributes that are none of it."""
+    """Return `node` as the operator of `schema`, without attributes that the operator does not have."""
     known = [attribute for attribute in node.attribute if attribute.name in schema.attributes]
     return onnx.NodeProto(op_type=schema.name, input=node.input, output=node.output, attribute=known)
 
@@ -347,7 +347,7 @@ def _infer_by_names(
     named: Mapping[str, Any],
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> dict[str, onnx.TypeProto]:
-    """Return what onnx infers where inputs hold names of axes: it follows those through Shape and Concat alone."""
+    """Return what onnx infers for inputs that hold axis names, which it follows only through Shape and Concat."""
     inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in {*numbers, *named}]
     nodes = []
     for name, sizes in named.items():
@@ -369,13 +369,13 @@ def _infer_by_names(
     found = {value.name: value.type for value in (*model.graph.output, *model.graph.value_info)}
     for kind in found.values():
         for dim in kind.tensor_type.shape.dim:
-            if dim.dim_param not in known:  # onnx made it up
+            if dim.dim_param not in known:  # generated by onnx
                 dim.Clear()
     return found
 
 
 def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
-    """Return a type of onnx as a value; as it is where it is no tensor, None where it says nothing."""
+    """Convert an onnx type to a value; types other than tensors are returned as is, and an empty type as None."""
     if kind is None or kind.WhichOneof("value") is None:
         return None
     if not kind.HasField("tensor_type"):
@@ -388,7 +388,7 @@ def read_type(kind: onnx.TypeProto | None) -> Value | onnx.TypeProto | None:
 
 
 def _reshaped(found: Value | onnx.TypeProto | None, target: Value | None) -> Value | onnx.TypeProto | None:
-    """Return what is known of the output of a Reshape: at least its rank, where the length of its target is known."""
+    """Return what is known about the output of a Reshape: at least its rank, if the length of its target is known."""
     length = target.shape[0] if target is not None and target.shape else None
     if isinstance(found, Value) and found.shape is None and isinstance(length, int):
         return Value((None,) * length, found.dtype)
@@ -398,7 +398,7 @@ def _reshaped(found: Value | onnx.TypeProto | None, target: Value | None) -> Val
 def _pieces(
     found: Sequence[Value | onnx.TypeProto | None], whole: Value | None, attributes: Mapping[str, Any]
 ) -> list[Value | onnx.TypeProto | None]:
-    """Return the pieces of a Split with the axes that are those of the whole: of computed sizes, onnx tells none."""
+    """Return the pieces of a Split with the unsplit axes of the whole; onnx infers none for computed sizes."""
     if whole is None or whole.shape is None:
         return list(found)
     sizes = list(whole.shape)
@@ -410,7 +410,7 @@ def _pieces(
 
 
 def _better(declared: Value | None, inferred: Value | None) -> Value | None:
-    """Keep a size or a name that is declared, and take over what is not."""
+    """Keep declared sizes and names, and add inferred ones where nothing is declared."""
     if declared is None or inferred is None:
         return declared or inferred
     dtype = declared.dtype or inferred.dtype
@@ -428,7 +428,7 @@ def _num_bytes(scope: Scope, name: str) -> int:
 
 
 def _resolved(node: onnx.NodeProto, given: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
-    """Return a node of a function with the attributes that it takes from the call."""
+    """Return a function's node with the attributes that it takes from the call."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     del copy.attribute[:]
@@ -445,7 +445,7 @@ _MOST_TIMES = 1 << 31
 
 
 def _slices(given: Sequence[Value | None], attributes: Mapping[str, Any]) -> list[Value | None]:
-    """Return what the body of a Scan reads: the states as they are, and a slice of each of the others."""
+    """Return what a Scan body reads: the states unchanged, and a slice of each other input."""
     states = len(given) - int(attributes["num_scan_inputs"])
     return [
         value
@@ -456,7 +456,7 @@ def _slices(given: Sequence[Value | None], attributes: Mapping[str, Any]) -> lis
 
 
 def _times_of(node: onnx.NodeProto, scope: Scope, attributes: Mapping[str, Any]) -> Size:
-    """Return how often a body runs: once for that of an If, None where only running the model would tell."""
+    """Return how often a body runs: once for an If, None if only running the model would tell."""
     if node.op_type == "Scan":
         scanned, number = scope.values.get(node.input[-1]), int(attributes["num_scan_inputs"])
         return None if scanned is None else scanned.dims[_axis(attributes, "scan_input_axes", number - 1)]
@@ -470,7 +470,7 @@ def _times_of(node: onnx.NodeProto, scope: Scope, attributes: Mapping[str, Any])
 def _collected(
     node: onnx.NodeProto, outputs: Sequence[Value | None], attributes: Mapping[str, Any], times: Size
 ) -> list[Value | None]:
-    """Return the outputs of the node from those of its body: what is scanned has an axis for the runs in front."""
+    """Return the node's outputs from those of its body: scanned outputs get a leading axis for the runs."""
     if node.op_type == "If":
         return list(outputs)
     states = len(node.input) - (2 if node.op_type == "Loop" else int(attributes["num_scan_inputs"]))
@@ -484,7 +484,7 @@ def _collected(
 
 
 def _agreed(values: Sequence[Value | None]) -> Value | None:
-    """Return what holds for a value that is one of several; None where that is nothing."""
+    """Return what holds for every one of several values; None if nothing does."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values) or len({value.dtype for value in known}) > 1:
         return None
@@ -496,7 +496,7 @@ def _agreed(values: Sequence[Value | None]) -> Value | None:
 
 
 def _axis(attributes: Mapping[str, Any], name: str, index: int) -> int:
-    """Return the axis along which a Scan takes or gives its slices; a Loop gives them along the first."""
+    """Return the axis along which a Scan slices an input or stacks an output; for a Loop it is the first."""
     axes = attributes.get(name)
     return int(axes[index]) if axes else 0
 

@@ -1,6 +1,6 @@
-"""Shapes and multiplications of operators, from what is known of their inputs: the functions behind `operators`.
+"""Shapes and multiplication counts of operators from what is known about their inputs: the rules behind `operators`.
 
-Letters: B batch size, S tokens, T tokens that are attended to, P tokens of the past, H heads, D width of a head. From
+Letters: B batch size, S tokens, T attended tokens, P past tokens, H heads, D head size. Source:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md.
 """
 
@@ -10,17 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-Size = int | str | None  # a number, the name of a dynamic axis, or not known
+Size = int | str | None  # a number, the name of a dynamic axis, or unknown
 Shape = tuple[Size, ...]
 _BITS_PER_BYTE = 8
-_RANK_OF_HEADS = 4  # of a query, key or value in which the heads have an axis of their own: [B, H, S, D]
+_RANK_OF_HEADS = 4  # of a query, key or value with a separate head axis: [B, H, S, D]
 _UINT8 = 2
 
 
 class Value(NamedTuple):
-    """A tensor without its elements; `shape` is None where not even the rank is known.
+    """A tensor without its elements; `shape` is None if even the rank is unknown.
 
-    `dtype` is a number of TensorProto.DataType, 0 where it is not known.
+    `dtype` is a TensorProto.DataType number, 0 if unknown.
     """
 
     shape: Shape | None
@@ -28,10 +28,10 @@ class Value(NamedTuple):
 
     @property
     def dims(self) -> Shape:
-        """The axes, of which some sizes may not be known.
+        """The axes; some sizes may be unknown.
 
         Raises:
-            LookupError: the rank is not known.
+            LookupError: the rank is unknown.
         """
         if self.shape is None:
             raise LookupError("rank")
@@ -42,7 +42,7 @@ class Value(NamedTuple):
         """The axes as numbers.
 
         Raises:
-            LookupError: one of them is not known.
+            LookupError: one of them is unknown.
         """
         sizes = tuple(size for size in self.dims if isinstance(size, int))
         if len(sizes) < len(self.dims):
@@ -56,9 +56,9 @@ class Value(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A node with what is known of its inputs, by the names that the operator gives them; None for one left out.
+    """A node with what is known about its inputs, under the operator's input names; None for an omitted input.
 
-    `outputs` are what it computes, where that is known already.
+    `outputs` are the values it computes, if already known.
     """
 
     inputs: Mapping[str, Value | None]
@@ -66,14 +66,14 @@ class Call(NamedTuple):
     outputs: Sequence[Value | None] = ()
 
     def at(self, name: str) -> Value | None:
-        """Return an input; None where it is left out."""
+        """Return an input; None if it is omitted."""
         return self.inputs.get(name)
 
     def need(self, name: str) -> Value:
-        """Return an input that the operator cannot do without.
+        """Return a required input.
 
         Raises:
-            LookupError: it is left out.
+            LookupError: it is omitted.
         """
         value = self.inputs.get(name)
         if value is None:
@@ -87,21 +87,21 @@ MacRule = Callable[[Call], int]
 
 
 def plus(*sizes: Size) -> Size:
-    """Return the sum of sizes; None where that is not known."""
+    """Return the sum of sizes; None if unknown."""
     left = [size for size in sizes if size != 0]
     numbers = [size for size in left if isinstance(size, int)]
     return sum(numbers) if len(numbers) == len(left) else left[0] if len(left) == 1 else None
 
 
 def times(*sizes: Size) -> Size:
-    """Return the product of sizes; None where that is not known."""
+    """Return the product of sizes; None if unknown."""
     left = [size for size in sizes if size != 1]
     numbers = [size for size in left if isinstance(size, int)]
     return prod(numbers) if len(numbers) == len(left) else left[0] if len(left) == 1 else None
 
 
 def parts(size: Size, number: int) -> Size:
-    """Return the size of each of `number` equal parts; None where that is not known."""
+    """Return the size of each of `number` equal parts; None if unknown."""
     return size // number if isinstance(size, int) else None
 
 
@@ -117,12 +117,12 @@ def _common(one: Size, other: Size) -> Size:
         return other
     if other == 1 or one == other:
         return one
-    # Of a number and a name the name can only be the number, or 1; of two names nothing is known.
+    # A name combined with a number can only be that number, or 1; for two names nothing is known.
     return next((size for size in (one, other) if isinstance(size, int)), None)
 
 
 class Attended(NamedTuple):
-    """What an attention multiplies: batch size times heads, tokens, tokens attended to, widths of key and value."""
+    """The sizes of an attention: batch size times heads, tokens, attended tokens, widths of key and value."""
 
     batch_size: Size
     num_heads: Size
@@ -133,7 +133,7 @@ class Attended(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """Multiplications of the scores, and of the values by them."""
+        """Multiplications for the scores and for the values weighted by them."""
         batch_size, num_heads, num_queries, num_keys, key_width, value_width = Value(tuple(self), 0).sizes
         return batch_size * num_heads * num_queries * num_keys * (key_width + value_width)
 
@@ -149,7 +149,7 @@ def _past(call: Call, name: str, axis: int) -> Size:
 
 
 def _projecting(call: Call) -> Attended:
-    """Attention of com.microsoft: it multiplies its input [B, S, …] by weights for query, key and value."""
+    """com.microsoft's Attention: it multiplies its input [B, S, …] by weights for query, key and value."""
     batch_size, num_queries, _ = call.need("input").dims
     heads = int(call.attributes["num_heads"])
     widths = call.attributes.get("qkv_hidden_sizes") or [parts(_projection(call).dims[1], 3)] * 3
@@ -158,7 +158,7 @@ def _projecting(call: Call) -> Attended:
 
 
 def _projection(call: Call) -> Value:
-    """Return the weights [inputs, outputs], which QAttention names otherwise."""
+    """Return the weights [inputs, outputs], which have another name in QAttention."""
     return call.at("weight") or call.need("weights")
 
 
@@ -194,7 +194,7 @@ def _tokens_axis(key: Value) -> int:
 
 
 def _onnx_attention(call: Call) -> Attended:
-    """Attention of ONNX: query, key and value [B, S, H x D] or [B, H, S, D]."""
+    """ONNX's Attention: query, key and value [B, S, H x D] or [B, H, S, D]."""
     query, key, value = (call.need(name).dims for name in ("Q", "K", "V"))
     past = _past(call, "past_key", 2)
     if len(query) == _RANK_OF_HEADS:
@@ -219,14 +219,14 @@ def multi_head_shapes(call: Call) -> Shapes:
 
 
 def group_query_shapes(call: Call) -> Shapes:
-    """GroupQueryAttention: as MultiHeadAttention, with fewer heads of keys and values."""
+    """GroupQueryAttention: like MultiHeadAttention, with fewer key and value heads."""
     found = _grouped(call)
     kept = (found.batch_size, int(call.attributes["kv_num_heads"]), found.num_keys, found.key_width)
     return [found.result, kept, kept]
 
 
 def attention_macs(call: Call) -> int:
-    """Attention and QAttention: with the projection by weights [inputs, outputs]."""
+    """Attention and QAttention, including the projection by weights [inputs, outputs]."""
     return _projecting(call).macs + prod(call.need("input").sizes) * _projection(call).sizes[1]
 
 
@@ -241,27 +241,27 @@ def group_query_macs(call: Call) -> int:
 
 
 def onnx_attention_macs(call: Call) -> int:
-    """Attention of ONNX."""
+    """ONNX's Attention."""
     return _onnx_attention(call).macs
 
 
 def like(name: str) -> ShapeRule:
-    """Return the rule of an operator whose output has the shape of this input."""
+    """Make the rule for an operator whose output has the shape of this input."""
     return lambda call: [call.need(name).shape]
 
 
 def both_like(name: str) -> ShapeRule:
-    """Return the rule of an operator of two outputs, a result and its mask, of the shape of this input."""
+    """Make the rule for an operator whose two outputs, a result and its mask, have the shape of this input."""
     return lambda call: [call.need(name).shape] * 2
 
 
 def both(first: str, second: str) -> ShapeRule:
-    """Return the rule of an elementwise operator of two inputs."""
+    """Make the rule for a binary elementwise operator."""
     return lambda call: [broadcast(call.need(first).dims, call.need(second).dims)]
 
 
 def embedded(ids: str, table: str) -> ShapeRule:
-    """Return the rule of a lookup of embeddings: the result [B, S, …], the length of each row, and the sum."""
+    """Make the rule for an embedding lookup: the result [B, S, …], the length of each row, and the sum."""
 
     def rule(call: Call) -> Shapes:
         shape = (*call.need(ids).dims, call.need(table).dims[1])
@@ -271,7 +271,7 @@ def embedded(ids: str, table: str) -> ShapeRule:
 
 
 def product(first: str = "A", second: str = "B") -> ShapeRule:
-    """Return the rule of a matrix product of two inputs, with what FusedMatMul may transpose."""
+    """Make the rule for a product of two matrices, which FusedMatMul may transpose."""
     return lambda call: [_product_shape(call, first, second)]
 
 
@@ -285,7 +285,7 @@ def _product_shape(call: Call, first: str, second: str) -> Shape:
 
 
 def product_macs(first: str = "A", second: str = "B") -> MacRule:
-    """Return the rule of a matrix product of two inputs."""
+    """Make the rule for a product of two matrices."""
 
     def rule(call: Call) -> int:
         sizes = call.need(first).sizes
@@ -296,7 +296,7 @@ def product_macs(first: str = "A", second: str = "B") -> MacRule:
 
 
 def block_product_shapes(call: Call) -> Shapes:
-    """MatMulNBits: the packed weights say nothing of their width."""
+    """MatMulNBits: the packed weights do not show their width."""
     return [(*call.need("A").dims[:-1], int(call.attributes["N"]))]
 
 
@@ -306,7 +306,7 @@ def block_product_macs(call: Call) -> int:
 
 
 def block_lookup_shapes(call: Call) -> Shapes:
-    """GatherBlockQuantized: rows of a table of which a byte holds several numbers."""
+    """GatherBlockQuantized: rows of a table that packs several numbers into a byte."""
     data, indices = call.need("data"), call.need("indices").dims
     packed = _BITS_PER_BYTE // int(call.attributes.get("bits", 4)) if data.dtype == _UINT8 else 1
     axis = int(call.attributes.get("gather_axis", 0))
@@ -315,17 +315,17 @@ def block_lookup_shapes(call: Call) -> Shapes:
 
 
 def convolution_macs(weights: str) -> MacRule:
-    """Return the rule of a convolution by weights [M, C / groups, …]."""
+    """Make the rule for a convolution with weights [M, C / groups, …]."""
     return lambda call: _num_elements(call) * prod(call.need(weights).sizes[1:])
 
 
 def transposed_convolution_macs(call: Call) -> int:
-    """ConvTranspose: each element of the input meets the weights [C, M / groups, …]."""
+    """ConvTranspose: each input element is multiplied by the weights [C, M / groups, …]."""
     return prod(call.need("X").sizes) * prod(call.need("W").sizes[1:])
 
 
 def recurrent_macs(call: Call) -> int:
-    """RNN, GRU, LSTM: X [S, B, inputs], with R [directions, gates x hidden, hidden] for what is carried on."""
+    """RNN, GRU, LSTM: X [S, B, inputs], with R [directions, gates x hidden, hidden] for the recurrent part."""
     tokens, batch_size, width = call.need("X").sizes
     directions, gates, hidden = call.need("R").sizes
     return tokens * batch_size * directions * gates * (width + hidden)
@@ -338,7 +338,7 @@ def _num_elements(call: Call) -> int:
 
 
 def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
-    """Return the size of each label of an Einsum, the shape of the axes that `...` stands for, and the result's labels.
+    """Return the size of each Einsum label, the shape of the axes that `...` stands for, and the result's labels.
 
     Raises:
         ValueError: the equation does not fit its inputs.
@@ -366,13 +366,13 @@ def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
 
 
 def einsum_shapes(call: Call) -> Shapes:
-    """Einsum; the inference of onnx never ends on some equations that are wrong."""
+    """Einsum; onnx's inference never ends for some invalid equations."""
     sizes, front, result = _einsum_sizes(call)
     before, dots, after = result.partition("...")
     return [(*(sizes[label] for label in before), *(front if dots else ()), *(sizes[label] for label in after))]
 
 
 def einsum_macs(call: Call) -> int:
-    """Einsum of two inputs or more."""
+    """Einsum with two or more inputs."""
     sizes, front, _ = _einsum_sizes(call)
     return prod(Value((*front, *sizes.values()), 0).sizes) if len(call.inputs) > 1 else 0

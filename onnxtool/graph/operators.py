@@ -1,8 +1,8 @@
-"""The operators that onnx does not know, or not well enough: a row each, and nothing of it is said anywhere else.
+"""Operators that onnx does not know, or not well enough: one row each, the only place that describes them.
 
-Those of com.microsoft are described in
-https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An operator of ONNX itself has a row where
-it multiplies, or where its shapes are not left to the inference of onnx.
+The com.microsoft operators are documented in
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md. An ONNX operator has a row if it
+multiplies, or if its shapes are not left to onnx's inference.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from onnxtool.graph.operator_rules import Call, MacRule, ShapeRule, Value
 MICROSOFT = "com.microsoft"
 
 T = TypeVar("T")
-# Numbers of TensorProto.DataType.
+# TensorProto.DataType numbers.
 _FIXED_DTYPES = {"float32": 1, "uint8": 2, "int32": 6, "bool": 9, "?": 0}
-# What fails where a graph is wrong, or is none that a rule foresees.
+# Exceptions raised for invalid graphs, or for graphs that a rule does not cover.
 WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class Operator(NamedTuple):
-    """What is known of an operator.
+    """What is known about an operator.
 
     Attributes:
-        name: with its domain, such as `com.microsoft::Gelu`; without one where it is of ONNX.
-        inputs: their names, by position, with spaces between them; further ones are called by their position.
-        outputs: for each the input that has its dtype, or an attribute that is one, with spaces between them;
-            `first|second` is `second` where `first` is left out, `float32` that itself, and `?` is not known. Empty
-            where onnx infers the outputs.
-        shapes: how to tell the shape of each output; where None, it is that of the input that has its dtype.
-        macs: how to count its multiplications; None where it only works elementwise, or not at all.
-        onnx_name: the operator of ONNX that has the same outputs, where one has.
-        lookups: the inputs that are indices of rows, each with the table of those rows.
+        name: its name with domain, such as `com.microsoft::Gelu`; without domain for ONNX operators.
+        inputs: space-separated input names, by position; further inputs are named by their position.
+        outputs: for each output, space-separated, the input that has its dtype or an attribute that is one;
+            `first|second` is `second` if `first` is omitted, `float32` is that dtype, and `?` is unknown. Empty if onnx
+            infers the outputs.
+        shapes: determines the shape of each output; if None, it equals the shape of the input that has its dtype.
+        macs: counts the multiplications; None if it works only elementwise, or not at all.
+        onnx_name: the ONNX operator with the same outputs, if there is one.
+        lookups: the inputs that are row indices, each with the table that has the rows.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Operator(NamedTuple):
     lookups: tuple[tuple[str, str], ...] = ()
 
     def named(self, inputs: Sequence[T | None]) -> dict[str, T | None]:
-        """Return the inputs of a node by their names; None for one that is left out."""
+        """Return a node's inputs by name; None for an omitted input."""
         names = self.inputs.split()
         names += (str(position) for position in range(len(names), len(inputs)))
         return dict(zip_longest(names, inputs))
 
     def infer(self, call: Call) -> list[Value | None]:
-        """Return shape and dtype of each output, as far as they can be told; None for one of which nothing is known."""
+        """Return the shape and dtype of each output as far as known; None for outputs about which nothing is known."""
         looks = [self._look(names.split("|"), call) for names in self.outputs.split()]
         if self.shapes is not None:
             shapes: Sequence[rules.Shape | None] = ()
@@ -65,7 +65,7 @@ class Operator(NamedTuple):
 
     @staticmethod
     def _look(names: Sequence[str], call: Call) -> Value:
-        """Return the first input of these names that is there, or a value of the dtype that is named instead."""
+        """Return the first of these inputs that is present, or a value with the dtype named instead."""
         for name in names:
             if (value := call.at(name)) is not None:
                 return value
@@ -86,7 +86,7 @@ _ONNX = (
     Operator("GRU", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
     Operator("Gather", "data indices", lookups=(("indices", "data"),)),
     Operator("Gemm", "A B C", macs=_PRODUCT_MACS),
-    # Before opset 16, onnx infers nothing of these two.
+    # Before opset 16, onnx infers nothing for these two.
     Operator("GreaterOrEqual", "A B", onnx_name="Greater"),
     Operator("GroupNormalization", "X scale bias", "X"),
     Operator("LSTM", "X W R B sequence_lens initial_h initial_c P", macs=rules.recurrent_macs),
@@ -105,7 +105,7 @@ _ONNX = (
         macs=rules.product_macs("a", "b"),
     ),
     Operator("RNN", "X W R B sequence_lens initial_h", macs=rules.recurrent_macs),
-    # Of onnxruntime, though they stand in the domain of ONNX.
+    # onnxruntime's operators in the ONNX domain.
     Operator("SimplifiedLayerNormalization", "X scale", "X stash_type|float32"),
     Operator("SkipLayerNormalization", "input skip gamma beta bias", "input"),
 )
@@ -142,7 +142,7 @@ _MICROSOFT = (
         "data indices scales zero_points",
         "scales",
         rules.block_lookup_shapes,
-        # A table that is shared with a head is reshaped first; its scales have as many rows, and are not.
+        # A table shared with a head is reshaped first; its scales have as many rows, and are not reshaped.
         lookups=(("indices", "data"), ("indices", "scales")),
     ),
     Operator("Gelu", "X", "X"),
@@ -207,6 +207,6 @@ OPERATORS: Mapping[tuple[str, str], Operator] = {
 
 
 def named_inputs(domain: str, op_type: str, inputs: Sequence[T | None]) -> dict[str, T | None]:
-    """Return the inputs of a node by their names; nothing where its operator is not in the table."""
+    """Return a node's inputs by name; nothing if its operator is not in the table."""
     row = OPERATORS.get((domain, op_type))
     return {} if row is None else row.named(inputs)

@@ -1,6 +1,6 @@
-"""Match what several rewrites look for: divisions by a root mean square, and rotary embeddings.
+"""Match patterns that several rewrites look for: divisions by a root mean square, and rotary embeddings.
 
-Letters of shapes: B batch, S sequence, H heads, D size of a head.
+Letters: B batch, S sequence, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Normalized:
 
     Attributes:
         value: the dividend.
-        epsilon: the number added to the mean of the squares.
+        epsilon: the number added to the mean square.
         nodes: the nodes of the pattern.
-        factor: the reciprocal of the root, where the division is a Mul by it.
+        factor: the reciprocal of the root, if the division is a multiplication by it.
     """
 
     value: ir.Value
@@ -31,7 +31,7 @@ class Normalized:
 
 
 def match_normalized(node: ir.Node) -> Normalized | None:
-    """Match `x / Sqrt(ReduceMean(x ** 2) + epsilon)`, as one Div or as Mul by the reciprocal of the root."""
+    """Match `x / Sqrt(ReduceMean(x ** 2) + epsilon)`, as a Div or as a Mul by the reciprocal of the root."""
     if len(node.inputs) != 2 or node.domain:
         return None
     first, second = node.inputs
@@ -49,7 +49,7 @@ def match_normalized(node: ir.Node) -> Normalized | None:
 
 
 def scaled(normalized: ir.Value) -> tuple[ir.Value, ir.Value] | None:
-    """Return the scale and the result of the Mul that is the only reader of a normalized value; None without one."""
+    """Return the scale and result of the Mul that is the only reader of a normalized value, or None."""
     node = only_consumer(normalized, "Mul")
     if node is None:
         return None
@@ -58,7 +58,7 @@ def scaled(normalized: ir.Value) -> tuple[ir.Value, ir.Value] | None:
 
 
 def mean_of(node: ir.Node | None) -> ir.Value | None:
-    """Return the input of a ReduceMean over the last axis that keeps this axis; None for any other node."""
+    """Return the input of a ReduceMean over the last axis with keepdims; None for any other node."""
     if node is None or node.op_type != "ReduceMean" or node.domain or not attribute(node, "keepdims", 1):
         return None
     axes = attribute(node, "axes")
@@ -89,7 +89,7 @@ def _match_root(value: ir.Value | None, root: ir.Value | None, nodes: tuple[ir.N
 
 
 def _base_of(square: ir.Node) -> ir.Value | None:
-    """Return the base of a square; None where the node is no square."""
+    """Return the base of a square; None if the node is not a square."""
     if len(square.inputs) != 2:
         return None
     first, second = square.inputs
@@ -98,7 +98,7 @@ def _base_of(square: ir.Node) -> ir.Value | None:
 
 
 def _are_equal(first: ir.Value | None, second: ir.Value) -> bool:
-    """Whether two values are the same, or the same difference: exporters compute that of x and its mean twice."""
+    """Return whether two values are equal or equal differences: exporters compute x minus its mean twice."""
     if first is second:
         return True
     one, other = producer(first, "Sub"), producer(second, "Sub")
@@ -116,7 +116,7 @@ class Rotation:
     Attributes:
         value: [B, H, S, D].
         turned: the second half of `value`, negated, before the first half.
-        cosine: [1 or B, 1, S, D], with two equal halves; so has `sine`.
+        cosine: [1 or B, 1, S, D], with two equal halves; `sine` is the same.
     """
 
     node: ir.Node
@@ -127,7 +127,7 @@ class Rotation:
 
 
 def match_rotation(node: ir.Node) -> Rotation | None:
-    """Match an Add. Callers check that its parts are halves of equal size, and that halves of the cosines are equal."""
+    """Match an Add. Callers must check that its parts are halves of equal size, and cosine halves equal."""
     if node.domain or node.op_type != "Add":
         return None
     products = [producer(value, "Mul") for value in node.inputs]
@@ -145,7 +145,7 @@ def match_rotation(node: ir.Node) -> Rotation | None:
 
 
 def _turned(value: ir.Value | None) -> ir.Value | None:
-    """Return x where `value` is concat(-x[D/2:], x[:D/2]) over the last axis, else None."""
+    """Return x if `value` is concat(-x[D/2:], x[:D/2]) over the last axis, else None."""
     concat = producer(value, "Concat")
     if concat is None or len(concat.inputs) != 2 or attribute(concat, "axis") not in _LAST:
         return None
@@ -156,7 +156,7 @@ def _turned(value: ir.Value | None) -> ir.Value | None:
 
 
 def _half(value: ir.Value | None, *, second: bool) -> ir.Value | None:
-    """Return x where `value` is one half of it, cut off the last axis; its length is not checked here."""
+    """Return x if `value` is one half of it, sliced along the last axis; the length is not checked here."""
     node = producer(value, "Slice", "Split")
     if node is None or value is None:
         return None

@@ -1,8 +1,8 @@
-"""Hand a model to tools that work on ONNX protobufs, and take it back.
+"""Pass a model to tools that work on ONNX protobufs, and convert the result back.
 
-Serializing copies every weight, and nothing over 2 GB can be serialized at all. A tool that only looks at the
-structure gets the model without its large weights: they go in as graph inputs of the same name, type and shape, and
-come back as the initializers they were.
+Serializing copies every weight, and nothing over 2 GB can be serialized at all. Tools that only look at the structure
+get the model without its large weights: these become graph inputs with the same name, type and shape, and are restored
+as initializers afterward.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnxtool.model_file.weights import detached_weights, from_proto, to_proto
 
 
 def to_full_proto(model: ir.Model) -> onnx.ModelProto:
-    """Return the model as a protobuf with all weights inside it; `model` keeps its own where they are."""
+    """Return the model as a protobuf with all weights inside; `model` itself is unchanged."""
     proto = to_proto(model)
     for tensor in proto.graph.initializer:
         weight = model.graph.initializers[tensor.name].const_value
@@ -30,7 +30,7 @@ def to_light_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the model as a protobuf whose large weights are graph inputs; `model` is unchanged."""
     graph = model.graph
     inputs = list(graph.inputs)
-    listed = {value.name for value in inputs}  # IR versions before 4 list initializers as inputs as well
+    listed = {value.name for value in inputs}  # IR versions before 4 also list initializers as inputs
     with detached_weights(model) as weights:
         graph.inputs.extend(value for name, value in weights.items() if name not in listed)
         try:
@@ -40,9 +40,9 @@ def to_light_proto(model: ir.Model) -> onnx.ModelProto:
 
 
 def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
-    """Return what a tool made of `to_light_proto(original)`, with the weights of `original` in their place again.
+    """Convert a tool's result for `to_light_proto(original)` back, restoring the weights of `original`.
 
-    Weights that no node uses any more are dropped.
+    Weights that nodes no longer use are dropped.
     """
     model = from_proto(proto)
     restore_description(model, original)
@@ -61,7 +61,7 @@ def from_light_proto(proto: onnx.ModelProto, original: ir.Model) -> ir.Model:
 
 
 def restore_description(model: ir.Model, original: ir.Model) -> None:
-    """Give `model` the metadata and producer of `original`, which tools drop or replace."""
+    """Restore the metadata and producer of `original`, which tools drop or replace."""
     model.producer_name, model.producer_version = original.producer_name, original.producer_version
     model.metadata_props.clear()
     model.metadata_props.update(original.metadata_props)

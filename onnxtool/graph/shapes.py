@@ -1,11 +1,11 @@
-"""The shapes of all values of a graph, with their sizes as polynomials in the dynamic axes of the inputs.
+"""Shapes of all values of a graph, with sizes as polynomials in the dynamic axes of the inputs.
 
-They are computed by the operators of the graph, so that what they say holds for all inputs: a number is a number for
-all of them, and two sizes with one name are always equal. Nothing is decided by trying some sizes. Where numbers are
-easier to work with, `of` puts primes for the names, a prime each: products of different names are then different
-numbers, and none is a hidden size or a number of heads by accident.
+They are derived from the graph's operators, so the results hold for all inputs: a number is the same for all of them,
+and two sizes with one name are always equal. Nothing is decided by trying sample sizes. Where numbers are easier to
+work with, `of` replaces the names with distinct primes: products of different names are then different numbers, and
+none accidentally equals a hidden size or a number of heads.
 
-`infer_types` gives only dtypes, and shapes with the names of the axes.
+`infer_types` gives only dtypes, and shapes with axis names.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from onnxtool.graph.protos import to_light_proto
 from onnxtool.graph.sizes import Sizes
 from onnxtool.graph.symbolic import SymbolicInference
 
-Shape = tuple[int | None, ...]  # None for a size that is not known
+Shape = tuple[int | None, ...]  # None for an unknown size
 
 _SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
-_KEPT = "onnxtool.shapes"  # where a model keeps them
+_KEPT = "onnxtool.shapes"  # where a model caches its shapes
 _RANK_OF_STATES = 3
-# Sizes that no hidden size or number of heads is by accident; the first of each is that of the batch.
+# Sizes that do not accidentally equal a hidden size or a number of heads; the first of each is the batch size.
 _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
-# For samples and pixels, of which a model makes one step of many: nothing would be left of a few.
+# For samples and pixels, many of which a model combines into one step: nothing would be left of a few.
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
 _OF_STEPS = ("Conv", "AveragePool", "MaxPool", "LpPool", "STFT")
 _TURNING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod")
-# The largest of these that a model takes; more than its table of positions has cannot be added to it.
+# The largest of these sizes that a model accepts; longer inputs cannot be added to its position table.
 _LARGE = ((2, 4099, 4111, 4127), (2, 509, 503, 499), (2, 127, 113, 109))
 
 
@@ -48,10 +48,10 @@ class Shapes:
     """The shapes of a graph's values.
 
     Attributes:
-        probes: sizes of the dynamic axes that the model takes, by their names.
-        sizes: what the texts in `known` and `elements` stand for.
-        known: the shape of each value by its name, as far as it is known.
-        elements: of the values that are computed from shapes alone: numbers, or texts and dtype object.
+        probes: sizes of the dynamic axes that the model accepts, by name.
+        sizes: the meaning of the texts in `known` and `elements`.
+        known: the shape of each value by name, as far as known.
+        elements: the elements of values computed only from shapes: numbers, or texts with dtype object.
         dtypes: the dtype of each value, as in onnx.TensorProto.
     """
 
@@ -64,21 +64,21 @@ class Shapes:
 
     @property
     def small(self) -> range:
-        """The sets of primes of `of`, in which the elements of a value can be numbered.
+        """The prime sets of `of` with which a value's elements can be numbered.
 
-        Reshapes and transposes that put the numbers into the same places at two sets of primes do so at all sizes: a
-        prime is split by none of them, so that they move whole axes, which the names are, and constants.
+        Reshapes and transposes that move the numbers to the same places with two sets of primes do so for all sizes: no
+        prime can be split, so they move whole axes, which the names are, and constants.
         """
         return range(len(self._primes))
 
     def shape(self, value: ir.Value | None) -> tuple[int | str, ...] | None:
-        """Return the shape of `value`, with texts of `sizes` for what moves; None where any size is not known."""
+        """Return the shape of `value`, with texts of `sizes` for dynamic sizes; None if any size is unknown."""
         shape = () if value is None else self.known.get(str(value.name), (None,))
         sizes = tuple(size for size in shape if size is not None)
         return None if value is None or len(sizes) < len(shape) else sizes
 
     def of(self, value: ir.Value | None, probe: int = 0) -> Shape | None:
-        """Return the shape of `value` with a prime for each name; None where it, or any of its sizes, is not known."""
+        """Return the shape of `value` with a prime for each name; None if the shape or any size is unknown."""
         shape, primes = self.shape(value), self._primes[probe]
         if shape is None:
             return None
@@ -91,23 +91,23 @@ class Shapes:
         return tuple(self.sizes.at(size, prime) for size in shape)
 
     def rank(self, value: ir.Value | None) -> int | None:
-        """Return the number of axes of `value`; None where it is not known."""
+        """Return the number of axes of `value`; None if unknown."""
         shape = self._sizes(value)
         return None if shape is None else len(shape)
 
     def fixed(self, value: ir.Value | None, axis: int) -> int | None:
-        """Return the size of an axis that is the same for all inputs; None where it moves or is not known."""
+        """Return the size of an axis if it is the same for all inputs; None if it varies or is unknown."""
         shape = self._sizes(value)
         size = shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else None
         return size if isinstance(size, int) else None
 
     def same(self, first: ir.Value | None, second: ir.Value | None) -> bool:
-        """Whether two values have the same shape, whatever the inputs are."""
+        """Return whether two values have the same shape for all inputs."""
         shape = self.shape(first)
         return shape is not None and shape == self.shape(second)
 
     def dtype(self, value: ir.Value | None) -> np.dtype[Any] | None:
-        """Return the dtype of `value`; None where it is not known, or numpy does not have it."""
+        """Return the dtype of `value`; None if it is unknown or NumPy does not have it."""
         known = 0 if value is None else self.dtypes.get(str(value.name), 0)
         return ir.DataType(known).numpy() if known else None
 
@@ -116,7 +116,7 @@ class Shapes:
 
 
 def find_shapes(model: ir.Model) -> Shapes:
-    """Infer the shapes of all values of the main graph of `model`, once until it changes."""
+    """Infer the shapes of all values of the main graph of `model`; cached until the model changes."""
     structure = _structure(model)
     kept = model.meta.get(_KEPT)
     if kept is None or kept[0] != structure:
@@ -126,10 +126,10 @@ def find_shapes(model: ir.Model) -> Shapes:
 
 
 def find_turns(model: ir.Model) -> dict[str, set[int]]:
-    """Return sizes at which a graph computes in another way than below or above, by the names of the axes.
+    """Return sizes at which a graph starts to compute differently, by axis name.
 
-    The empty name has the numbers that anything else is compared with, which may be lengths as well. Where more than a
-    limit cannot be run, the limit is none of them.
+    The empty name holds the numbers that anything else is compared with, which may also be lengths. If sizes above a
+    limit cannot be run, the limit is not included.
     """
     sizes = find_shapes(model).sizes
     turns = {
@@ -146,7 +146,7 @@ def find_turns(model: ir.Model) -> dict[str, set[int]]:
 
 
 def _structure(model: ir.Model) -> int:
-    """Return a number that is another one where nodes, or what they read, have changed."""
+    """Return a number that changes when nodes or their inputs change."""
     return hash(
         tuple(
             (node.op_type, *(value and value.name for value in node.inputs), *(value.name for value in node.outputs))
@@ -184,13 +184,13 @@ def _find_shapes(model: ir.Model) -> Shapes:
 
 
 def _sized(names: Sequence[str], primes: Sequence[int]) -> Mapping[str, int]:
-    """Return sizes of all axes: where there are more than primes, odd numbers go on, and no two have the same."""
+    """Return sizes of all axes, no two of them equal; once the primes run out, odd numbers continue."""
     further = range(primes[-1] + 2, primes[-1] + 2 * len(names) + 2, 2)
     return with_sums(dict(zip(names, (*primes, *further), strict=False)))
 
 
 def _probes(proto: onnx.ModelProto, names: Sequence[str], sizes: Sizes) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the axes that the model takes: small ones, and large ones where it takes those."""
+    """Yield sizes of the axes that the model accepts: small ones, and large ones if it accepts those."""
     small = [_sized(names, primes) for primes in _SMALL]
     if any(node.op_type in _OF_STEPS for node in proto.graph.node):
         found = _shapes_of(_probe(proto, small[0]))
@@ -199,7 +199,7 @@ def _probes(proto: onnx.ModelProto, names: Sequence[str], sizes: Sizes) -> Itera
             return
     yield from small
     for primes in _LARGE if names else ():
-        given = Counter(_sized(names, primes))  # 0 for what is no axis
+        given = Counter(_sized(names, primes))  # 0 for names that are not axes
         if all(sizes.at(size, given.__getitem__) <= most for size, most in sizes.limits):
             yield dict(given)
             return
@@ -210,7 +210,7 @@ def _next_prime(number: int) -> int:
 
 
 def _probe(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> Scope:
-    """Infer shape and dtype of each value, and compute those that are numbers, with the dynamic axes at `sizes`."""
+    """Infer the shape and dtype of each value, and compute numeric ones, with the dynamic axes at `sizes`."""
     scope = Scope()
     for name, value in _declared(proto.graph.input).items():
         shape = [
@@ -231,7 +231,7 @@ def _shapes_of(scope: Scope) -> dict[str, Shape]:
 
 
 def fill_types(model: ir.Model) -> None:
-    """Note the dtype of every value that has none; TorchScript's exporter writes none for intermediate values."""
+    """Set the dtype of every value that has none; TorchScript's exporter omits it for intermediate values."""
     unknown = [output for node in model.graph for output in node.outputs if output.type is None]
     found = infer_values(to_light_proto(model)).values if unknown else {}
     for output in unknown:
@@ -251,10 +251,10 @@ def infer_shapes(model: ir.Model, sizes: Mapping[str, int]) -> Mapping[str, Shap
 
 
 def infer_types(model: ir.Model) -> Numbers:
-    """Note dtype and shape of every value of the main graph; the axes keep their names, and what is known stays.
+    """Record the dtype and shape of every value of the main graph; axes keep their names, and known types are kept.
 
     Returns:
-        The elements of small values that follow from constants and fixed shapes alone.
+        The elements of small values that follow only from constants and fixed shapes.
     """
     found = infer_values(to_light_proto(model))
     for node in model.graph:
@@ -270,9 +270,9 @@ def infer_types(model: ir.Model) -> Numbers:
 
 
 def infer_values(proto: onnx.ModelProto) -> Scope:
-    """Infer dtype and shape of each value of the main graph, with the axes by their names.
+    """Infer the dtype and shape of each value of the main graph, with axes by name.
 
-    A size that has no name, and that no number tells, gets a new one; two values that share it have the same.
+    A size with neither a name nor a known number gets a new name; values that share a name have the same size.
     """
     scope = Scope()
     scope.values.update(_declared(proto.graph.input))
@@ -282,18 +282,18 @@ def infer_values(proto: onnx.ModelProto) -> Scope:
 
 
 def _declared(values: Iterable[onnx.ValueInfoProto]) -> dict[str, Value]:
-    """Return what a model says of tensors."""
+    """Return the types that a model declares for tensors."""
     types = ((value.name, read_type(value.type)) for value in values)
     return {name: value for name, value in types if isinstance(value, Value)}
 
 
 def dynamic_axes(model: ir.Model) -> tuple[str, ...]:
-    """Return the names of the dynamic axes of the inputs of `model`; one that has no name is called by its place."""
+    """Return the names of the dynamic axes of the inputs of `model`; unnamed axes are named by their position."""
     return tuple(dict.fromkeys(name for value in model.graph.inputs for _, name in named_axes(value)))
 
 
 def named_axes(value: ir.Value) -> list[tuple[int, str]]:
-    """Return the dynamic axes of a graph input, by their place, with their names."""
+    """Return the dynamic axes of a graph input as positions and names."""
     return [
         (axis, size.value or axis_name(str(value.name), axis))
         for axis, size in enumerate(value.shape or ())
@@ -302,7 +302,7 @@ def named_axes(value: ir.Value) -> list[tuple[int, str]]:
 
 
 def with_sums(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return `sizes` in which an axis that is named as the sum of others is as long as they are together."""
+    """Return `sizes`, with each axis named as a sum of others set to their total."""
     parts = {name: name.split(_SUM) for name in sizes}
     return {
         name: sum(sizes[part] for part in parts[name]) if all(part in sizes for part in parts[name]) else size
@@ -311,5 +311,5 @@ def with_sums(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def axis_name(name: str, axis: int) -> str:
-    """Return what an axis of the input `name` is called that has no name of its own."""
+    """Return the name for an unnamed axis of the input `name`."""
     return f"{name}[{axis}]"

@@ -1,11 +1,11 @@
-"""Sizes as polynomials in the dynamic axes of a graph: what its operators compute of them, for all inputs at once.
+"""Sizes as polynomials in the dynamic axes of a graph, so that its size computations hold for all inputs at once.
 
-A size is a number, or a text that stands for a polynomial: the name of an axis, or of something that is not one, such
-as the length that a convolution leaves. The same computation on the same sizes has the same name, so that two sizes
-with one text are equal for all inputs, and a number holds for all of them.
+A size is a number, or a text that stands for a polynomial: the name of an axis, or of a non-polynomial size such as the
+length left by a convolution. The same computation on the same sizes has the same name, so two sizes with equal text are
+equal for all inputs, and a number holds for all of them.
 
-An axis may be empty, as that of a cache is in the first step. Only where a part of an axis is cut out, or its sign is
-asked for, each but that of a cache has an element: of nothing, no model makes anything.
+An axis may be empty, as a cache's is in the first step. Only where part of an axis is cut out or its sign is needed,
+every axis except a cache's is assumed to have an element: no model computes anything from nothing.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-Term = tuple[str, ...]  # names that are multiplied, in order
-Form = dict[Term, int]  # how often each product is in the sum
+Term = tuple[str, ...]  # names to multiply, in order
+Form = dict[Term, int]  # how often each product occurs in the sum
 _SUM = " + "
 _CACHE = "past"  # in the name of an axis that may be empty
 
 
 @dataclass
 class Sizes:
-    """The sizes of one graph.
+    """The sizes of a graph.
 
     Attributes:
-        limits: what has to be at most a number, for the graph to run at all: a size, and the number.
-        turns: numbers of an axis at which something is computed in another way, by the name of the axis.
-        is_certain: whether what is looked at runs for all inputs, and is no branch that may be left out.
+        limits: what must be at most a number for the graph to run at all: a size, and the number.
+        turns: axis sizes at which something is computed differently, by axis name.
+        is_certain: whether the current part runs for all inputs, instead of being a branch that may be skipped.
     """
 
     limits: list[tuple[str, int]] = field(default_factory=list)
@@ -40,7 +40,7 @@ class Sizes:
     _equal: dict[str, str] = field(default_factory=dict)
 
     def add_axes(self, names: Sequence[str]) -> None:
-        """Add the dynamic axes; one that is named as the sum of others is that."""
+        """Add the dynamic axes; an axis named as the sum of others is treated as that sum."""
         for name in sorted(names, key=lambda name: _SUM in name):
             parts = name.split(_SUM)
             is_sum = len(parts) > 1 and all(part in self._forms for part in parts)
@@ -49,12 +49,12 @@ class Sizes:
             self._texts.setdefault(frozenset(form.items()), name)
 
     def name(self, key: Hashable, *, signed: bool = False, bounds: Sequence[int | str] = ()) -> str:
-        """Return the name of a size that is no polynomial: one for each `key`, which says how it is computed.
+        """Return the name of a non-polynomial size: one per `key`, which describes how it is computed.
 
         Args:
-            key: what makes two such sizes equal.
+            key: two such sizes are equal if their keys are.
             signed: whether it may be below 0.
-            bounds: it is never larger than these.
+            bounds: it is never larger than any of these.
         """
         if key not in self._named:
             self._named[key] = text = f"size_{len(self._named)}"
@@ -89,7 +89,7 @@ class Sizes:
         return self._size(product)
 
     def quotient(self, dividends: Sequence[int | str], divisors: Sequence[int | str]) -> int | str | None:
-        """Return the quotient of two products; None where it is no polynomial of whole numbers, or not found to be."""
+        """Return the quotient of two products; None if it is not an integer polynomial, or not found to be."""
         left, right = list(dividends), []
         for size in divisors:
             if size in left:
@@ -113,49 +113,49 @@ class Sizes:
         return self._size(quotient)
 
     def is_at_least(self, size: int | str, other: int | str, *, least: int = 0) -> bool:
-        """Whether `size` is never below `other`, as far as it shows, with at least so many elements in each axis."""
+        """Return whether `size` is provably never below `other`, with at least `least` elements in each axis."""
         form = self._form(self.minus(size, other))
         shifted = self._sum([self._shifted(term, count, least) for term, count in form.items()])
         signed = any(name in self._signed for term in shifted for name in term)
         return not signed and all(count >= 0 for count in shifted.values())
 
     def is_larger(self, size: int | str, other: int | str) -> bool:
-        """Whether `size` is always above `other`, as far as it shows."""
+        """Return whether `size` is provably always above `other`."""
         return self.is_at_least(size, self.plus(other, 1))
 
     def note_turn(self, size: int | str, other: int | str) -> None:
-        """Note that what is computed depends on which of two sizes is larger."""
+        """Record that a computation depends on which of two sizes is larger."""
         form = self._form(self.minus(size, other))
         number = form.get((), 0)
         for term, factor in form.items():
-            if len(term) == 1 and -number // factor > 0:  # with all other axes of the sum empty
+            if len(term) == 1 and -number // factor > 0:  # if all other axes of the sum are empty
                 self.turns.setdefault(term[0], set()).update({-number // factor, -(number // factor)})
 
     def broadcast(self, first: int | str | None, second: int | str | None) -> int | str | None:
-        """Return the size of an axis of two operands of an elementwise operator, where that runs; None: not known."""
+        """Return the axis size of an elementwise operation on two operands, assuming that it runs; None if unknown."""
         if first == second or second == 1:
             return first
         if first == 1:
             return second
-        if isinstance(first, int) or isinstance(second, int):  # the other one can only be the number, or 1
+        if isinstance(first, int) or isinstance(second, int):  # the other can only be that number, or 1
             return first if isinstance(first, int) else second
         if first is None or second is None:
             return None
         for one, other in ((first, second), (second, first)):
             if other in self._bounds.get(one, ()):
                 self._join(one, other)
-                return other  # equal, or 1 beside it
+                return other  # equal, or broadcast from 1
         return self.name(("broadcast", *sorted((first, second))))
 
     def _join(self, cut: str, whole: str) -> None:
-        """Note that two sizes are equal wherever the graph runs: one is the other, cut to a number of more than 1."""
+        """Record that two sizes are equal wherever the graph runs: one is the other, cut to a number greater than 1."""
         limit = next((bound for bound in self._bounds[cut] if isinstance(bound, int)), 0)
         if self.is_certain and limit > 1 and cut not in self._equal:
             self._equal[cut] = whole
             self.limits.append((whole, limit))
 
     def settle(self, size: int | str | None) -> int | str | None:
-        """Return a size in which each name that was found to be equal to another size is that."""
+        """Return a size with each name replaced by the size it was found to be equal to."""
         if not isinstance(size, str) or not self._equal:
             return size
         terms = self._form(size).items()
@@ -165,7 +165,7 @@ class Sizes:
         return self.settle(self._equal[name]) or 0 if name in self._equal else name
 
     def at(self, size: int | str, of_name: Callable[[str], int]) -> int:
-        """Return a size as a number, from those of the names in it."""
+        """Evaluate a size as a number, given the sizes of its names."""
         total = 0
         for term, count in self._form(size).items():
             product = count
@@ -203,7 +203,7 @@ class Sizes:
         return {term: count for term, count in total.items() if count}
 
     def _shifted(self, term: Term, count: int, least: int) -> Form:
-        """Return a product with each name replaced by what it is above its least value."""
+        """Return a product with each name replaced by its excess over its least value."""
         form: Form = {(): count}
         for name in term:
             more = 0 if name in self._bounds or _CACHE in name else least

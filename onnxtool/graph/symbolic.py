@@ -1,7 +1,7 @@
-"""Infer the shapes of a graph for all sizes of its inputs at once, with sizes as polynomials in the dynamic axes.
+"""Infer a graph's shapes for all input sizes at once, with sizes as polynomials in the dynamic axes.
 
-What onnx infers of names it is asked for; what operators compute with sizes is here: arithmetic on elements, and the
-shapes that Reshape, Slice and their like make of it. What depends on more than sizes stays unknown.
+onnx is asked for what it can infer from names; what operators compute with sizes is here: arithmetic on elements, and
+the shapes that Reshape, Slice and similar operators make from it. What depends on more than sizes stays unknown.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from onnxtool.graph.inference import Inference, Totals
 from onnxtool.graph.operator_rules import Size, Value
 from onnxtool.graph.sizes import Sizes
 
-Elements = NDArray[Any]  # of dtype object: numbers, names, and None for what is not known
+Elements = NDArray[Any]  # dtype object: numbers, names, and None for unknown elements
 _INT32, _INT64, _BOOL = 6, 7, 9
-_TO_THE_END = 1 << 31  # and beyond: how exporters write the end of a Slice
-# Shapes of these follow from the shapes and the known elements that they read, and nothing else.
+_TO_THE_END = 1 << 31  # or more: how exporters write the end of a Slice
+# Output shapes of these follow only from the shapes and known elements that they read.
 _OF_SHAPES = frozenset(
     {"AveragePool", "Conv", "ConvTranspose", "DepthToSpace", "LpPool", "MaxPool", "SpaceToDepth", "Split"}
 )
@@ -33,8 +33,8 @@ class SymbolicInference(Inference):
     """Follows a model whose dynamic axes are names.
 
     Args:
-        model: with its small initializers; large ones may be inputs.
-        sizes: knows the axes, and is told all other sizes.
+        model: the model with its small initializers; large ones may be inputs.
+        sizes: knows the axes; all other sizes are added to it.
     """
 
     def __init__(self, model: onnx.ModelProto, sizes: Sizes) -> None:
@@ -85,7 +85,7 @@ class SymbolicInference(Inference):
     def _better(
         self, node: onnx.NodeProto, scope: Scope, index: int, value: Value, shapes: Sequence[Sequence[Size]] | None
     ) -> Value:
-        """Return what is known of an output with what a rule knows better, and names for what follows from shapes."""
+        """Return an output's type, improved by what a rule knows, with names for sizes that follow from shapes."""
         if shapes is not None and index < len(shapes):
             value = Value(tuple(shapes[index]), value.dtype)
         if value.shape is None or None not in value.shape or node.op_type not in _OF_SHAPES:
@@ -98,14 +98,14 @@ class SymbolicInference(Inference):
         return Value(tuple(named), value.dtype)
 
     def _key(self, node: onnx.NodeProto, scope: Scope) -> Any:
-        """Return what the shapes of the outputs follow from; None where a part of it is not known."""
+        """Return everything that determines the output shapes; None if part of it is unknown."""
         known: list[Any] = [node.op_type, *sorted(one.SerializeToString() for one in node.attribute)]
         for name in reads_of(node):
             value = scope.values.get(name)
             if value is None or value.shape is None or None in value.shape:
                 return None
             known.append(value.shape)
-            if value.dtype in (_INT32, _INT64):  # such as the lengths of a Split
+            if value.dtype in (_INT32, _INT64):  # for example, the lengths of a Split
                 elements = self._known(name, scope)
                 if elements is None or None in elements.reshape(-1).tolist():
                     return None
@@ -113,13 +113,13 @@ class SymbolicInference(Inference):
         return tuple(known)
 
     def _known(self, name: str, scope: Scope) -> Elements | None:
-        """Return the elements of a value, some of which may be None."""
+        """Return the elements of a value; some may be None."""
         if name in scope.numbers:
             return scope.numbers[name].astype(object)
         return scope.sizes.get(name)
 
     def _keep(self, node: onnx.NodeProto, elements: Elements, value: Any, scope: Scope) -> Value:
-        """Note the elements of what `node` computes, and return shape and dtype of it."""
+        """Record the elements that `node` computes, and return the shape and dtype of its output."""
         dtype = value.dtype if isinstance(value, Value) and value.dtype else _INT64
         if all(isinstance(element, int) for element in elements.flat):
             numpy_dtype = onnx.helper.tensor_dtype_to_np_dtype(dtype)
@@ -128,10 +128,10 @@ class SymbolicInference(Inference):
         scope.sizes[node.output[0]] = elements
         return Value(elements.shape, dtype)
 
-    # Elements: what is computed with sizes.
+    # Elements: computations on sizes.
 
     def _elements(self, node: onnx.NodeProto, scope: Scope) -> Elements | None:
-        """Return the elements of what a node computes from sizes; None where it does something else."""
+        """Return the elements a node computes from sizes; None if it does something else."""
         if len(node.output) != 1 or not (reads := reads_of(node)):
             return None
         if node.op_type == "Size":
@@ -223,13 +223,13 @@ class SymbolicInference(Inference):
         return self._sizes.name(("Max", *sorted((one, other), key=str)), signed=signed)
 
     def _sign(self, size: int | str) -> int | None:
-        """Return 1 for what is no empty axis: exporters of Python's floor division ask."""
+        """Return 1 for any non-empty axis; exporters query it for Python's floor division."""
         if isinstance(size, int):
             return (size > 0) - (size < 0)
         return 1 if self._sizes.is_at_least(size, 1, least=1) else None
 
     def _equal(self, one: int | str, other: int | str) -> bool | None:
-        """Return whether two sizes are equal; None where that depends on the sizes of the inputs."""
+        """Return whether two sizes are equal; None if that depends on the input sizes."""
         if one == other:
             return True
         if self._sizes.is_larger(one, other) or self._sizes.is_larger(other, one):
@@ -238,7 +238,7 @@ class SymbolicInference(Inference):
         return None
 
     def _less(self, one: int | str, other: int | str) -> bool | None:
-        """Return whether a size is below another one; None where that depends on the sizes of the inputs."""
+        """Return whether a size is below another one; None if that depends on the input sizes."""
         if self._sizes.is_larger(other, one):
             return True
         if self._sizes.is_at_least(one, other):
@@ -246,10 +246,10 @@ class SymbolicInference(Inference):
         self._sizes.note_turn(one, other)
         return None
 
-    # Shapes: what operators make of sizes.
+    # Shapes: what operators make from sizes.
 
     def _dims(self, node: onnx.NodeProto, scope: Scope, index: int = 0) -> list[int | str] | None:
-        """Return the sizes of an input; None where one of them is not known."""
+        """Return the sizes of an input; None if any is unknown."""
         value = scope.values.get(node.input[index]) if index < len(node.input) else None
         if value is None or value.shape is None:
             return None
@@ -257,7 +257,7 @@ class SymbolicInference(Inference):
         return dims if len(dims) == len(value.shape) else None
 
     def _list(self, node: onnx.NodeProto, scope: Scope, index: int, attribute: str = "") -> list[Any] | None:
-        """Return the elements of an input, or those of an attribute of older opsets; None where they are not known."""
+        """Return the elements of an input, or of an attribute in older opsets; None if unknown."""
         name = node.input[index] if index < len(node.input) else ""
         if not name:
             found = attributes_of(node).get(attribute)
@@ -266,11 +266,11 @@ class SymbolicInference(Inference):
         return None if elements is None else elements.reshape(-1).tolist()
 
     def _sized(self, elements: Sequence[Any] | None) -> list[Size] | None:
-        """Return elements as sizes of axes; one that could be below 0 is not known."""
+        """Return elements as axis sizes; an element that could be below 0 becomes unknown."""
         return None if elements is None else [self._length(element) for element in elements]
 
     def _length(self, element: Any) -> Size:
-        """Return an element as the size of an axis; None where it is not known, or could be below 0."""
+        """Return an element as an axis size; None if it is unknown or could be below 0."""
         is_known = isinstance(element, (int, str)) and self._sizes.is_at_least(element, 0, least=1)
         return element if is_known else None
 
@@ -301,7 +301,7 @@ class SymbolicInference(Inference):
         return [[*self._broadcast_shapes(shapes[0][:-2], shapes[1][:-2]), shapes[0][-2], shapes[1][-1]]]
 
     def _windows(self, node: onnx.NodeProto, scope: Scope) -> list[list[Size]] | None:
-        """A convolution or pooling, which leaves (L + pads - kernel) // stride + 1 of L."""
+        """Infer a convolution or pooling, which turns L into (L + pads - kernel) // stride + 1."""
         dims, attributes = self._dims(node, scope), attributes_of(node)
         weight = self._dims(node, scope, 1) if node.op_type == "Conv" else None
         kernel = attributes.get("kernel_shape") or (weight or [])[2:]
@@ -335,7 +335,7 @@ class SymbolicInference(Inference):
         if len(known) < len(shapes) or any(len(shape) != rank for shape in known) or not -rank <= axis < rank:
             return None
         result = list(known[0])
-        for place, sizes in enumerate(zip(*known, strict=True)):  # a number says more than a name that has to be equal
+        for place, sizes in enumerate(zip(*known, strict=True)):  # a number says more than a name that must be equal
             result[place] = next((size for size in sizes if isinstance(size, int)), sizes[0])
         result[axis] = self._sizes.plus(*(shape[axis] for shape in known))
         return [list(result)]
@@ -404,7 +404,7 @@ class SymbolicInference(Inference):
         return [result]
 
     def _cut(self, whole: Size, start: Size, end: Size, step: Size) -> Size:
-        """Return how many elements of an axis a Slice takes."""
+        """Return how many elements a Slice takes from an axis."""
         if whole is None or start is None or end is None or step is None:
             return None
         if isinstance(whole, int) and isinstance(start, int) and isinstance(end, int) and isinstance(step, int):
@@ -419,13 +419,13 @@ class SymbolicInference(Inference):
         length = self._sizes.minus(last, first)
         if is_first_exact and is_last_exact and self._sizes.is_at_least(length, 0, least=1):
             return length
-        # It is no longer than it was asked for, and no longer than what there is.
+        # It is no longer than requested, and no longer than what is available.
         self._sizes.note_turn(whole, first if is_last_exact else last)
         bounds = (length, self._sizes.minus(whole, first)) if is_first_exact else (length,)
         return self._sizes.name(("Slice", whole, first, last), bounds=bounds)
 
     def _place(self, whole: int | str, place: int | str) -> int | str | None:
-        """Return a place counted from the start; None where it is not known from which end it is counted."""
+        """Return a position counted from the start; None if it is unknown which end it is counted from."""
         if isinstance(place, int) and place >= _TO_THE_END - 1:
             return whole
         if self._sizes.is_at_least(place, 0):
@@ -435,7 +435,7 @@ class SymbolicInference(Inference):
         return None
 
     def _at_most(self, place: int | str, whole: int | str) -> tuple[int | str, bool]:
-        """Return a place that is at most at the end, and whether that is sure."""
+        """Return a position capped at the end, and whether the result is certain."""
         if self._sizes.is_at_least(whole, place, least=1):
             return place, True
         return (whole, True) if self._sizes.is_at_least(place, whole, least=1) else (place, False)
@@ -469,7 +469,7 @@ def _chosen(which: bool | None, one: Any, other: Any) -> Any:
 
 
 def _known_only(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is not known where one of its arguments is not, or is no whole number."""
+    """Wrap a function to return unknown if any argument is unknown or not an integer."""
 
     def computed(*sizes: Any) -> Any:
         return compute(*sizes) if all(isinstance(size, (int, str)) for size in sizes) else None

@@ -1,4 +1,4 @@
-"""Write nodes and initializers of an onnx_ir graph."""
+"""Write nodes and initializers to an onnx_ir graph."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from onnxtool.model_file.domains import default_opset
 
 # The content of larger initializers is not compared.
 _LARGEST_CONSTANT = 1024
-_FIRST_OPSET_OF_PARTS = 15  # in which a Shape gives some axes alone
+_FIRST_OPSET_OF_PARTS = 15  # in which Shape can return only some axes
 
 Naming: TypeAlias = "Callable[[ir.Node, int], None]"
-"""Names a node and its outputs, given how many nodes the writer has written before it."""
+"""Names a node and its outputs, given the number of nodes the writer has written before it."""
 
 
 class Writer:
-    """Writes nodes in front of a node or at the end of a graph, or collects them for a graph that is made later.
+    """Writes nodes before a node or at the end of a graph, or collects them for a graph that is created later.
 
     Attributes:
-        nodes: the nodes written so far, in their order.
-        initializers: those of the graph, by name; without a graph, those collected so far.
+        nodes: the nodes written so far, in order.
+        initializers: the graph's initializers, by name; without a graph, the ones collected so far.
     """
 
     def __init__(
@@ -37,8 +37,8 @@ class Writer:
         """Start writing.
 
         Args:
-            place: the node in front of which nodes are written, or the graph at whose end; None to collect them.
-            naming: None for the names that the graph itself gives.
+            place: the node to write before, or the graph to append to; None to collect nodes.
+            naming: None for the names that the graph itself assigns.
             initializers: collected by another writer for the same graph; for a writer that collects nodes.
         """
         self._before = place if isinstance(place, ir.Node) else None
@@ -50,7 +50,7 @@ class Writer:
         self.initializers = collected if self._graph is None else self._graph.initializers
 
     def add(self, node: ir.Node) -> Sequence[ir.Value]:
-        """Name a new node, put it into its place, and return its outputs."""
+        """Name a new node, insert it, and return its outputs."""
         if self._naming is not None:
             self._naming(node, len(self.nodes))
         self.nodes.append(node)
@@ -72,20 +72,20 @@ class Writer:
         domain: str = "",
         like: ir.Value | None = None,
     ) -> ir.Value:
-        """Write a node of one output, which takes dtype and shape of `like` where that is given."""
+        """Write a node with one output, which takes the dtype and shape of `like` if given."""
         (output,) = self.add(ir.node(operator, list(inputs), dict(attributes or {}), domain=domain))
         if like is not None:
             output.type, output.shape = like.type, like.shape
         return output
 
     def op(self, operator: str, *inputs: ir.Value | None, **attributes: int | list[int] | float) -> ir.Value:
-        """Write a node of ai.onnx with one output."""
+        """Write an ai.onnx node with one output."""
         return self.node(operator, inputs, attributes)
 
     def ops(
         self, operator: str, *inputs: ir.Value | None, outputs: int, **attributes: int | list[int] | float
     ) -> Sequence[ir.Value]:
-        """Write a node of ai.onnx with several outputs."""
+        """Write an ai.onnx node with several outputs."""
         return self.add(ir.node(operator, list(inputs), attributes, num_outputs=outputs))
 
     def sizes(self, value: ir.Value, axes: range) -> ir.Value:
@@ -96,11 +96,11 @@ class Writer:
         return self.op("Gather", self.op("Shape", value), places)
 
     def constant(self, array: NDArray[Any], name: str) -> ir.Value:
-        """Return an initializer that holds `array`, as `initializer` does."""
+        """Return an initializer that holds `array`, like `initializer`."""
         return self.initializer(ir.tensor(array), name)
 
     def initializer(self, tensor: ir.TensorProtocol, name: str) -> ir.Value:
-        """Return an initializer that holds `tensor`, under `name` or, where another one has it, `name_2` and so on.
+        """Return an initializer that holds `tensor`, named `name`, or `name_2` and so on if the name is taken.
 
         An existing one under such a name is returned if it holds the same small tensor.
         """
@@ -116,7 +116,7 @@ class Writer:
         return self.initializers[unique]
 
     def shared_constant(self, tensor: ir.TensorProtocol, name: Callable[[], str]) -> ir.Value:
-        """Return the initializer that this writer has for the same elements, or a new one called `name()`."""
+        """Return this writer's initializer for the same elements, or a new one named `name()`."""
         key = (tensor.dtype, tuple(tensor.shape.numpy()), tensor.tobytes())
         if key not in self._shared:
             self._shared[key] = self.initializer(tensor, name())
@@ -124,14 +124,14 @@ class Writer:
 
 
 def _same(held: ir.TensorProtocol, tensor: ir.TensorProtocol) -> bool:
-    """Whether two small tensors are the same; large ones are not compared."""
+    """Return whether two small tensors are the same; large ones are not compared."""
     if held.dtype != tensor.dtype or held.shape != tensor.shape or tensor.size > _LARGEST_CONSTANT:
         return False
     return held.tobytes() == tensor.tobytes()
 
 
 class UniqueNames:
-    """Gives names `PREFIX/KIND_NUMBER` that no value or node of a graph, or of a graph inside it, has yet."""
+    """Assigns names `PREFIX/KIND_NUMBER` that no value or node of a graph, or of its subgraphs, has yet."""
 
     def __init__(self, graph: ir.Graph, prefix: str) -> None:
         nodes = ir.traversal.RecursiveGraphIterator(graph)
@@ -140,21 +140,21 @@ class UniqueNames:
         self._count = 0
 
     def new(self, kind: str) -> str:
-        """Return another name for a value or node of this kind."""
+        """Return a new name for a value or node of this kind."""
         while (name := f"{self._prefix}/{kind}_{self._count}") in self._taken:
             self._count += 1
         self._count += 1
         return name
 
     def __call__(self, node: ir.Node, _number: int) -> None:
-        """Name a node and its outputs by its operator."""
+        """Name a node and its outputs after its operator."""
         node.name = self.new(node.op_type)
         for output in node.outputs:
             output.name = self.new(node.op_type)
 
 
 def scoped(scope: str) -> Naming:
-    """Return the naming `SCOPE/OPERATOR_NUMBER`, with `/output` behind it for the only output of a node."""
+    """Return the naming `SCOPE/OPERATOR_NUMBER`, with `/output` appended for a node's only output."""
 
     def name(node: ir.Node, number: int) -> None:
         node.name = f"{scope}/{node.op_type}_{number}"
