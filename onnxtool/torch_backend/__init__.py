@@ -1,4 +1,4 @@
-"""`torch.compile` through onnxruntime: forward and backward graphs become sessions, PyTorch keeps the rest."""
+"""`torch.compile` through onnxruntime: forward and backward graphs become sessions; PyTorch runs the rest."""
 
 from __future__ import annotations
 

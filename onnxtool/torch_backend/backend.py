@@ -1,4 +1,4 @@
-"""The backend that TorchDynamo calls with each graph it captured, and helpers to try it on a model."""
+"""The backend that TorchDynamo calls with each captured graph, and helpers to try it on a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_INSTANCES = 8
 
 
 class OrtBackend:
-    """Compiles the graphs that it is called with, and keeps a record of each."""
+    """Compiles the graphs it is called with, and keeps a record of each."""
 
     _instances: ClassVar[list[OrtBackend]] = []
 
@@ -33,7 +33,7 @@ class OrtBackend:
         self.graphs: list[CompiledGraph] = []
 
     def __reduce__(self) -> tuple[type[OrtBackend], tuple[OrtBackendOptions]]:
-        """Copy or pickle the options only: a copy of a compiled model compiles for itself, as sessions have no copy."""
+        """Copy or pickle only the options: a copied model compiles again because sessions cannot be copied."""
         return OrtBackend, (self.options,)
 
     def __deepcopy__(self, _memo: dict[int, object]) -> OrtBackend:
@@ -42,7 +42,7 @@ class OrtBackend:
     @classmethod
     @checked
     def with_options(cls, options: OrtBackendOptions) -> OrtBackend:
-        """Return the backend that already has these options, else a new one; the last eight are kept."""
+        """Return the existing backend with these options, or a new one; the last eight are kept."""
         for instance in cls._instances:
             if instance.options == options:
                 return instance
@@ -52,12 +52,12 @@ class OrtBackend:
 
     @classmethod
     def clear_instances(cls) -> None:
-        """Forget all instances; graphs that they compiled still work."""
+        """Forget all instances; graphs they have compiled still work."""
         cls._instances = []
 
     @property
     def execution_count(self) -> int:
-        """How often a session of this backend has run."""
+        """The number of session runs of this backend."""
         return sum(graph.num_calls for graph in self.graphs)
 
     def explain(self) -> Explanation:
@@ -65,12 +65,12 @@ class OrtBackend:
         return Explanation(tuple(graph.report for graph in self.graphs))
 
     def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        """Compile a graph of TorchDynamo, or one of ATen operators where `use_aot_autograd` is off.
+        """Compile a TorchDynamo graph, or a graph of ATen operators if `use_aot_autograd` is off.
 
-        The function for the latter takes a list of inputs, as AOTAutograd passes them.
+        In the latter case, the returned function takes a list of inputs, as AOTAutograd passes them.
 
         Raises:
-            CompilationError: the graph is of another kind.
+            CompilationError: the graph is of the wrong kind.
         """
         if not self.options.use_aot_autograd:
             return self._compiler("graph")(graph_module, example_inputs)
@@ -80,10 +80,10 @@ class OrtBackend:
             return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
 
     def autograd_arguments(self) -> dict[str, Any]:
-        """Return the arguments of AOTAutograd, by name.
+        """Return the arguments for AOTAutograd, by name.
 
-        They are those of `torch._dynamo.backends.common.aot_autograd` and of `functorch.compile.aot_function`, which
-        trace while `traceable_functions` holds; its argument is the option `dropout`.
+        They are for `torch._dynamo.backends.common.aot_autograd` and `functorch.compile.aot_function`, which must trace
+        inside `traceable_functions`, with the option `dropout` as its argument.
         """
         recall_translations(Cache(self.options.cache_folder))
         return {
@@ -131,7 +131,7 @@ def onnxtool_backend(
     """Serve `torch.compile(model, backend="onnxtool", options=...)`.
 
     Raises:
-        CompilationError: there is no option of that name, or a mode was given: modes are inductor's.
+        CompilationError: an option does not exist, or a mode was given, which only inductor has.
     """
     if mode is not None:
         raise CompilationError(f"the backend has no mode {mode!r}", "pass options instead")
@@ -141,9 +141,9 @@ def onnxtool_backend(
 
 
 def register() -> None:
-    """Register the backend under its name where this package is on the path, but not installed.
+    """Register the backend under its name when this package is importable but not installed.
 
-    An installed package has an entry point, which PyTorch registers by itself.
+    An installed package has an entry point, which PyTorch registers itself.
     """
     from torch._dynamo.backends import registry
 
@@ -163,17 +163,17 @@ def make_aot_ort(
     """Make a new backend for one model.
 
     Args:
-        dynamic: has no effect and serves callers of the original: `torch.compile(dynamic=...)` decides whether graphs
+        dynamic: has no effect; kept for callers of the original. `torch.compile(dynamic=...)` decides whether graphs
             have fixed or symbolic sizes, and both are compiled.
-        rewrite: whether passes of `onnxtool optimize` clean up each model before its session is made.
-        verbose: 1 or more logs, at level INFO, how each graph was compiled.
+        rewrite: whether `onnxtool optimize` passes clean up each model before its session is created.
+        verbose: 1 or more logs how each graph was compiled, at level INFO.
         **others: none; options of other exporters are refused by name.
 
     Returns:
-        What to pass as `torch.compile(backend=...)`, and the backend itself, which counts calls and explains.
+        The value for `torch.compile(backend=...)`, and the backend itself, which counts calls and explains.
 
     Raises:
-        CompilationError: there are `others`.
+        CompilationError: `others` is not empty.
     """
     refuse_unknown(sorted(others), ("dynamic", "rewrite", "verbose"))
     backend = OrtBackend(OrtBackendOptions(pre_ort_model_transforms=("tidy",) if rewrite else ()))
@@ -194,10 +194,10 @@ def train_loop(
     loss_fn: Loss | None = None,
     optimizer: torch.optim.Optimizer | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Train `model` for one step on `inputs`, towards ones, and return the gradients of its parameters.
+    """Train `model` for one step on `inputs`, with ones as targets, and return its parameters' gradients.
 
-    By default the loss is the mean squared error, and the optimizer is plain gradient descent. The loss is that of the
-    first tensor that the model returns.
+    By default, the loss is the mean squared error and the optimizer is plain gradient descent. The loss is computed on
+    the first tensor that the model returns.
 
     Raises:
         ValueError: no parameter has a gradient.
@@ -219,9 +219,9 @@ def train_loop(
 def explain(
     model: Callable[..., Any], *inputs: Any, options: OrtBackendOptions | None = None, **named_inputs: Any
 ) -> Explanation:
-    """Compile `model`, run it once, and backwards where its first result has a gradient, and report what runs where.
+    """Compile `model`, run it once, also backward if its first result has a gradient, and report what runs where.
 
-    The gradients of its parameters are left as they were.
+    The gradients of its parameters are left unchanged.
     """
     backend = OrtBackend(options)
     result = _first_tensor(torch.compile(model, backend=backend)(*inputs, **named_inputs))
@@ -233,7 +233,7 @@ def explain(
 
 
 def _first_tensor(result: Any) -> torch.Tensor:
-    """Return the first tensor of a tensor, a sequence, a mapping or one of transformers' outputs."""
+    """Return the first tensor in a tensor, a sequence, a mapping or a transformers output."""
     if isinstance(result, Mapping):
         result = tuple(result.values())
     while not isinstance(result, torch.Tensor):

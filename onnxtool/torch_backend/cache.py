@@ -1,4 +1,4 @@
-"""Keeps translated graphs on disk: ONNX models, and reasons as JSON; reading executes nothing."""
+"""Keep translated graphs on disk: ONNX models, and reasons as JSON; reading executes no code."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
-    """Return the SHA-256 of a graph: operators, arguments, types, shapes, strides and devices, and what compiles it.
+    """Return the SHA-256 of a graph (operators, arguments, types, shapes, strides, devices) and what compiles it.
 
-    Names of nodes and of symbolic sizes do not count.
+    Names of nodes and symbolic sizes are not included.
     """
     lines = [salt, versions()]
     number = {node: _Reference(index) for index, node in enumerate(module.graph.nodes)}
@@ -42,7 +42,7 @@ def fingerprint(module: torch.fx.GraphModule, salt: str) -> str:
 
 
 class _Reference:
-    """Prints as the position of a node in the graph."""
+    """Prints as a node's position in the graph."""
 
     def __init__(self, index: int) -> None:
         self._index = index
@@ -61,7 +61,7 @@ def _description(value: object) -> str:
 
 @functools.cache
 def versions() -> str:
-    """Name all libraries that a translated graph depends on."""
+    """Name all libraries that a translated graph depends on, with versions."""
     libraries = [f"{name} {version(name)}" for name in ("onnx-ir", "onnxscript", "onnx")]
     return (
         f"onnxtool {onnxtool.__version__} torch {torch.__version__} onnxruntime {onnxruntime.__version__} {libraries}"
@@ -69,9 +69,9 @@ def versions() -> str:
 
 
 def _checksum_entry(key: str, model: bytes) -> bytes:
-    """Return what is appended to a model in the cache: a metadata entry of ONNX with the checksum of all before it.
+    """Return the bytes to append to a cached model: an ONNX metadata entry with the checksum of everything before.
 
-    It detects damage and mistaken names, and no attack: whoever may write to the folder may write any model.
+    It detects damage and wrong names, but not attacks: anyone who can write to the folder can write any model.
     """
     checksum = hashlib.sha256(key.encode() + model).hexdigest()
     entry = onnx.StringStringEntryProto(key="onnxtool.checksum", value=checksum)
@@ -80,20 +80,20 @@ def _checksum_entry(key: str, model: bytes) -> bytes:
 
 
 class Cache:
-    """A folder of models by fingerprint; without a folder it is always empty."""
+    """A folder of models by fingerprint; without a folder, it is always empty."""
 
     def __init__(self, folder: Path | str | None) -> None:
         self.folder = Path(folder) if folder else None
 
     def read(self, key: str) -> bytes:
-        """Return the model of that fingerprint, or no bytes where the file is damaged or another graph's."""
+        """Return the model with this fingerprint; empty bytes if the file is damaged or belongs to another graph."""
         found = self._read(key, ".onnx")
         length = len(_checksum_entry(key, b""))
         model, entry = found[:-length], found[-length:]
         return model if entry == _checksum_entry(key, model) else b""
 
     def write(self, key: str, model: bytes) -> None:
-        """Keep a model.
+        """Store a model.
 
         Raises:
             OutputWriteError: the folder cannot be written to.
@@ -101,14 +101,14 @@ class Cache:
         self._write(key, ".onnx", model + _checksum_entry(key, model))
 
     def read_json(self, key: str) -> object:
-        """Return a record; nothing where there is none, or the file is damaged."""
+        """Return a record; None if there is none, or the file is damaged."""
         try:
             return parse_json(self._read(key, ".json") or b"null")
         except ValueError:
             return None
 
     def write_json(self, key: str, record: object) -> None:
-        """Keep a record.
+        """Store a record.
 
         Raises:
             OutputWriteError: the folder cannot be written to.
@@ -122,7 +122,7 @@ class Cache:
         try:
             return path.read_bytes() if path.is_file() else b""  # a pipe would wait for a writer
         except OSError:
-            return b""  # writing it fails as well, with an error
+            return b""  # writing will fail too, with an error
 
     def _write(self, key: str, suffix: str, data: bytes) -> None:
         if self.folder is None or not key:

@@ -1,8 +1,8 @@
-"""What AOTAutograd traces: PyTorch functions in a form of ours, and how a joint graph is cut in two.
+"""Control what AOTAutograd traces: our versions of PyTorch functions, and how to split a joint graph in two.
 
-As one operator attention has no translation. PyTorch's own decomposition scales queries and keys separately, transposes
-the gradient of the keys twice, and searches all probabilities for rows that are masked completely.
-Letters of shapes: N batches and heads, L queries, S keys, E and V features.
+Attention has no translation as a single operator. PyTorch's own decomposition scales queries and keys separately,
+transposes the gradient of the keys twice, and searches all probabilities for fully masked rows.
+Shape letters: N batches and heads, L queries, S keys, E and V features.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from onnxtool.torch_backend.nodes import Node, is_dropout_mask, is_random, is_un
 
 @contextlib.contextmanager
 def traceable_functions(dropout: str = "eager") -> Iterator[None]:
-    """Trace our functions in place of PyTorch's, and other attention as matmuls: one operator has no translation.
+    """Trace our functions instead of PyTorch's, and other attention as matmuls: a single operator has no translation.
 
-    `dropout` names what draws masks, one of `DROPOUT_MASKS`.
+    `dropout` names how masks are drawn, one of `DROPOUT_MASKS`.
     """
     with sdpa_kernel(SDPBackend.MATH), _ReplacedFunctions(DROPOUT_MASKS[dropout]):
         yield
@@ -34,7 +34,7 @@ def traceable_functions(dropout: str = "eager") -> Iterator[None]:
 def _dropout(
     x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, draw: DropoutMask
 ) -> torch.Tensor | None:
-    """Compute `torch.nn.functional.dropout` as one product; None where there is no mask for it."""
+    """Compute `torch.nn.functional.dropout` as one product; None if there is no mask for it."""
     if not training or not has_scaled_mask(x, p):
         return None
     return x.mul_(draw(x, p)) if inplace else x * draw(x, p)
@@ -54,8 +54,8 @@ def attention(
 ) -> torch.Tensor | None:
     """Compute `scaled_dot_product_attention` for queries [..., L, E], keys [..., S, E] and values [..., S, V].
 
-    `draw` makes the mask of dropout. None where the leading dimensions differ or are missing, and in half precision,
-    also by autocast: there, queries and keys have to be scaled separately.
+    `draw` creates the dropout mask. Returns None if leading dimensions differ or are missing, and in half precision,
+    including autocast, where queries and keys must be scaled separately.
     """
     if torch.is_autocast_enabled(query.device.type) or (dropout_p and not has_scaled_mask(query, dropout_p)):
         return None
@@ -74,7 +74,7 @@ def attention(
     unmasked = None
     if is_causal:
         visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-        scores = scores + _bias(visible, query.dtype)[0]  # no row is masked completely
+        scores = scores + _bias(visible, query.dtype)[0]  # no row is fully masked
     elif attn_mask is not None:
         bias, unmasked = _bias(attn_mask, query.dtype)
         scores = scores + bias
@@ -86,16 +86,16 @@ def attention(
 
 
 def _bias(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the bias of the scores, and a factor of each row: 0 where the whole row is masked, else 1.
+    """Return the bias of the scores, and a factor per row: 0 if the whole row is masked, else 1.
 
-    A row of nothing but minus infinity has no bias, so that it has no NaN, and the factor makes its result zero. All
-    other numbers stay as they are: whatever is put in the place of an infinity counts beside the lowest numbers.
+    A row with only minus infinity gets no bias, so it has no NaN, and the factor makes its result zero. All other
+    numbers stay as they are, because any substitute for infinity would count next to the lowest numbers.
     """
     if mask.dtype is torch.bool:
         unmasked = mask.any(-1, keepdim=True)
         bias = torch.where(mask | ~unmasked, 0.0, -torch.inf).to(dtype)
     else:
-        unmasked = mask.amax(-1, keepdim=True) != -torch.inf  # a row with a NaN is not masked
+        unmasked = mask.amax(-1, keepdim=True) != -torch.inf  # a row with NaN is not masked
         bias = torch.where(unmasked, mask, 0.0)
     return bias, unmasked.to(dtype)
 
@@ -104,13 +104,13 @@ _REPLACED: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.nn.functional.dropout: _dropout,
 }
-"""Each takes the arguments of the function, and what draws masks.
+"""Each takes the function's arguments, and a function that draws masks.
 
-It returns None where PyTorch's decomposition is to be traced.
+It returns None if PyTorch's decomposition should be traced.
 """
 
 
-class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch has no types here
+class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is untyped here
     def __init__(self, draw: DropoutMask) -> None:
         super().__init__()
         self._replaced = {function: functools.partial(ours, draw=draw) for function, ours in _REPLACED.items()}
@@ -124,14 +124,14 @@ class _ReplacedFunctions(TorchFunctionMode):  # type: ignore[misc]  # PyTorch ha
 
 
 _PURE_MODULES = ("_operator", "math", "torch")
-"""Of what is called with sizes, and takes one result of several."""
+"""Functions that are called with sizes, and functions that take one of several results."""
 _OF_DATA = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Any:
-    """Cut a joint graph at its minimum; masks of dropout are saved, and not made again for the gradient.
+    """Split a joint graph at its minimum cut; dropout masks are saved instead of redrawn for the gradient.
 
-    PyTorch's own pass that merges duplicates imports most of inductor, which costs 0.7 s (PyTorch 2.13).
+    PyTorch's own pass for merging duplicates imports most of inductor, which takes 0.7 s (PyTorch 2.13).
     """
     from functorch.compile import config, min_cut_rematerialization_partition
     from torch.utils.checkpoint import CheckpointPolicy
@@ -146,10 +146,10 @@ def partition(joint: torch.fx.GraphModule, joint_inputs: Any, **arguments: Any) 
 
 
 def merge_duplicates(graph: torch.fx.Graph) -> None:
-    """Let a call that repeats an earlier one be that one, as `torch._functorch.compile_utils.fx_graph_cse` does.
+    """Merge each repeated call into the earlier one, like `torch._functorch.compile_utils.fx_graph_cse`.
 
-    Calls stay where a result of the graph shares their memory, since results are different tensors; where a change of a
-    tensor is between them; and where they draw numbers, leave memory as it is or have sizes that depend on data.
+    Calls are kept if a graph output shares their memory, because outputs must be different tensors; if a tensor is
+    modified between them; and if they draw numbers, leave memory uninitialized or have data-dependent sizes.
     """
     (output,) = graph.find_nodes(op="output")
     returned = {storage for node in output.all_input_nodes if (storage := _storage(node)) is not None}
@@ -167,14 +167,14 @@ def merge_duplicates(graph: torch.fx.Graph) -> None:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a second call with the same arguments gives the same result."""
+    """Return whether a second call with the same arguments gives the same result."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return getattr(node.target, "__module__", "") in _PURE_MODULES
     return not (is_random(node) or is_uninitialized(node) or _OF_DATA.intersection(node.target.tags))
 
 
 def _storage(node: Node) -> int | None:
-    """Return what identifies the memory of a node's fake tensor; None where it has none."""
+    """Return an identifier of the memory of a node's fake tensor; None if it has none."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return None
@@ -186,7 +186,7 @@ def _storage(node: Node) -> int | None:
 
 
 def _frozen(argument: object) -> Hashable:
-    """Return an argument as a key: 1, 1.0 and True are different, and so are 0.0 and -0.0."""
+    """Return an argument as a key: 1, 1.0 and True are distinct, and so are 0.0 and -0.0."""
     if isinstance(argument, list | tuple):
         return (type(argument), *map(_frozen, argument))
     if isinstance(argument, dict):

@@ -1,4 +1,4 @@
-"""Compiles a graph of ATen operators: what onnxruntime can run becomes sessions, the rest stays in PyTorch."""
+"""Compile a graph of ATen operators: what onnxruntime can run becomes sessions; the rest stays in PyTorch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Compiled = Callable[..., Any]
 
 
 class CompiledGraph:
-    """The record of a graph that was compiled; it does not keep the graph's sessions alive.
+    """The record of a compiled graph; it does not keep the graph's sessions alive.
 
     Attributes:
         report: which operators run where, and why.
@@ -40,20 +40,20 @@ class CompiledGraph:
 
     @property
     def sessions(self) -> tuple[SessionCall, ...]:
-        """The calls of sessions, in their order; none once the compiled graph is gone."""
+        """The session calls, in order; empty once the compiled graph is gone."""
         return tuple(session for reference in self._sessions if (session := reference()) is not None)
 
     @property
     def num_calls(self) -> int:
-        """How often its sessions were called, all together."""
+        """The total number of calls of its sessions."""
         return sum(count.calls for count in self._counts)
 
 
 def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOptions) -> tuple[Compiled, CompiledGraph]:
-    """Compile a functional graph of ATen operators whose nodes have their fake values as `meta["val"]`.
+    """Compile a functional graph of ATen operators whose nodes have fake values in `meta["val"]`.
 
-    `kind` is the graph's kind in the report: forward, backward or inference. Nodes that turn out not to compile stay in
-    PyTorch, and the graph is cut again. The first result takes the graph's inputs and returns its outputs.
+    `kind` is the graph's kind in the report: forward, backward or inference. Nodes that fail to compile stay in
+    PyTorch, and the graph is partitioned again. The first result takes the graph's inputs and returns its outputs.
     """
     start = time.perf_counter()
     original, owner = owner, rewritten(owner)
@@ -97,7 +97,7 @@ def compile_graph(owner: torch.fx.GraphModule, kind: str, options: OrtBackendOpt
 
 
 def _computes(node: torch.fx.Node) -> bool:
-    """Whether the node is an operator: neither one of several results of another, nor arithmetic of Python on sizes."""
+    """Return whether the node is an operator: not a getitem on another's results, nor Python arithmetic on sizes."""
     if node.op in ("placeholder", "get_attr", "output") or node.target is operator.getitem:
         return False
     return not isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool)
@@ -124,9 +124,9 @@ def _assemble(
     views: Sequence[torch.fx.Node],
     with_memory: Container[str],
 ) -> torch.fx.GraphModule:
-    """Return the graph in which each partition is one call of a session.
+    """Return a graph in which each partition is a single session call.
 
-    The results of nodes named in `with_memory` are in memory of the graph.
+    The results of nodes named in `with_memory` use the graph's memory.
     """
     graph, memory = torch.fx.Graph(), ResultMemory()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -159,7 +159,7 @@ def _assemble(
 def _arguments(
     graph: torch.fx.Graph, partition: Partition, copies: Mapping[torch.fx.Node, torch.fx.Node]
 ) -> tuple[torch.fx.Node, ...]:
-    """Return the inputs of a partition, each in the order of its memory."""
+    """Return the inputs of a partition, each in its memory order."""
     permute = torch.ops.aten.permute.default
     return tuple(
         copies[node] if order is None else graph.call_function(permute, (copies[node], list(order)))
@@ -168,12 +168,12 @@ def _arguments(
 
 
 def compared(call: Callable[..., Any], owner: torch.fx.GraphModule, options: OrtBackendOptions) -> Callable[..., Any]:
-    """Return a function that calls the compiled graph and the graph itself, and requires equal results.
+    """Return a function that calls both the compiled graph and the original, and requires equal results.
 
     Both draw the same random numbers.
 
     Raises:
-        CompilationError: raised by the function where they differ by more than the tolerance.
+        CompilationError: raised by the function if the results differ by more than the tolerance.
     """
     eager = torch.fx.GraphModule(owner, _copied(owner.graph))
     draws = any(is_random(node) for node in owner.graph.nodes)

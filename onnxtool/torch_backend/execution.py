@@ -1,4 +1,4 @@
-"""Runs a partition of a graph: a session on views of PyTorch's tensors, and what PyTorch expects of its results."""
+"""Run a graph partition: a session on views of PyTorch's tensors, with results in the form that PyTorch expects."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from onnxtool.torch_backend.sessions import RUN_ERRORS, SILENT, denormals_are_ze
 from onnxtool.torch_backend.translator import Translated
 
 Fake = object
-"""What a graph knows of a value: a fake tensor, or a (symbolic) number."""
+"""What a graph knows about a value: a fake tensor, or a (symbolic) number."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What PyTorch expects of one result.
+    """What PyTorch expects of a result.
 
     Attributes:
-        dtype: the type of its elements; None where a number is expected.
-        order: its dimensions from the largest stride to the smallest; None where that is their own order.
-        repeated: expanded dimensions, along which its memory holds every value once.
-        shape: its shape where that is known before the call.
-        device: where it is expected to be.
+        dtype: the element type; None if a number is expected.
+        order: the dimensions from the largest stride to the smallest; None for their natural order.
+        repeated: expanded dimensions, along which memory holds each value once.
+        shape: the shape, if known before the call.
+        device: the expected device.
     """
 
     dtype: torch.dtype | None
@@ -42,7 +42,7 @@ class Expected:
 
     @classmethod
     def of(cls, value: Fake) -> Expected:
-        """Return what is expected of a result with this fake value."""
+        """Return the expectations for a result with this fake value."""
         if not isinstance(value, torch.Tensor):
             return cls(None, None, (), None, torch.device("cpu"))
         shape = tuple(value.shape) if is_static(value) else None
@@ -52,15 +52,15 @@ class Expected:
         return cls(value.dtype, _order(value), repeated, shape, value.device)
 
     def allocate(self) -> torch.Tensor:
-        """Return memory for the result as onnxruntime lays it out; its shape has to be known."""
+        """Allocate memory for the result in onnxruntime's layout; its shape must be known."""
         return torch.empty(self.shape, dtype=self.dtype, device=self.device)
 
     def restored(self, tensor: torch.Tensor) -> Any:
-        """Give a result of onnxruntime the expected type and layout."""
+        """Give an onnxruntime result the expected type and layout."""
         if self.dtype is None:
             return tensor.item()
         if tensor.dtype is not self.dtype:
-            tensor = tensor.view(self.dtype)  # booleans that came as bytes
+            tensor = tensor.view(self.dtype)  # booleans returned as bytes
         if self.order is None:
             return tensor
         inverse = [self.order.index(dim) for dim in range(len(self.order))]
@@ -72,13 +72,13 @@ class Expected:
 
 @dataclass
 class CallCount:
-    """How often a session was called, without the calls that failed and ran in PyTorch; outlives it."""
+    """The number of calls of a session, excluding calls that failed and ran in PyTorch; outlives the session."""
 
     calls: int = 0
 
 
 class SessionCall:
-    """A partition that can be called: it takes its inputs and returns a list of its outputs."""
+    """A callable partition: it takes its inputs and returns a list of its outputs."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class SessionCall:
         inputs: Sequence[Fake],
         options: OrtBackendOptions,
     ) -> None:
-        """Prepare what is the same in every call.
+        """Prepare everything that is the same for every call.
 
         Args:
             name: its name in tracebacks and generated code.
             translated: the session, and which of the partition's inputs it takes.
-            partition: what the session was made from.
-            inputs: the fake values of all inputs of the partition.
+            partition: the partition that the session was created from.
+            inputs: the fake values of all partition inputs.
             options: whether PyTorch allocates results of fixed shapes, and whether denormal numbers count as zero.
         """
         session, used = translated.session, translated.used
@@ -125,10 +125,10 @@ class SessionCall:
         self._options.log_severity_level = SILENT
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Return the results of the partition for its inputs, in their order.
+        """Return the partition's results for its inputs, in order.
 
-        If onnxruntime fails, PyTorch runs this call and all later ones, and a warning is logged once; if PyTorch fails
-        as well, its error is raised. PyTorch also runs calls with empty tensors, about which kernels disagree.
+        If onnxruntime fails, PyTorch runs this call and all later ones, and a warning is logged once; if PyTorch also
+        fails, its error is raised. PyTorch also runs calls with empty tensors, on which kernels disagree.
         """
         if self.failure:
             return list(self._eager(*arguments))
@@ -168,7 +168,7 @@ class SessionCall:
         return [expected.restored(output) for expected, output in zip(self.expected, outputs, strict=True)]
 
     def _number(self, number: int | bool) -> torch.Tensor:
-        """Return a size as a tensor; tensors of earlier calls are kept."""
+        """Return a size as a tensor; tensors from earlier calls are cached."""
         key = (type(number), number)  # True equals 1
         if key not in self._numbers:
             if len(self._numbers) >= _MOST_NUMBERS:
@@ -182,7 +182,7 @@ _MOST_NUMBERS = 1024
 
 
 def _order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """Return the dimensions of a tensor from the largest stride to the smallest, or None where it is contiguous."""
+    """Return the dimensions of a tensor from the largest stride to the smallest; None if it is contiguous."""
     if is_contiguous_or_false(value):
         return None
     order = dims_by_stride(value)
@@ -198,21 +198,21 @@ CPU = binding.OrtDevice(binding.OrtDevice.cpu(), binding.OrtDevice.default_memor
 
 
 def ort_device(device: torch.device) -> Any:
-    """Return onnxruntime's device for a device of PyTorch."""
+    """Return onnxruntime's device for a PyTorch device."""
     if device.type == "cuda":
         return binding.OrtDevice(binding.OrtDevice.cuda(), binding.OrtDevice.default_memory(), device.index or 0)
     return CPU
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself, or a copy whose memory holds its values in the order of its dimensions."""
+    """Return the tensor itself, or a copy whose memory holds its values in dimension order."""
     if tensor.is_neg():
         tensor = tensor.resolve_neg()
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def wrap(tensors: Sequence[torch.Tensor], devices: Sequence[Any]) -> Any:
-    """Return a vector of values that are views of dense `tensors`, which have to outlive it."""
+    """Return a vector of values that are views of dense `tensors`, which must outlive it."""
     vector = binding.OrtValueVector()
     vector.reserve(len(tensors))
     try:
@@ -240,6 +240,6 @@ def _wrap_one_by_one(tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def unwrap(vector: Any) -> list[torch.Tensor]:
-    """Return tensors that own the values of `vector`; booleans come as bytes from some versions."""
+    """Return tensors that own the values of `vector`; some versions return booleans as bytes."""
     tensors: list[torch.Tensor] = vector.to_dlpacks(torch._C._from_dlpack)
     return tensors

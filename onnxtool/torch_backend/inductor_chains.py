@@ -1,7 +1,7 @@
-"""Compiles chains of elementwise operators that stay in PyTorch into one kernel each, with inductor, where that pays.
+"""Compile chains of elementwise operators that stay in PyTorch into one inductor kernel each, where that is faster.
 
-PyTorch's own kernels each make a pass over memory, and some have one loop for all layouts: a batch normalization, a
-rectifier and a max pooling of 8 x 64 x 32 x 32 numbers take 1.8 ms, and 0.5 as kernels of inductor.
+PyTorch's own kernels each make a pass over memory, and some have a single loop for all layouts: a batch normalization,
+a rectifier and a max pooling of 8 x 64 x 32 x 32 numbers take 1.8 ms, but 0.5 ms as inductor kernels.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _FUSIBLE = frozenset(
         *(aten._log_softmax.default, aten._log_softmax_backward_data.default),
     }
 )
-"""What inductor computes in loops, besides what PyTorch marks as pointwise."""
+"""Operators that inductor computes in loops, in addition to those that PyTorch marks as pointwise."""
 _LEAST_GAIN_MS = 0.02
 _TOLERANCES = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float32: 1e-3, torch.float64: 1e-6}
-"""A result may differ by so much, relative to the largest number in it: sums are made in another order."""
+"""The accepted difference relative to the largest number in a result: sums are computed in another order."""
 _SETTINGS = {
-    "fx_graph_cache": False,  # its files are pickles, as are those of AOTAutograd, which needs it
+    "fx_graph_cache": False,  # its files are pickles, and so are the ones of AOTAutograd, which needs it
     "fx_graph_remote_cache": False,
-    "compile_threads": 1,  # no processes that outlive the compilation
+    "compile_threads": 1,  # no processes that outlive compilation
 }
 
-_kernels: dict[str, Compiled] = {}  # of this process, which never unloads a library either
+_kernels: dict[str, Compiled] = {}  # for this process, which never unloads a library anyway
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class Chain:
     """Operators that run as one.
 
     Attributes:
-        nodes: the operators, in the order of the graph.
-        partition: the same as a graph of their own.
+        nodes: the operators, in graph order.
+        partition: the same operators as a separate graph.
         kernel: takes the partition's inputs, and returns its outputs.
-        reason: the times that decided for it.
+        reason: the times that the decision is based on.
     """
 
     nodes: tuple[Node, ...]
@@ -67,12 +67,12 @@ class Chain:
 
 
 def in_chains(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Translator) -> Iterator[Node | Chain]:
-    """Give nodes that stay in PyTorch in an order in which they can run, chains that gain by inductor as one.
+    """Yield nodes that stay in PyTorch in a runnable order, with each chain that inductor speeds up as one item.
 
-    `nodes` run one after another, and are in the order of the graph of `owner`.
+    `nodes` run one after another, in the graph order of `owner`.
 
     Raises:
-        CompilationError: inductor cannot compile a chain, or its results are others.
+        CompilationError: inductor cannot compile a chain, or its results differ.
     """
     if translator.options.elementwise != "inductor" or any(map(_is_mutable, nodes)):  # those keep their order
         yield from nodes
@@ -89,7 +89,7 @@ def in_chains(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Tr
 
 
 def _levels(nodes: Sequence[Node]) -> Iterator[tuple[list[Node], bool]]:
-    """Give in turns the operators that inductor does not fuse and those that it may, each after what it reads."""
+    """Alternate between operators that inductor does not fuse and ones it may, each after what it reads."""
     levels: dict[Node, int] = {}
     last_random = 0
     for node in nodes:
@@ -108,7 +108,7 @@ def _is_mutable(node: Node) -> bool:
 
 
 def _is_fusible(node: Node) -> bool:
-    """Whether inductor may compute a node with others in one loop."""
+    """Return whether inductor may compute a node with others in one loop."""
     if node.target is operator.getitem:
         return _is_fusible(node.all_input_nodes[0])
     if not isinstance(node.target, torch._ops.OpOverload) or _is_mutable(node) or is_random(node):
@@ -126,7 +126,7 @@ def _values(node: Node) -> Iterator[Any]:
 
 
 def _components(nodes: Sequence[Node]) -> list[list[Node]]:
-    """Return the parts of a level of which none reads another, each in the order of the graph."""
+    """Return the parts of a level that do not read each other, each in graph order."""
     inside, component = set(nodes), {node: node for node in nodes}
 
     def root(node: Node) -> Node:
@@ -145,7 +145,7 @@ def _components(nodes: Sequence[Node]) -> list[list[Node]]:
 
 
 def _without_last_views(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
-    """Return the nodes and, apart from them, the views that only others read: a kernel would copy them."""
+    """Return the nodes and, separately, the views that only others read, which a kernel would copy."""
     inside, views = set(nodes), []
     for node in reversed(nodes):
         if is_view(node) and inside.isdisjoint(node.users):
@@ -155,7 +155,7 @@ def _without_last_views(nodes: Sequence[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def _is_worth_compiling(nodes: Sequence[Node]) -> bool:
-    """Whether there are several kernels to fuse, and one of them has much to do."""
+    """Return whether there are several kernels to fuse, at least one of them with much work."""
     computing = [node for node in nodes if not is_view(node) and node.target is not operator.getitem]
     return len(computing) > 1 and any(
         isinstance(value, torch.Tensor) and value.numel() >= MANY_ELEMENTS
@@ -165,7 +165,7 @@ def _is_worth_compiling(nodes: Sequence[Node]) -> bool:
 
 
 def _compiled(owner: torch.fx.GraphModule, nodes: Sequence[Node], translator: Translator) -> Chain | None:
-    """Return the nodes as one kernel; None where PyTorch's own are as fast."""
+    """Return the nodes as one kernel; None if PyTorch's own are as fast."""
     partition = extract(owner, nodes)
     key = f"{translator.fingerprint(partition)} {torch.get_num_threads()} threads"
     arguments = arguments_of(partition.module)
@@ -191,7 +191,7 @@ def _compile(module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) ->
     try:
         with unset_fake_temporarily(), tracing(None), torch.no_grad():
             compiled: Compiled = compile_by_inductor(module, list(arguments), options=_SETTINGS)
-    except Exception as error:  # whatever its passes and the C++ compiler raise
+    except Exception as error:  # anything that its passes and the C++ compiler raise
         raise CompilationError(
             f"inductor cannot compile {_operators(module)}: {error}", 'leave elementwise at "pytorch"'
         ) from error
@@ -206,7 +206,7 @@ def _operators(module: torch.fx.GraphModule) -> str:
 
 
 def _checked(kernel: Compiled, module: torch.fx.GraphModule, arguments: Sequence[torch.Tensor]) -> Compiled:
-    """Compare a kernel with the operators that it stands for, and give its results their layouts in memory.
+    """Compare a kernel with the operators it replaces, and give its results their memory layouts.
 
     Raises:
         CompilationError: a result differs.

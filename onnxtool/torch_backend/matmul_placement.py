@@ -1,6 +1,6 @@
-"""Decides by a measurement whether a large matmul or convolution runs in onnxruntime or in PyTorch.
+"""Measure whether a large matmul or convolution is faster in onnxruntime or in PyTorch, and place it there.
 
-Which library is faster depends on the processor, the shapes and what is transposed: on Intel's processors MKL needs a
+Which library is faster depends on the processor, the shapes and what is transposed: on Intel processors, MKL takes a
 tenth less time than onnxruntime, and a third less for the gradient of a large weight.
 """
 
@@ -27,15 +27,15 @@ aten = torch.ops.aten
 
 MATMULS = (aten.mm.default, aten.addmm.default, aten.convolution.default)
 _LEAST_MULTIPLICATIONS = 2**24
-"""Some 0.1 ms of one core; smaller ones gain less than a measurement can tell."""
+"""About 0.1 ms on one core; smaller ones gain less than a measurement can detect."""
 _LEAST_GAIN_MS = 0.1
 _BORDER_MS = 0.2
-"""What a border to onnxruntime costs: a second session, what it does not fuse, and threads of PyTorch that start."""
+"""The cost of a border to onnxruntime: another session, what it cannot fuse, and starting PyTorch threads."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """How long one matmul takes in either library."""
+    """The time one matmul takes in either library."""
 
     onnxruntime_ms: float
     pytorch_ms: float
@@ -44,14 +44,14 @@ class Times:
         return f"measured: {self.pytorch_ms:.2f} ms there, {self.onnxruntime_ms:.2f} ms in onnxruntime"
 
     def pytorch_gains(self, least_ms: float) -> bool:
-        """Whether PyTorch is faster by at least so much, which may be less than nothing."""
+        """Return whether PyTorch is faster by at least `least_ms`, which may be negative."""
         return gains(self.onnxruntime_ms, self.pytorch_ms, least_ms)
 
 
 def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], translator: Translator) -> dict[str, str]:
-    """Return the names of the matmuls of the graph that PyTorch computes faster, each with its times as the reason.
+    """Return the names of the matmuls that PyTorch computes faster, each with its times as the reason.
 
-    `stay` holds what stays in PyTorch for other reasons. Nothing is measured where the user's own function translates.
+    `stay` holds what stays in PyTorch for other reasons. Nothing is measured if the user's own function translates.
     """
     if translator.options.matmuls != "measured" or not translator.is_reproducible:
         return {}
@@ -67,7 +67,7 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
 
 
 def _least_gain_ms(node: Node, stay: Mapping[Node, str]) -> float:
-    """Return what PyTorch has to gain, less than nothing where onnxruntime would have a session for the node alone."""
+    """Return PyTorch's required gain; negative if onnxruntime would need a session only for this node."""
     borders = _reads_onnxruntime(node, stay) + _is_read_by_onnxruntime(node, stay)
     if not borders and any(other in stay for other in (*node.all_input_nodes, *node.users)):
         return -_BORDER_MS
@@ -89,13 +89,13 @@ def _multiplications(node: Node) -> int:
     first = 1 if node.target is aten.addmm.default else 0
     result, left, right = (seen_shape(item.meta["val"]) for item in (node, *node.args[first : first + 2]))
     if node.target is aten.convolution.default:
-        pixels = left if node.args[6] else result  # a transposed one multiplies each pixel of its input
+        pixels = left if node.args[6] else result  # a transposed one multiplies each input pixel
         return int(math.prod(pixels) // pixels[1] * math.prod(right))
     return int(math.prod(result) * left[1])
 
 
 def _reads_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
-    """Whether an operand, or what it is a view of, is computed in onnxruntime."""
+    """Return whether an operand, or the base of a view operand, is computed in onnxruntime."""
     return any(
         _reads_onnxruntime(source, stay) if is_view(source) else source.op == "call_function" and source not in stay
         for source in node.all_input_nodes
@@ -103,7 +103,7 @@ def _reads_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
 
 
 def _is_read_by_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
-    """Whether a reader of the result, or of a view of it, runs in onnxruntime."""
+    """Return whether a reader of the result, or of a view of it, runs in onnxruntime."""
     return any(
         _is_read_by_onnxruntime(user, stay) if is_view(user) else user.op != "output" and user not in stay
         for user in node.users
@@ -111,10 +111,10 @@ def _is_read_by_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
 
 
 def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> Times | None:
-    """Return the times of a matmul; None where onnxruntime cannot run it."""
+    """Return the times of a matmul; None if onnxruntime cannot run it."""
     nodes = [*_views_of_operands(node), node]
     partition = extract(owner, nodes)
-    seen = [seen_shape(value_of(owner, item)) for item in partition.inputs]  # the fingerprint names no dynamic size
+    seen = [seen_shape(value_of(owner, item)) for item in partition.inputs]  # the fingerprint has no dynamic sizes
     graph = f"{translator.fingerprint(partition)} {seen}"
 
     def prepare() -> Sequence[Call]:
@@ -123,11 +123,11 @@ def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> T
     try:
         return Times(*measured_ms(("onnxruntime", "pytorch"), graph, translator.cache, prepare))
     except PartitionError:
-        return None  # compiling the whole graph finds the same, and says so
+        return None  # compiling the whole graph fails the same way, and reports it
 
 
 def _views_of_operands(node: Node) -> list[Node]:
-    """Return the views that only this node reads, such as the transpose of a weight: either library fuses them."""
+    """Return the views that only this node reads, such as a weight's transpose; either library fuses them."""
     views: list[Node] = []
     for source in node.all_input_nodes:
         while is_view(source) and len(source.users) == 1 and len(source.all_input_nodes) == 1:
@@ -137,7 +137,7 @@ def _views_of_operands(node: Node) -> list[Node]:
 
 
 def _both(partition: Partition, same: Partition, owner: torch.fx.GraphModule, translator: Translator) -> Sequence[Call]:
-    """Return a call of the partition in onnxruntime, and one of `same` in PyTorch."""
+    """Return calls that run the partition in onnxruntime, and `same` in PyTorch."""
     inputs = [value_of(owner, node) for node in partition.inputs]
     providers = select_providers(translator.options, inputs, [node.meta["val"] for node in partition.outputs])
     session = translator.translate_alone(partition, providers)
@@ -150,38 +150,38 @@ def _both(partition: Partition, same: Partition, owner: torch.fx.GraphModule, tr
     return [partial(in_session, *arguments), partial(same.module, *arguments)]
 
 
-# Memory for large results of PyTorch's kernels, used again from call to call.
+# Memory for large results of PyTorch's kernels, reused between calls.
 #
-# PyTorch's allocator gives large blocks back to the system, and the pages of the next one are cleared while they are
-# written: that takes as long as half of a matmul of 1024 x 256 by 256 x 30522. onnxruntime keeps its memory as well.
+# PyTorch's allocator returns large blocks to the system, and the pages of the next one are cleared as they are written,
+# which takes half the time of a matmul of 1024 x 256 by 256 x 30522. onnxruntime also keeps its memory.
 
 
 _WITH_OUT = {aten.mm.default: aten.mm.out, aten.addmm.default: aten.addmm.out}
 
 
 class ResultMemory:
-    """Blocks of memory by their size in bytes; as many as were in use at one time."""
+    """Memory blocks by size in bytes, as many as were in use at the same time."""
 
     def __init__(self) -> None:
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Return an uninitialized tensor of the CPU; when nothing refers to it any more, its memory is free again."""
+        """Return an uninitialized CPU tensor; once nothing refers to it, its memory is free again."""
         size = math.prod(shape) * dtype.itemsize
         free = self._free[size]
-        try:  # other threads take from the list as well
+        try:  # other threads also take from the list
             block = free.pop()
         except IndexError:
             block = torch.empty(size, dtype=torch.uint8)
-        owner = block.numpy()  # the storage of the tensor below keeps this array, and nothing else does
+        owner = block.numpy()  # only the storage of the tensor below keeps this array
         weakref.finalize(owner, free.append, block).atexit = False
         return torch.from_numpy(owner).view(dtype).view(tuple(shape))
 
 
 def with_result_memory(node: Node, memory: ResultMemory) -> Callable[..., Any]:
-    """Return a function that computes what `node` calls, with its result in `memory` where the kernel allows that.
+    """Return a function that computes a node's call, placing its result in `memory` if the kernel allows that.
 
-    The node gives a tensor of the CPU. One whose shape differs from call to call would need memory for each.
+    The node must return a CPU tensor. A tensor whose shape varies between calls would need separate memory for each.
     """
     target: Callable[..., Any] = node.target
     kernel, result = _WITH_OUT.get(target), node.meta["val"]

@@ -1,4 +1,4 @@
-"""Times by which the backend decides what runs where, kept for the rest of the process and in the cache on disk."""
+"""Measured times that placement decisions are based on, kept for the rest of the process and in the disk cache."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Call = Callable[[], Any]
 _LEAST_GAIN = 0.05
 _LEAST_CALLS, _MOST_CALLS, _ENOUGH_MS = 4, 12, 60.0
 
-_measured: dict[str, tuple[float, ...]] = {}  # of this process
+_measured: dict[str, tuple[float, ...]] = {}  # for this process
 
 
 def measured_ms(
     ways: Sequence[str], graph: str, cache: Cache, prepare: Callable[[], Sequence[Call]]
 ) -> tuple[float, ...]:
-    """Return how many milliseconds a graph takes in each of `ways`: the shortest of some calls in turns.
+    """Return the time a graph takes in each of `ways`, in ms: the shortest of several alternating calls.
 
-    `graph` is its fingerprint, and `prepare` gives a call for each way. Nothing is measured where this process or the
-    cache has the times of this machine with as many threads.
+    `graph` is its fingerprint, and `prepare` returns a call for each way. Nothing is measured if this process or the
+    cache already has times for this machine with the same number of threads.
     """
     machine = f"{processor_name()} {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()} threads"
     key = hashlib.sha256(f"times {' '.join(ways)} {machine} {graph}".encode()).hexdigest()
@@ -43,15 +43,15 @@ def measured_ms(
 
 
 def gains(slower_ms: float, faster_ms: float, least_ms: float) -> bool:
-    """Whether the second time is shorter by at least so much, and by more than measurements differ.
+    """Return whether the second time is shorter by at least `least_ms`, and by more than measurement noise.
 
-    It may be longer where the least gain is less than nothing.
+    It may be longer if `least_ms` is negative.
     """
     return slower_ms - faster_ms >= (max(least_ms, _LEAST_GAIN * slower_ms) if least_ms > 0 else least_ms)
 
 
 def arguments_of(module: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Return arguments with the sizes of the first call: normal numbers, and zeros where indices are possible."""
+    """Return arguments with the sizes of the first call: normal random numbers, and zeros for possible indices."""
     with unset_fake_temporarily():
         return [_argument(node.meta["val"]) for node in module.graph.find_nodes(op="placeholder")]
 
@@ -60,11 +60,11 @@ def _argument(value: torch.Tensor) -> torch.Tensor:
     argument = torch.empty_strided(seen_shape(value), tuple(map(seen_size, value.stride())), dtype=value.dtype)
     if not value.is_floating_point():
         return argument.zero_()
-    return argument.normal_(generator=torch.Generator().manual_seed(0))  # the user's numbers stay as they would be
+    return argument.normal_(generator=torch.Generator().manual_seed(0))  # leaves the user's random state unchanged
 
 
 def _read(record: object, ways: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the times of a record of the cache; None where there is none, or it is damaged."""
+    """Return the times in a cache record; None if there is none, or it is damaged."""
     if not isinstance(record, dict):
         return None
     times = [record.get(f"{way}_ms") for way in ways]
@@ -73,7 +73,7 @@ def _read(record: object, ways: Sequence[str]) -> tuple[float, ...] | None:
 
 
 def _shortest_ms(calls: Sequence[Call]) -> tuple[float, ...]:
-    """Return the shortest time of each call in milliseconds; the first turn is not counted."""
+    """Return the shortest time of each call in milliseconds; the first round is not counted."""
     times: list[list[float]] = [[] for _ in calls]
     for turn in range(_MOST_CALLS + 1):
         for call, durations in zip(calls, times, strict=True):

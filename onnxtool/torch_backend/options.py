@@ -1,4 +1,4 @@
-"""The options of the backend: those of PyTorch's own `onnxrt` backend before 2.13, and newer ones."""
+"""Backend options: the ones of PyTorch's own `onnxrt` backend before 2.13, and newer ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from onnxtool.options import UNSET, Option, OptionalPath, Options, checked
 from onnxtool.torch_backend.lower.decompositions.random import DROPOUT_MASKS
 
 Provider = str | tuple[str, Mapping[str, object]]
-"""A provider by its name, or by its name and its own options."""
+"""A provider as its name, or its name with provider options."""
 
 Transform = Callable[[onnx.ModelProto], None]
-"""Changes a model in place."""
+"""Modifies a model in place."""
 
 Converter = Callable[[torch.fx.GraphModule], ir.Model | onnx.ModelProto]
-"""Translates a graph of ATen operators, whose placeholders have their fake value as `meta["val"]`.
+"""Translates a graph of ATen operators whose placeholders have fake values in `meta["val"]`.
 
-The model has the inputs and outputs of the graph in their order; `SymInt` inputs are INT64 scalars.
+The model has the graph's inputs and outputs in order; `SymInt` inputs are INT64 scalars.
 """
 
 MATMUL_PLACEMENTS = ("measured", "onnxruntime")
@@ -32,43 +32,43 @@ ELEMENTWISE_KERNELS = ("pytorch", "inductor")
 
 
 class OrtBackendOptions(Options):
-    """How graphs are cut, translated and run. Instances that are equal share one backend.
+    """How graphs are partitioned, translated and run. Equal instances share one backend.
 
     Attributes:
-        preferred_execution_providers: the first providers, in their order.
-        infer_execution_providers: whether the devices of a graph's inputs add a provider; of its outputs if
-            it has no inputs.
+        preferred_execution_providers: the first providers, in order.
+        infer_execution_providers: whether the devices of a graph's inputs (or of its outputs, if it has no inputs) add
+            a provider.
         default_execution_providers: the last providers; by default the CPU.
-        preallocate_output: whether PyTorch allocates the outputs of static graphs, and onnxruntime writes into them.
-        use_aot_autograd: whether the backend takes graphs of TorchDynamo, and runs AOTAutograd on them. Otherwise it
+        preallocate_output: whether PyTorch allocates the outputs of static graphs for onnxruntime to write to.
+        use_aot_autograd: whether the backend takes TorchDynamo graphs and runs AOTAutograd on them. Otherwise, it
             takes graphs of ATen operators, and is itself the compiler to pass to AOTAutograd.
-        ort_session_options: copied into every session; by default a session has as many threads as PyTorch, which wait
-            busily during a call and never between two calls.
-        pre_ort_model_transforms: functions that change each model in place before its session is made, or names of
+        ort_session_options: copied to every session; by default, a session has as many threads as PyTorch; they
+            spin during a call but never between calls.
+        pre_ort_model_transforms: functions that modify each model in place before its session is created, or names of
             built-in ones (onnxtool/torch_backend/lower/finishing.py).
-        partition_fn: cuts a joint graph into forward and backward; by default the minimum cut.
+        partition_fn: splits a joint graph into forward and backward; by default the minimum cut.
         assert_close_to_baseline: whether each call is compared with the same graph in PyTorch, at twice the cost.
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
         converter: translates a graph: a function, or a name in onnxtool/torch_backend/translator.py. The environment
             variable ONNXRT_CHANGE_REWRITER=1 selects the second name there.
-        optimize: whether constants are folded and functions inlined before the session is made.
-        flush_denormals: whether numbers below 1.2e-38 (float32) count as zero in sessions. With session options of the
-            user, that holds in the calling thread alone, unless these options ask for it.
-        cache_folder: the folder that keeps translated graphs for the next process; none by default.
-        dropout: `eager` draws the masks that eager PyTorch draws, in one thread on most processors; `fast` draws others
-            with the same distribution in all threads, reproducible by PyTorch's seed as well. It is for dropout
-            and, in float32 and float64, for scaled_dot_product_attention, on the CPU; other random numbers are always
-            eager PyTorch's.
-        matmuls: `measured` runs each large matmul and convolution of the CPU where it is faster, in onnxruntime or in
-            PyTorch, by a measurement when the graph is compiled, which `cache_folder` keeps; `onnxruntime` leaves all
-            of them in onnxruntime.
-        elementwise: how chains of elementwise operators and reductions run that stay in PyTorch on the CPU: `pytorch`
-            calls one kernel after another; `inductor` compiles each chain into one, where a measurement finds that
-            faster. It needs a C++ compiler.
+        optimize: whether constants are folded and functions inlined before the session is created.
+        flush_denormals: whether numbers below 1.2e-38 (float32) count as zero in sessions. With user-provided session
+            options, this applies only to the calling thread, unless these options request it.
+        cache_folder: the folder that keeps translated graphs for later processes; none by default.
+        dropout: `eager` draws the same masks as eager PyTorch, in one thread on most processors; `fast` draws
+            different masks with the same distribution in all threads, also reproducible by PyTorch's seed. It covers
+            dropout and, in float32 and float64, scaled_dot_product_attention, on the CPU; other random numbers always
+            match eager PyTorch.
+        matmuls: `measured` runs each large matmul and convolution on the CPU in onnxruntime or PyTorch, whichever a
+            measurement at compile time finds faster (kept in `cache_folder`); `onnxruntime` leaves all of them in
+            onnxruntime.
+        elementwise: how chains of elementwise operators and reductions that stay in PyTorch on the CPU are run:
+            `pytorch` calls one kernel after another; `inductor` compiles each chain into one kernel if a measurement
+            finds that faster. It needs a C++ compiler.
 
     Raises:
-        OptionError: a value is none that the option takes.
+        OptionError: an option does not accept a value.
         CompilationError: `dropout` has no effect, or inductor has no C++ compiler.
     """
 
@@ -104,7 +104,7 @@ class OrtBackendOptions(Options):
     @classmethod
     @checked
     def from_mapping(cls, options: Mapping[str, Any]) -> OrtBackendOptions:
-        """Make options from those of `torch.compile(options=...)`.
+        """Make options from the mapping passed to `torch.compile(options=...)`.
 
         Raises:
             CompilationError: there is no option of that name.
@@ -115,7 +115,7 @@ class OrtBackendOptions(Options):
 
 
 def _require_compiler() -> None:
-    """Raise where inductor would fail at the first kernel."""
+    """Raise if inductor would fail at its first kernel."""
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
@@ -137,11 +137,11 @@ _EXPORTERS_OPTIONS = {
     "export_options": "converter is a function that exports as you like",
     "dispatcher": "converter is a function that exports as you like",
 }
-"""Options that other exporters for onnxruntime have, and what to write here."""
+"""Options of other onnxruntime exporters, and what to use instead."""
 
 
 def refuse_unknown(unknown: Sequence[str], known: Sequence[str]) -> None:
-    """Raise if there are names of options that are not known, and say what stands for them.
+    """Raise if there are unknown option names, and say what replaces them.
 
     Raises:
         CompilationError: `unknown` is not empty.

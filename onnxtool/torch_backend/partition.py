@@ -1,6 +1,6 @@
-"""Cuts a graph into partitions, each one session of onnxruntime, and what PyTorch runs between them.
+"""Split a graph into partitions, one onnxruntime session each, with what PyTorch runs between them.
 
-Views are made where they are read: they compute nothing, but as an output of a session each would be a copy.
+Views are created where they are read: they compute nothing, but as a session output each would be a copy.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Partition:
     """Nodes that onnxruntime runs in one session.
 
     Attributes:
-        module: the partition as a graph: a placeholder for each of `inputs`, the results `outputs` as a tuple.
-        inputs: nodes of the whole graph that the partition takes, in their order.
-        orders: for each input, the order of dimensions in which it is passed, that of its memory; None where unchanged.
+        module: the partition as a graph: a placeholder for each of `inputs`, and the results `outputs` as a tuple.
+        inputs: nodes of the whole graph that the partition takes, in order.
+        orders: for each input, its memory order of dimensions, in which it is passed; None if unchanged.
         outputs: nodes of the partition that other nodes of the whole graph take.
-        names: for each node of `module`, the name of the node of the whole graph.
+        names: for each node of `module`, the name of the corresponding node in the whole graph.
     """
 
     module: torch.fx.GraphModule
@@ -43,7 +43,7 @@ class Partition:
 
     @property
     def is_large(self) -> bool:
-        """Whether some tensor of the CPU in it has so many elements that several threads are worth their start."""
+        """Return whether it has a CPU tensor with enough elements for several threads to be worth starting."""
         return any(map(_is_large, self.module.graph.nodes))
 
 
@@ -53,7 +53,7 @@ def _is_large(node: Node) -> bool:
 
 
 def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Partition:
-    """Copy `nodes` of the graph of `owner`, which are in its order, into a graph of their own."""
+    """Copy `nodes` of the graph of `owner`, which are in graph order, to a separate graph."""
     inside = set(nodes)
     taken = {source: None for node in nodes for source in node.all_input_nodes if source not in inside}
     order = {node: index for index, node in enumerate(owner.graph.nodes)}
@@ -72,7 +72,7 @@ def extract(owner: torch.fx.GraphModule, nodes: Sequence[Node]) -> Partition:
 
 
 def _placeholder(graph: torch.fx.Graph, name: str, value: object, order: tuple[int, ...] | None) -> Node:
-    """Return the node for an input, which is passed in another order and permuted back inside."""
+    """Return the node for an input that is passed in another order and permuted back inside."""
     placeholder: Node = graph.placeholder(name)
     placeholder.meta = {"val": value}
     if order is None or not isinstance(value, torch.Tensor):
@@ -86,7 +86,7 @@ def _placeholder(graph: torch.fx.Graph, name: str, value: object, order: tuple[i
 
 
 def value_of(owner: torch.fx.GraphModule, node: Node) -> object:
-    """Return the fake value of a node, or the constant that it names."""
+    """Return the fake value of a node, or the constant it refers to."""
     if node.op == "get_attr" and "val" not in node.meta:
         value: object = owner
         for part in str(node.target).split("."):
@@ -96,26 +96,26 @@ def value_of(owner: torch.fx.GraphModule, node: Node) -> object:
 
 
 MOST_HELD = 2**26
-"""Bytes of results of a session that may wait for its end, and only PyTorch reads them."""
+"""Bytes of session results that may wait until its end if only PyTorch reads them."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A partition and what PyTorch runs after it, both in the order of the graph; either may be empty."""
+    """A partition and what PyTorch runs after it, both in graph order; either may be empty."""
 
     partition: tuple[Node, ...]
     eager: tuple[Node, ...]
 
 
 def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node] = ()) -> tuple[Stage, ...]:
-    """Assign the calls of `graph` to stages, with as few partitions as `stay`, the nodes of PyTorch, allows.
+    """Assign the calls in `graph` to stages, with as few partitions as the PyTorch nodes in `stay` allow.
 
     Nodes in `after` run when all stages are done. What stays in PyTorch runs as early as possible. Every other node may
-    run from the stage that has its inputs to the first one that needs its result; partitions are only where some node
-    has no other choice (the fewest points that hit all intervals). It runs in the first possible partition, except a
-    node whose result is as large as its inputs (views of inputs, masks as numbers): that runs in the first partition
-    that reads it. Random numbers are drawn in the order of the graph. Where results of sessions wait for nothing but
-    readers in PyTorch, such as the operands of a weight's gradient, a new stage begins before they hold much memory.
+    run in any stage from the one that has its inputs to the first that needs its result; partitions are placed only
+    where some node has no other choice (the fewest points that hit all intervals). A node runs in the first possible
+    partition, unless its result is as large as its inputs (views of inputs, masks as numbers): then it runs in the
+    first partition that reads it. Random numbers are drawn in graph order. If session results wait only for readers in
+    PyTorch, such as the operands of a weight's gradient, a new stage begins before they hold much memory.
     """
     stay = {node: reason for node, reason in stay.items() if node not in after}
     earliest = _earliest(graph, stay, after)
@@ -128,7 +128,7 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
         chosen[node] = points[bisect_right(points, min(readers, default=last)) - 1]
     partitions: dict[int, list[Node]] = {}
     eager: dict[int, list[Node]] = {}
-    for node in graph.nodes:  # the order of the graph, which is one of its topological orders
+    for node in graph.nodes:  # graph order is a topological order
         if node in stay:
             eager.setdefault(earliest[node], []).append(node)
         elif node in chosen:
@@ -139,7 +139,7 @@ def cut(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]
 
 
 def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection[Node]) -> dict[Node, int]:
-    """Return the first stage that has what each call takes."""
+    """Return the first stage that has the inputs of each call."""
     stages: dict[Node, int] = {}
     last_random = first = 0
     held: dict[Node, int] = {}
@@ -161,7 +161,7 @@ def _earliest(graph: torch.fx.Graph, stay: Mapping[Node, str], after: Collection
 
 
 def _computed(node: Node) -> list[Node]:
-    """Return the calls whose results a node reads, itself or as a view."""
+    """Return the calls whose results a node reads, directly or as a view."""
     sources = (_computed(source) if is_view(source) else [source] for source in node.all_input_nodes)
     return [source for some in sources for source in some if source.op == "call_function"]
 
@@ -169,7 +169,7 @@ def _computed(node: Node) -> list[Node]:
 def _latest(
     graph: torch.fx.Graph, stay: Mapping[Node, str], earliest: Mapping[Node, int], last: int
 ) -> dict[Node, int]:
-    """Return the last stage at which each node for onnxruntime is in time for all readers of its result."""
+    """Return the last stage at which each onnxruntime node is in time for all readers of its result."""
     latest: dict[Node, int] = {}
     for node in reversed(graph.nodes):
         if node not in earliest or node in stay:
@@ -180,9 +180,9 @@ def _latest(
 
 
 def _deferrable(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
-    """Return those of `nodes` that save no memory by running early, readers before what they read.
+    """Return those `nodes` that save no memory by running early, readers before what they read.
 
-    They read inputs of the graph and each other, and nothing larger than their results.
+    They read only graph inputs and each other, and nothing larger than their results.
     """
     found: dict[Node, None] = {}
     for node in graph.nodes:
@@ -195,13 +195,13 @@ def _deferrable(graph: torch.fx.Graph, nodes: Collection[Node]) -> list[Node]:
 
 
 def _bytes(node: Node) -> int | None:
-    """Return the bytes of the tensor that a node gives; None where it gives none."""
+    """Return the size of a node's tensor in bytes; None if it has none."""
     tensor = tensor_of(node)
     return None if tensor is None else seen_elements(tensor) * tensor.element_size()
 
 
 def _points(intervals: list[tuple[int, int]]) -> list[int]:
-    """Return the fewest points such that every interval, both ends included, holds one."""
+    """Return the fewest points such that every interval, including both ends, contains one."""
     points: list[int] = []
     for start, end in sorted(intervals, key=lambda interval: interval[1]):
         if not points or points[-1] < start:
@@ -213,10 +213,10 @@ aten = torch.ops.aten
 
 
 def views_at_readers(graph: torch.fx.Graph) -> tuple[Node, ...]:
-    """Give every reader in `graph` views of its own, and return those of the output: PyTorch makes them at the end.
+    """Give every reader in `graph` its own views, and return the views of the output, which PyTorch creates at the end.
 
-    Views of views are traced back to the tensor that holds the memory. Where an output is a view of an input, nothing
-    changes: AOTAutograd makes such an output itself, from the input after the call.
+    Views of views are traced back to the tensor that holds the memory. An output that is a view of an input is left
+    unchanged: AOTAutograd creates it itself, from the input after the call.
     """
     for node in graph.find_nodes(op="call_function", target=aten._unsafe_view.default):
         if len(node.all_input_nodes[0].users) == 1 and not is_view(node.all_input_nodes[0]):
@@ -252,7 +252,7 @@ def views_of_pytorch(graph: torch.fx.Graph, stay: Mapping[Node, str]) -> tuple[N
 def _chain(node: Node, *, of_output: bool) -> list[Node]:
     """Return the views between what is read and the tensor that holds its memory.
 
-    Empty for an output that is a view of an input. Inside the graph, views with several results are left out.
+    Empty for an output that is a view of an input. Inside the graph, views with several results are omitted.
     """
     chain = []
     while is_view(node) and (of_output or node.target is not operator.getitem):

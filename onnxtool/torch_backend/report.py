@@ -1,4 +1,4 @@
-"""Which operators run in onnxruntime, which stay in PyTorch, and why."""
+"""Report which operators run in onnxruntime, which stay in PyTorch, and why."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from onnxtool.reports import short_repr
 @short_repr
 @dataclass(frozen=True)
 class PartitionReport:
-    """A partition of a graph, which is one session.
+    """A partition of a graph, run as one session.
 
     Attributes:
-        num_nodes: operators of PyTorch in it.
-        num_onnx_nodes: nodes of its ONNX model.
-        providers: the providers of its session, in their order.
+        num_nodes: number of PyTorch operators in it.
+        num_onnx_nodes: number of nodes in its ONNX model.
+        providers: its session's providers, in order.
     """
 
     num_nodes: int
@@ -36,13 +36,13 @@ class EagerNode:
 @short_repr
 @dataclass(frozen=True)
 class GraphReport:
-    """How one graph was compiled.
+    """How a graph was compiled.
 
     Attributes:
         kind: forward, backward or inference.
-        partitions: the partitions in their order.
-        eager: the operators that stay in PyTorch, in the order of the graph.
-        duration_ms: how long it took.
+        partitions: the partitions, in order.
+        eager: the operators that stay in PyTorch, in graph order.
+        duration_ms: compilation time.
     """
 
     kind: str
@@ -52,14 +52,14 @@ class GraphReport:
 
     @property
     def num_nodes(self) -> int:
-        """Operators of PyTorch in the whole graph."""
+        """The number of PyTorch operators in the whole graph."""
         return sum(partition.num_nodes for partition in self.partitions) + len(self.eager)
 
 
 @short_repr
 @dataclass(frozen=True)
 class Explanation:
-    """How the graphs of a model were compiled; `str` gives a text to read."""
+    """How a model's graphs were compiled; `str()` gives a readable text."""
 
     graphs: tuple[GraphReport, ...]
 

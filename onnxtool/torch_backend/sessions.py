@@ -1,10 +1,10 @@
-"""Makes onnxruntime sessions, checks that they fit their partitions, and sets up the thread that calls them.
+"""Create onnxruntime sessions, check that they fit their partitions, and set up the thread that calls them.
 
-Denormal numbers, below 1.2e-38 in float32, count as zero while a session runs. A masked softmax gives thousands of
+Denormal numbers, below 1.2e-38 in float32, count as zero while a session runs. A masked softmax produces thousands of
 them, and processors take over a hundred cycles for each.
 
-After a kernel, PyTorch's OpenMP threads wait busily for the next one, for some milliseconds. Where there are as many of
-them as cores, they slow down the threads of onnxruntime. To start new ones costs the next kernel some 60 microseconds.
+After a kernel, PyTorch's OpenMP threads spin for some milliseconds waiting for the next one. If there are as many of
+them as cores, they slow down onnxruntime's threads. Starting new ones costs the next kernel about 60 microseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LOAD_ERRORS = (*_BOTH, _ERRORS.InvalidGraph, _ERRORS.InvalidProtobuf)
 def open_model(
     model: bytes, options: OrtBackendOptions, providers: tuple[Provider, ...], num_threads: int
 ) -> ort.InferenceSession:
-    """Load a model from memory, for `num_threads` threads unless the user's own session options say otherwise.
+    """Load a model from memory, using `num_threads` threads unless the user's session options say otherwise.
 
     Raises:
         ProviderError: a provider cannot run here.
@@ -47,7 +47,7 @@ def open_model(
     _require_providers(names, ort.get_available_providers(), "onnxruntime has no provider")
     settings = options.ort_session_options or _session_options(options.flush_denormals, num_threads)
     chosen = [_with_stream(provider) for provider in providers]
-    # The first session of a process sets the thread that makes it, for good.
+    # The first session of a process permanently sets the thread that creates it.
     with flush_denormals(denormals_are_zero()):
         session = ort.InferenceSession(model, settings, providers=chosen, enable_fallback=0)
     _require_providers(names, session.get_providers(), "onnxruntime could not start the provider")
@@ -55,7 +55,7 @@ def open_model(
 
 
 def _require_providers(names: Sequence[str], running: Sequence[str], problem: str) -> None:
-    """Require all providers: onnxruntime goes on without those that it does not have or that do not start."""
+    """Require all providers: onnxruntime continues without providers that it lacks or that do not start."""
     if _BY_DEVICE["cuda"] in names and (reason := cuda_problem()):
         raise ProviderError(f"CUDAExecutionProvider cannot run here: {reason}", "fix that, or take it from the options")
     if missing := [name for name in names if name not in running]:
@@ -63,16 +63,16 @@ def _require_providers(names: Sequence[str], running: Sequence[str], problem: st
 
 
 def wrong_types(session: ort.InferenceSession, partition: Partition) -> dict[torch.fx.Node, str]:
-    """Return the outputs of `partition` that the session gives in another type, each with that type.
+    """Return the outputs of `partition` that the session returns with another type, each with that type.
 
-    Their bytes would be read as what they are not.
+    Otherwise, their bytes would be misread.
     """
     outputs = zip(partition.outputs, session.get_outputs(), strict=True)
     return {node: given.type for node, given in outputs if given.type != _type_of(node.meta["val"])}
 
 
 def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
-    """Whether a session from the cache can be that of `partition`: metadata, inputs, outputs and types."""
+    """Return whether a cached session can serve `partition`, by its metadata, inputs, outputs and types."""
     metadata = session.get_modelmeta().custom_metadata_map
     used = metadata.get(INPUTS_KEY, "?").split()
     if not all(number.isdecimal() for number in (*used, metadata.get(NUM_NODES_KEY, "?"))):
@@ -80,7 +80,7 @@ def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
     taken = [partition.inputs[index] for index in map(int, used) if index < len(partition.inputs)]
     if (len(taken), len(session.get_outputs())) != (len(session.get_inputs()), len(partition.outputs)):
         return False
-    # The copied placeholders have values: a constant of the original graph has none.
+    # Use the copied placeholders, which have values: a constant of the original graph has none.
     placeholders = partition.module.graph.find_nodes(op="placeholder")
     values = [placeholders[int(index)].meta["val"] for index in used]
     types = [value.type for value in session.get_inputs()]
@@ -88,7 +88,7 @@ def session_fits(session: ort.InferenceSession, partition: Partition) -> bool:
 
 
 def _type_of(value: object) -> str:
-    """Return onnxruntime's name of the type of a fake value; sizes are integers."""
+    """Return onnxruntime's type name for a fake value; sizes are integers."""
     if isinstance(value, torch.Tensor):
         return tensor_type(str(value.dtype).removeprefix("torch."))
     return "tensor(bool)" if isinstance(value, bool | torch.SymBool) else "tensor(int64)"
@@ -97,9 +97,9 @@ def _type_of(value: object) -> str:
 def select_providers(
     options: OrtBackendOptions, inputs: Iterable[object], outputs: Iterable[object]
 ) -> tuple[Provider, ...]:
-    """Return preferred, inferred and default providers, each once.
+    """Return the preferred, inferred and default providers, each once.
 
-    `inputs` and `outputs` are the fake values of a graph; outputs count where no input is a tensor.
+    `inputs` and `outputs` are a graph's fake values; outputs count if no input is a tensor.
     """
     inferred: list[Provider] = []
     if options.infer_execution_providers:
@@ -111,7 +111,7 @@ def select_providers(
 
 
 def _inferred(values: Iterable[object]) -> list[Provider]:
-    """Return the provider of each device, GPU before CPU: sizes are always on the CPU."""
+    """Return the provider for each device, GPU before CPU; sizes are always on the CPU."""
     types = {value.device.type for value in values if isinstance(value, torch.Tensor)}
     return [_BY_DEVICE[device] for device in ("cuda", "cpu") if device in types]
 
@@ -120,7 +120,7 @@ def _session_options(flush_denormals: bool, num_threads: int) -> ort.SessionOpti
     settings = ort.SessionOptions()
     settings.log_severity_level = SILENT
     settings.intra_op_num_threads = num_threads
-    # Threads wait busily for the next node, but not after the last one: then PyTorch's threads need the cores.
+    # Threads spin while waiting for the next node, but not after the last: then PyTorch's threads need the cores.
     settings.add_session_config_entry("session.intra_op.allow_spinning", "1")
     settings.add_session_config_entry("session.force_spinning_stop", "1")
     settings.add_session_config_entry("session.set_denormal_as_zero", str(int(flush_denormals)))
@@ -128,7 +128,7 @@ def _session_options(flush_denormals: bool, num_threads: int) -> ort.SessionOpti
 
 
 def _with_stream(provider: Provider) -> Any:
-    """Let CUDA run on PyTorch's stream, so that either waits for the other. Not tested on a device."""
+    """Make CUDA run on PyTorch's stream, so that each waits for the other. Not tested on a device."""
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name != _BY_DEVICE["cuda"] or "user_compute_stream" in settings or not torch.cuda.is_available():
         return provider if isinstance(provider, str) else (name, dict(settings))
@@ -137,17 +137,17 @@ def _with_stream(provider: Provider) -> Any:
 
 
 _SMALLEST = 5e-324
-_SOFT = 1  # omp_pause_soft of OpenMP 5.0: settings stay as they are
+_SOFT = 1  # OpenMP 5.0's omp_pause_soft: settings are kept
 
 
 def denormals_are_zero() -> bool:
-    """Whether denormal numbers count as zero in this thread."""
+    """Return whether denormal numbers count as zero in this thread."""
     return _SMALLEST == 0.0
 
 
 @contextmanager
 def flush_denormals(wanted: bool = True) -> Iterator[None]:
-    """Let denormal numbers count as zero in this thread, or not, and restore its state at the end."""
+    """Set whether denormal numbers count as zero in this thread, and restore the previous state at the end."""
     before = denormals_are_zero()
     if before is not wanted:
         torch.set_flush_denormal(wanted)
@@ -159,9 +159,9 @@ def flush_denormals(wanted: bool = True) -> Iterator[None]:
 
 
 def end_openmp_threads() -> None:
-    """End the OpenMP threads of the calling thread, where it has some; the next kernel starts new ones.
+    """End the calling thread's OpenMP threads, if any; the next kernel starts new ones.
 
-    Does nothing where PyTorch has one thread, or an OpenMP that cannot pause.
+    Does nothing if PyTorch has one thread, or an OpenMP that cannot pause.
     """
     if torch.get_num_threads() > 1:
         _pause_resource()(_SOFT)
@@ -169,7 +169,7 @@ def end_openmp_threads() -> None:
 
 @functools.cache
 def _pause_resource() -> Callable[[int], int]:
-    """Return the function `omp_pause_resource_all` of the OpenMP that PyTorch has loaded."""
+    """Return `omp_pause_resource_all` from the OpenMP that PyTorch has loaded."""
     try:
         function = ctypes.CDLL(None).omp_pause_resource_all
     except (AttributeError, OSError, TypeError):  # an older OpenMP, or Windows, where a name needs its library

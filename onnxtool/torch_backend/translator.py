@@ -1,6 +1,6 @@
-"""Turns a partition of a graph into a session, and names the nodes that are the cause where that fails.
+"""Turn a graph partition into a session, and name the responsible nodes if that fails.
 
-Dumps are the model, and the FX graph as a text file beside it.
+Dumps consist of the model, and the FX graph as a text file next to it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from onnxtool.torch_backend.sessions import (
 
 CONVERTER_VARIABLE = "ONNXRT_CHANGE_REWRITER"
 CONVERTERS: dict[str, Converter] = {"fx": torch_onnx.translate, "export": export}
-"""The default, and the one that ONNXRT_CHANGE_REWRITER=1 selects in its place."""
+"""The default, and the one that ONNXRT_CHANGE_REWRITER=1 selects instead."""
 
 
 class PartitionError(Exception):
     """A partition cannot become a session.
 
     Attributes:
-        nodes: the nodes of the whole graph that have to stay in PyTorch, each with the reason.
+        nodes: the nodes of the whole graph that must stay in PyTorch, each with the reason.
     """
 
     def __init__(self, nodes: Mapping[str, str]) -> None:
@@ -56,7 +56,7 @@ class PartitionError(Exception):
 
 @dataclass(frozen=True)
 class Translated:
-    """A partition as a session, and which of its inputs the session takes."""
+    """A partition as a session, and which of the partition's inputs it takes."""
 
     session: ort.InferenceSession
     used: tuple[int, ...]
@@ -64,23 +64,23 @@ class Translated:
 
     @classmethod
     def of(cls, session: ort.InferenceSession) -> Translated:
-        """Read inputs and number of nodes from the metadata that `finish` wrote into the model."""
+        """Read the inputs and number of nodes from the metadata that `finish` wrote to the model."""
         metadata = session.get_modelmeta().custom_metadata_map
         return cls(session, tuple(int(index) for index in metadata[INPUTS_KEY].split()), int(metadata[NUM_NODES_KEY]))
 
 
-# Graphs that are equal share a session as long as one of them is alive.
+# Equal graphs share a session as long as one of them is alive.
 _SESSIONS: weakref.WeakValueDictionary[str, ort.InferenceSession] = weakref.WeakValueDictionary()
 
 
 class Translator:
-    """Translates the partitions of one graph; a partition that has a session already is not translated again."""
+    """Translates a graph's partitions; a partition that already has a session is not translated again."""
 
     def __init__(self, options: OrtBackendOptions) -> None:
         self.options = options
         converter_name, self._convert = resolve_converter(options.converter)
         self._transforms = resolve_transforms(options.pre_ort_model_transforms)
-        # A function of the user has no known result, and is expected to be called.
+        # A user's function has no known result, and is expected to be called.
         known = not callable(options.converter) and all(isinstance(t, str) for t in options.pre_ort_model_transforms)
         self._salt = repr((converter_name, options.optimize, options.pre_ort_model_transforms)) if known else ""
         self.cache = Cache(options.cache_folder if known else None)
@@ -90,7 +90,7 @@ class Translator:
         """Return a session for `partition`.
 
         Raises:
-            PartitionError: the partition cannot be translated, its translation gives other types, or onnxruntime cannot
+            PartitionError: the partition cannot be translated, its translation has other types, or onnxruntime cannot
                 load it.
         """
         key = fingerprint(partition.module, self._salt) if self._salt else ""
@@ -106,18 +106,18 @@ class Translator:
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether equal graphs have equal models: no function of the user takes part."""
+        """Return whether equal graphs give equal models: no user function is involved."""
         return bool(self._salt)
 
     def fingerprint(self, partition: Partition) -> str:
-        """Return what names the model of a partition in every process; two that have the same name are equal."""
+        """Return a name for a partition's model that is valid in every process; models with the same name are equal."""
         return fingerprint(partition.module, self._salt)
 
     def translate_alone(self, partition: Partition, providers: tuple[Provider, ...]) -> Translated:
-        """Return a session that is not shared, kept or dumped, as for a measurement.
+        """Return a session that is not shared, cached or dumped, for example for a measurement.
 
         Raises:
-            PartitionError: as `translate` raises it.
+            PartitionError: as for `translate`.
         """
         model, data = self._serialized(partition)
         return Translated.of(self._load(partition, model, data, providers))
@@ -141,7 +141,7 @@ class Translator:
 
     def _serialized(self, partition: Partition) -> tuple[ir.Model, bytes]:
         model = self._model(partition)
-        with unset_fake_temporarily():  # the weights of constants are read
+        with unset_fake_temporarily():  # the constants' weights are read
             proto = ir.to_proto(model)
         apply(self._transforms, proto)
         return model, proto.SerializeToString()
@@ -184,7 +184,7 @@ class Translator:
         return {node.name: str(reasons[str(index)]) for index, node in nodes if str(index) in reasons}
 
     def remember(self, owner: torch.fx.GraphModule, rejected: Mapping[str, str]) -> None:
-        """Keep for later processes which nodes of this graph cannot be compiled."""
+        """Record for later processes which nodes of this graph cannot be compiled."""
         if not self.cache.folder:
             return
         reasons = {i: rejected[node.name] for i, node in enumerate(owner.graph.nodes) if node.name in rejected}
@@ -192,12 +192,12 @@ class Translator:
 
 
 def _num_threads(partition: Partition) -> int:
-    """Return one for a small partition: PyTorch's OpenMP threads, which still spin, would keep others waiting."""
+    """Return one for a small partition: PyTorch's OpenMP threads, which are still spinning, would delay others."""
     return torch.get_num_threads() if partition.is_large else 1
 
 
 def _causes(partition: Partition, model: ir.Model, message: str) -> dict[str, str]:
-    """Return the nodes because of which onnxruntime did not load the model: all nodes where the message names none."""
+    """Return the nodes that keep onnxruntime from loading the model; all nodes if the message names none."""
     reason = " ".join(message.split()).removeprefix("[ONNXRuntimeError] : ")[:200]
     named = [node.name for node in model.graph if node.name and node.name in message]
     missing = nodes_without_kernel(model)
@@ -212,14 +212,14 @@ def _origin(name: str) -> str:
 
 
 def _known(partition: Partition, names: Iterable[str], reason: str) -> dict[str, str]:
-    """Return the nodes by their names in the whole graph; all calls of the partition where none is known."""
+    """Return the nodes by their names in the whole graph; all calls of the partition if none is known."""
     found = {partition.names[name]: reason for name in names if name in partition.names}
     calls = (node.name for node in partition.module.graph.nodes if node.op == "call_function")
     return found or {partition.names.get(name, name): reason for name in calls}
 
 
 def resolve_converter(converter: Converter | str) -> tuple[str, Converter]:
-    """Return the name and the function of a converter, or of the other one where the environment asks for it.
+    """Return the name and function of a converter, or of the other one if the environment requests it.
 
     Raises:
         CompilationError: there is no converter of that name.
@@ -245,12 +245,12 @@ VARIABLE = "ONNXRT_DUMP_PATH"
 
 
 def is_dumping() -> bool:
-    """Whether the environment asks for dumps."""
+    """Return whether the environment requests dumps."""
     return bool(os.environ.get(VARIABLE))
 
 
 def dump(model: bytes, text: str) -> None:
-    """Write `{prefix}{N}.onnx` and `.txt` where the environment variable ONNXRT_DUMP_PATH gives a prefix.
+    """Write `{prefix}{N}.onnx` and `.txt` if the environment variable ONNXRT_DUMP_PATH sets a prefix.
 
     Raises:
         OutputWriteError: the files cannot be written.
@@ -274,15 +274,15 @@ def dump(model: bytes, text: str) -> None:
 @contextmanager
 @checked
 def dump_onnx(prefix: str, folder: str | Path | None = None, clean: bool = False) -> Iterator[None]:
-    """Dump what is compiled inside of the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
+    """Dump what is compiled inside the block to `{folder}/{prefix}{N}.onnx` and `.txt`.
 
     Args:
         prefix: the start of all file names.
-        folder: the folder of the files, which is made if needed; by default the current one.
-        clean: whether earlier dumps, `{prefix}*.onnx` and `.txt`, are removed from the folder first.
+        folder: the output folder, created if needed; by default the current one.
+        clean: whether to remove earlier dumps, `{prefix}*.onnx` and `.txt`, from the folder first.
 
     Raises:
-        OutputWriteError: the folder cannot be made or cleaned.
+        OutputWriteError: the folder cannot be created or cleaned.
     """
     target = Path(folder or ".")
     try:

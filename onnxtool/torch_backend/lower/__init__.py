@@ -1,1 +1,1 @@
-"""What becomes of an ATen operator: decisions, decompositions, rewrites, translation to ONNX and corrections of it."""
+"""Lower ATen operators: decisions, decompositions, rewrites, translation to ONNX and corrections."""

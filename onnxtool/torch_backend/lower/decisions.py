@@ -1,11 +1,11 @@
-"""What becomes of each ATen operator: the one table that decides it.
+"""Decide how each ATen operator is lowered, in a single table.
 
-An operator without a row is translated by torch.onnx. Where torch.onnx has no translation, PyTorch's decomposition
-applies; where there is none either, the operator stays in PyTorch. To decide otherwise, add a row to `DECISIONS`, and a
+An operator without a row is translated by torch.onnx. If torch.onnx has no translation, PyTorch's decomposition
+applies; if there is none either, the operator stays in PyTorch. To decide otherwise, add a row to `DECISIONS`, and a
 sample to tests/torch_backend/lower/test_decompositions.py or test_fx_rewrites.py.
 
-`decision(operator)` reads the table for all steps: decompositions and the translation (torch_onnx.py), rewrites of the
-FX graph (fx_rewrites/rewriter.py), what stays in PyTorch (placement.py) and corrections of the ONNX model
+All steps read the table with `decision(operator)`: decompositions and the translation (torch_onnx.py), FX graph
+rewrites (fx_rewrites/rewriter.py), what stays in PyTorch (placement.py) and corrections of the ONNX model
 (finishing.py).
 """
 
@@ -28,18 +28,18 @@ from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elem
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Rewrite = Callable[[Node], "Node | None"]
-"""Takes a node and returns the one that replaces it, which it has inserted before it; None where it has nothing better.
+"""Takes a node and returns its replacement, which it has inserted before it; None if there is nothing better.
 
-It changes no other node: those that nobody reads any more are removed afterwards.
+It changes no other node: nodes that become unread are removed afterward.
 """
 
 
 class FusedKernel(enum.Enum):
-    """When a large operator stays in PyTorch: one kernel takes one pass over memory, where ONNX takes several.
+    """When a large operator stays in PyTorch: one kernel makes one pass over memory, where ONNX makes several.
 
-    A cut of a graph costs some 20 to 50 microseconds, so small ones become ONNX. Measured as whole training steps with
-    scripts/bench_torch_backend.py: operators that make no step faster are not marked, such as the gradients of softmax
-    and SiLU, and layer normalization itself.
+    Splitting a graph costs about 20 to 50 microseconds, so small ones become ONNX. Measured as whole training steps
+    with scripts/bench_torch_backend.py: operators that make no step faster are not marked, such as the gradients of
+    softmax and SiLU, and layer normalization itself.
     """
 
     ALWAYS = "for their fused kernel"
@@ -49,7 +49,7 @@ class FusedKernel(enum.Enum):
 
 @dataclass(frozen=True)
 class Denied:
-    """Why an operator stays in PyTorch: what is wrong or racy in onnxruntime, for the nodes to which it applies."""
+    """Why an operator stays in PyTorch: a wrong result or race in onnxruntime, for the nodes it applies to."""
 
     reason: str
     applies: Callable[[Node], bool] = lambda _node: True
@@ -57,16 +57,16 @@ class Denied:
 
 @dataclass(frozen=True)
 class Decision:
-    """What becomes of an operator; fields are in the order of the steps that read them.
+    """How to lower an operator; fields are in the order of the steps that read them.
 
     Attributes:
-        decomposition: our decomposition. What it returns NotImplemented for goes on to the next steps.
+        decomposition: our decomposition. If it returns NotImplemented, the next steps apply.
         no_decomposition: why PyTorch's decomposition is not used.
-        fx_rewrites: rewrites of its nodes in the FX graph; the first that has a replacement counts.
+        fx_rewrites: rewrites of its nodes in the FX graph; the first one with a replacement is used.
         denied: why it stays in PyTorch.
-        fused_kernel: when it stays in PyTorch for its faster kernel.
+        fused_kernel: when it stays in PyTorch because of a faster kernel.
         no_translation: why torch.onnx's translation is not used, but PyTorch's decomposition.
-        float64_argument: position of a number that torch.onnx rounds to float32, in an operator of float64.
+        float64_argument: position of a number that torch.onnx rounds to float32, in a float64 operator.
     """
 
     decomposition: Callable[..., Any] | None = None
@@ -78,7 +78,7 @@ class Decision:
     float64_argument: int | None = None
 
     def __str__(self) -> str:
-        """Return the steps as a text for the documentation."""
+        """Return the steps as text for the documentation."""
         steps = [f"decomposed by `{_name(self.decomposition)}`"] if self.decomposition else []
         steps += [f"not decomposed: {self.no_decomposition}"] if self.no_decomposition else []
         steps += [f"rewritten by `{_name(rewrite)}`" for rewrite in self.fx_rewrites]
@@ -90,7 +90,7 @@ class Decision:
 
 
 def decision(target: object) -> Decision:
-    """Return what is decided for what a node calls; an empty decision where torch.onnx translates it as it is."""
+    """Return the decision for a node's target; an empty decision if torch.onnx translates it unchanged."""
     return DECISIONS.get(target, _DEFAULT)
 
 
@@ -163,7 +163,7 @@ DECISIONS: dict[object, Decision] = {
     aten.embedding_dense_backward.default: Decision(
         no_decomposition="PyTorch's own kernel is faster", denied=Denied(_RACE)
     ),
-    # its decomposition by PyTorch changes a tensor in place
+    # PyTorch's decomposition of it changes a tensor in place
     aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
     aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
@@ -353,7 +353,7 @@ _DTYPES = (torch.float32, torch.float64)
 
 
 def kernel_is_faster(node: Node, stay: Mapping[Node, str]) -> bool:
-    """Whether the node stays in PyTorch for its kernel; `stay` holds the nodes before it that stay for any reason."""
+    """Return whether a node stays in PyTorch for its kernel; `stay` holds earlier nodes that stay for any reason."""
     when = decision(node.target).fused_kernel
     if when is None or not _is_large([item.meta.get("val") for item in node.all_input_nodes]):
         return False
@@ -367,7 +367,7 @@ def kernel_is_faster(node: Node, stay: Mapping[Node, str]) -> bool:
 
 
 def small_only(decompose: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the decomposition for small operators; large ones are left as they are."""
+    """Return the decomposition for small operators; large ones are left unchanged."""
 
     def decompose_small(*arguments: Any, **options: Any) -> Any:
         if _is_large([*arguments, *options.values()]):
@@ -378,9 +378,9 @@ def small_only(decompose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_large(values: list[object]) -> bool:
-    """Whether some value is a real tensor of the CPU with many elements, at the first call where sizes are dynamic.
+    """Return whether any value is a real CPU tensor with many elements, judged by the first call for dynamic sizes.
 
-    Asking a dynamic size itself would make a graph for small sizes and one for large ones.
+    Querying a dynamic size itself would create one graph for small sizes and another for large ones.
     """
     return any(
         isinstance(value, torch.Tensor)

@@ -1,4 +1,4 @@
-"""Makes a translated model ready for a session: constants folded, nodes fused and corrected, no unused inputs."""
+"""Prepare a translated model for a session: fold constants, fuse and correct nodes, remove unused inputs."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def _is_racy(node: ir.Node) -> bool:
 
 
 def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool) -> ir.Model:
-    """Return `model` with the positions of the inputs that it takes, and its number of nodes, in its metadata.
+    """Return `model` with metadata: the positions of the inputs it takes, and its number of nodes.
 
     Raises:
-        CompilationError: its inputs and outputs are not those of the graph.
+        CompilationError: its inputs and outputs do not match the graph.
     """
     if (len(model.graph.inputs), len(model.graph.outputs)) != (num_inputs, num_outputs):
         raise CompilationError(
@@ -73,7 +73,7 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own: onnxruntime takes no input as an output, and no value twice."""
+    """Give each output a separate value: onnxruntime accepts no input as an output, and no value twice."""
     seen: set[int] = set()
     for index, value in enumerate(graph.outputs):
         if id(value) not in seen and not value.is_graph_input() and not value.is_initializer():
@@ -86,13 +86,13 @@ def _separate_outputs(graph: ir.Graph) -> None:
 
 
 Correction = Callable[[ir.Graph, ir.Node], None]
-"""Rewrites a node of the graph in place, where onnxruntime would compute it wrongly."""
+"""Rewrites a node of the graph in place where onnxruntime would compute it incorrectly."""
 
 
 def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace `MatMul(a, v)`, with a vector v, by `Squeeze(MatMul(a, Unsqueeze(v)))`.
+    """Replace `MatMul(a, v)`, with a vector v, with `Squeeze(MatMul(a, Unsqueeze(v)))`.
 
-    Where `a` is a Transpose, onnxruntime fuses it into a FusedMatMul, and that multiplies the vector by the matrix
+    If `a` is a Transpose, onnxruntime fuses it into a FusedMatMul, which then multiplies the vector by the matrix
     without transposing it.
     """
     matrix, vector = node.inputs
@@ -113,7 +113,7 @@ def multiply_columns(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def limit_by_infinity(graph: ir.Graph, node: ir.Node) -> None:
-    """Give a Clip both limits: in place of one that is left out, onnxruntime takes the lowest or the largest number."""
+    """Set both limits of a Clip: onnxruntime replaces a missing one with the lowest or largest number."""
     x, *limits = (*node.inputs, None, None)[:3]
     if x is None or x.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.FLOAT16) or all(limits):
         return
@@ -127,10 +127,10 @@ def limit_by_infinity(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
-    """Let the maximum of a window with a NaN be NaN, and that of a window of minus infinity be minus infinity.
+    """Make the maximum of a window with NaN be NaN, and of a window of minus infinity be minus infinity.
 
-    onnxruntime passes over a NaN, and starts at the lowest number. Its kernel is many times as fast as others: two more
-    run only where the sum of all values is not finite, for which one pass over memory is enough.
+    onnxruntime skips NaN, and starts at the lowest number. Its kernel is many times as fast as others: two more run
+    only if the sum of all values is not finite, which one pass over memory determines.
     """
     x, pooled, dtype = node.inputs[0], node.outputs[0], node.inputs[0].dtype if node.inputs[0] else None
     if x is None or dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE) or len(node.outputs) > 1:
@@ -148,7 +148,7 @@ def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
         return _constant_node(np.array(value, dtype.numpy()), names[-1].replace(":", "_"), names[-1])
 
     def windows(found: ir.Node) -> list[ir.Node]:
-        """Return nodes that say which windows have a value that is found."""
+        """Return nodes that mark the windows that contain a found value."""
         ones = made("Cast", found.outputs[0], to=dtype.value)
         most = made("MaxPool", ones.outputs[0])
         most.attributes.update(node.attributes)
@@ -184,9 +184,9 @@ def pool_specials(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def count_axes_from_the_front(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace the negative axes of a reduction by the equal non-negative ones.
+    """Replace the negative axes of a reduction with the equivalent non-negative ones.
 
-    Of an empty tensor, onnxruntime reduces no negative axis: the result has the shape of the input.
+    On an empty tensor, onnxruntime does not reduce negative axes: the result has the input's shape.
     """
     source, attribute = node.inputs[0], node.attributes.get("axis")
     if source is None or source.shape is None:
@@ -221,19 +221,19 @@ ONNX_CORRECTIONS: dict[str, Correction] = {
     "ArgMax": count_axes_from_the_front,
     "ArgMin": count_axes_from_the_front,
 }
-"""ONNX operators that onnxruntime (tested: 1.31.1) computes wrongly, whichever ATen operators they come from."""
+"""ONNX operators that onnxruntime (tested: 1.31.1) computes incorrectly, from whichever ATen operators they come."""
 
 RACY_ONNX = {("", "ScatterND"): "reduction"}
-"""ONNX operators that race on the CPU where the attribute is neither absent nor `none`.
+"""ONNX operators that race on the CPU if the attribute is neither absent nor `none`.
 
-A partition whose translation has one is refused, and the ATen operator that it comes from stays in PyTorch.
+A partition whose translation has one is refused, and the ATen operator it comes from stays in PyTorch.
 """
 
 
 def fuse(model: ir.Model) -> None:
-    """Fuse RMS normalizations and rotary embeddings, in place: onnxruntime does not find them in such graphs.
+    """Fuse RMS normalizations and rotary embeddings in place, which onnxruntime does not find in such graphs.
 
-    Unlike the passes of `onnxtool optimize`, this knows all shapes from PyTorch, and keeps what the gradient reads.
+    Unlike the `onnxtool optimize` passes, this knows all shapes from PyTorch, and keeps what the gradient reads.
     """
     graph = model.graph
     tables: dict[ir.Value, tuple[ir.Value, ...]] = {}
@@ -248,7 +248,7 @@ def fuse(model: ir.Model) -> None:
 
 
 def _fuse_normalization(graph: ir.Graph, node: ir.Node) -> None:
-    """Replace `w * (x * (1 / sqrt(mean(x ** 2) + epsilon)))` by one node, which also gives the factor of each row.
+    """Replace `w * (x * (1 / sqrt(mean(x ** 2) + epsilon)))` with one node, which also outputs each row's factor.
 
     x: float32 [..., D]; w: [D], an input or a constant. The gradient reads the factor.
     """
@@ -267,9 +267,9 @@ def _fuse_normalization(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _fuse_rotation(graph: ir.Graph, node: ir.Node, tables: dict[ir.Value, tuple[ir.Value, ...]]) -> None:
-    """Replace `x * cos + concat(-x[..., D/2:], x[..., :D/2]) * sin` by one node.
+    """Replace `x * cos + concat(-x[..., D/2:], x[..., :D/2]) * sin` with one node.
 
-    x: float32 [B, N, S, D]; cos, sin: [1, 1, S, D], of angles whose two halves are the same.
+    x: float32 [B, N, S, D]; cos, sin: [1, 1, S, D], of angles whose two halves are equal.
     """
     rotation = match_rotation(node)
     concat = None if rotation is None else producer(rotation.turned)
@@ -303,7 +303,7 @@ def _angles(value: ir.Value | None, function: str) -> ir.Value | None:
 
 
 def _tables(graph: ir.Graph, angles: ir.Value) -> tuple[ir.Value, ...]:
-    """Insert the first position, and the cosines and sines of all positions, [S, D/2], after the angles."""
+    """Insert the first position, and the cosines and sines for all positions, [S, D/2], after the angles."""
     name = f"{angles.name}_table"
     first = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_first")})
     axis = ir.node("Constant", [], {"value": ir.tensor(np.zeros(1, np.int64), name=f"{name}_axis")})
@@ -323,7 +323,7 @@ def _tables(graph: ir.Graph, angles: ir.Value) -> tuple[ir.Value, ...]:
 
 @functools.cache
 def _kernels() -> dict[tuple[str, str], list[Any]]:
-    """Return the kernels of the CPU provider by domain and operator."""
+    """Return the CPU provider's kernels by domain and operator."""
     table: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for kernel in binding.get_registered_ep_kernel_defs("CPUExecutionProvider"):
         table[kernel.domain, kernel.op_name].append(kernel)
@@ -331,9 +331,9 @@ def _kernels() -> dict[tuple[str, str], list[Any]]:
 
 
 def nodes_without_kernel(model: ir.Model) -> list[str]:
-    """Return the names of nodes whose operator has kernels, of which none is for the node's types.
+    """Return the names of nodes whose operator has kernels, but none for the node's types.
 
-    An operator without any kernel may be a function that onnxruntime expands, and float16 is computed as float32:
+    An operator without any kernel may be a function that onnxruntime expands, and float16 is computed as float32;
     neither is reported.
     """
     opset = default_opset(model.opset_imports)
@@ -371,23 +371,23 @@ def _allowed(dtype: ir.DataType, types: list[str] | None) -> bool:
 PRESETS: dict[str, tuple[str, ...]] = {
     "tidy": ("fold_constants", "common_subexpressions", "neutral_operators", "deduplicate_initializers"),
 }
-"""Lists of passes for any graph; all other passes look for layers of exported models."""
+"""Pass lists for any graph; all other passes look for layers of exported models."""
 
 
 def resolve_transforms(transforms: Sequence[Transform | str]) -> tuple[Transform, ...]:
-    """Return the functions that are given or named: names are those of lists in `PRESETS` or of single passes.
+    """Return the given or named functions; a name is one of the lists in `PRESETS` or a single pass.
 
     Raises:
-        CompilationError: there is no preset and no pass of that name.
+        CompilationError: there is no preset or pass with that name.
     """
     return tuple(_named(transform) if isinstance(transform, str) else transform for transform in transforms)
 
 
 def apply(transforms: Sequence[Transform], model: onnx.ModelProto) -> None:
-    """Change `model` by all `transforms`, and update its inputs and number of nodes in its metadata.
+    """Apply all `transforms` to `model`, and update the inputs and number of nodes in its metadata.
 
     Raises:
-        CompilationError: afterwards it has other outputs, or new inputs.
+        CompilationError: the result has other outputs, or new inputs.
     """
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     inputs = dict(zip([value.name for value in model.graph.input], metadata[INPUTS_KEY].split(), strict=True))

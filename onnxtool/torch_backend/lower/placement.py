@@ -1,4 +1,4 @@
-"""Which nodes of a graph onnxruntime can run, and why the others stay in PyTorch."""
+"""Decide which nodes of a graph onnxruntime can run, and why the others stay in PyTorch."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ TENSOR_DTYPES = frozenset(
 
 
 def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[torch.fx.Node, str]:
-    """Return the calls of `graph` that stay in PyTorch, each with its reason.
+    """Return the calls in `graph` that stay in PyTorch, each with its reason.
 
-    `rejected` holds what an earlier attempt found: names of nodes and why they cannot be compiled.
+    `rejected` maps the names of nodes that an earlier attempt could not compile to the reasons.
     """
     if any(_reads_memory(node) for node in graph.nodes):
         return {node: MEMORY for node in graph.nodes if node.op not in ("placeholder", "get_attr", "output")}
@@ -57,7 +57,7 @@ def reasons_to_stay(graph: torch.fx.Graph, rejected: Mapping[str, str]) -> dict[
 
 
 def _reads_memory(node: torch.fx.Node) -> bool:
-    """Whether the node reads by offsets in memory, of a tensor that is not contiguous from its start."""
+    """Return whether the node reads a tensor by memory offsets, unless it is contiguous from its start."""
     if node.target is not torch.ops.aten.as_strided.default:
         return False
     source = node.all_input_nodes[0].meta.get("val")
@@ -65,7 +65,7 @@ def _reads_memory(node: torch.fx.Node) -> bool:
 
 
 def _is_size_of_sizes(node: torch.fx.Node, sizes: set[torch.fx.Node]) -> bool:
-    """Whether the node computes a number from shapes of the inputs, without reading a tensor's data."""
+    """Return whether the node computes a number from input shapes without reading tensor data."""
     if isinstance(node.meta.get("val"), torch.Tensor | tuple | list) or "val" not in node.meta:
         return False
     if node.target in _SHAPES:

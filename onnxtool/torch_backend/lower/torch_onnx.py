@@ -1,6 +1,6 @@
-"""Translates a graph of ATen operators by torch.onnx; knows which operators that translates, and decomposes others.
+"""Translate a graph of ATen operators with torch.onnx; decompose the operators that it does not translate.
 
-The only module that touches `torch.onnx._internal`, which PyTorch may change in any release. Tested with 2.13.
+This is the only module that uses `torch.onnx._internal`, which PyTorch may change in any release. Tested with 2.13.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ConversionFailedError(Exception):
     """A node of the graph has no translation.
 
     Attributes:
-        node_name: the node's name in the graph; empty where the failure names none.
+        node_name: the node's name in the graph; empty if the failure names none.
     """
 
     def __init__(self, message: str, node_name: str = "") -> None:
@@ -46,7 +46,7 @@ class ConversionFailedError(Exception):
 
 @functools.cache
 def _registry() -> Any:
-    """Return torch.onnx's table of translations without those that are not used (`no_translation`)."""
+    """Return torch.onnx's translation table without the entries that are not used (`no_translation`)."""
     with quiet():
         from torch.onnx._internal.exporter import _registration
 
@@ -62,22 +62,22 @@ def _untranslated() -> list[Any]:
 
 @dataclass(frozen=True)
 class Translations:
-    """Names of operators that have a translation, for real and for complex tensors."""
+    """Names of operators with a translation, for real and for complex tensors."""
 
     real: frozenset[str]
     complex: frozenset[str]
 
     def has(self, node: torch.fx.Node) -> bool:
-        """Whether there is a translation of the node's operator for its types."""
+        """Return whether the node's operator has a translation for its types."""
         is_complex = any(_is_complex(argument) for argument in (*node.args, *node.kwargs.values()))
         return called(node.target) in (self.complex if is_complex else self.real)
 
 
-_known: list[Translations] = []  # one for the process: torch.onnx has the same translations for every graph
+_known: list[Translations] = []  # one per process: torch.onnx has the same translations for every graph
 
 
 def translations() -> Translations:
-    """Return what torch.onnx translates; the first call of a process takes a second."""
+    """Return what torch.onnx translates; a process's first call takes a second."""
     if not _known:
         entries = [entry for found in _registry().functions.values() for entry in found]
         real, complex_ = (
@@ -89,9 +89,9 @@ def translations() -> Translations:
 
 
 def recall_translations(cache: Cache) -> None:
-    """Read what torch.onnx translates from the record of an earlier process, or write that record.
+    """Load the list of torch.onnx translations from an earlier process's record, or write that record.
 
-    A damaged record can make an operator stay in PyTorch, or fail to be translated and stay then; nothing worse.
+    A damaged record can at worst make an operator stay in PyTorch, possibly after its translation fails.
 
     Raises:
         OutputWriteError: the folder cannot be written to.
@@ -115,7 +115,7 @@ def _is_complex(argument: object) -> bool:
 
 @functools.cache
 def decompositions() -> Decompositions:
-    """Return the table for AOTAutograd: PyTorch's decompositions of what torch.onnx does not translate, and ours."""
+    """Return the table for AOTAutograd: our decompositions, and PyTorch's where torch.onnx has no translation."""
     from torch.onnx._internal.exporter import _decomp
 
     known = translations()
@@ -135,9 +135,9 @@ def decompositions() -> Decompositions:
 
 
 def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
-    """Translate a graph whose nodes have their fake values as `meta["val"]`.
+    """Translate a graph whose nodes have fake values in `meta["val"]`.
 
-    The names of the model's nodes begin with that of the FX node they were made for, and a colon.
+    Names of model nodes begin with the name of the FX node they were created for, and a colon.
 
     Raises:
         ConversionFailedError: a node cannot be translated.
@@ -183,7 +183,7 @@ _NEVER_NEGATIVE = frozenset(("ArgMax", "ArgMin", "Clip", "NonZero", "Range", "To
 
 
 def _counts_from_the_end(node: ir.Node) -> bool:
-    """Whether ONNX would take a negative index of a node, where PyTorch raises."""
+    """Return whether ONNX would accept a negative index of a node for which PyTorch raises."""
     if "node" not in node.meta or _INDEXED.get(node.meta["node"].target) != node.op_type:
         return False
     maker = producer(node.inputs[1])
@@ -193,11 +193,11 @@ def _counts_from_the_end(node: ir.Node) -> bool:
 
 
 def _without_negative(graph: ir.Graph, node: ir.Node) -> None:
-    """Put negative indices out of bounds: the session fails then, and PyTorch raises its own error."""
+    """Move negative indices out of bounds: the session then fails, and PyTorch raises its own error."""
     index = node.inputs[1]
     if index is None:
         return
-    dtype = index.dtype or ir.DataType.INT64  # of a Cast of torch.onnx's own
+    dtype = index.dtype or ir.DataType.INT64  # unknown for Casts that torch.onnx inserts
     zero, outside = (ir.node("Constant", [], {"value": ir.tensor(n, dtype=dtype)}) for n in (0, 2**31 - 1))
     is_negative = ir.node("Less", [index, zero.outputs[0]])
     chosen = ir.node("Where", [is_negative.outputs[0], outside.outputs[0], index])
@@ -211,13 +211,13 @@ def _without_negative(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _node_name(error: Exception, graph: torch.fx.Graph) -> str:
-    """Return the name of the node that failed: the message holds the node as PyTorch prints it."""
+    """Return the name of the node that failed: the message contains the node as PyTorch prints it."""
     message = str(error)
     return next((node.name for node in graph.nodes if f"node {node.format_node()}." in message), "")
 
 
 def _cause(error: BaseException) -> str:
-    """Return the first line of the error at the start of a chain of errors."""
+    """Return the first line of the error at the start of an error chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
@@ -243,7 +243,7 @@ _SUMS = (aten.add.Tensor, aten.sub.Tensor)
 
 
 def keep_float64_constants(graph_module: torch.fx.GraphModule) -> None:
-    """Make numbers that float32 would round constants of the graph: arguments (`float64_argument`), `alpha` of sums."""
+    """Turn numbers that float32 would round into graph constants: `float64_argument` and `alpha` of sums."""
     for node in list(graph_module.graph.nodes):
         value = node.meta.get("val")
         if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.float64:
@@ -261,7 +261,7 @@ def keep_float64_constants(graph_module: torch.fx.GraphModule) -> None:
 
 
 def _is_rounded(number: object) -> bool:
-    """Whether the number is not one of float32; NaN is one of both."""
+    """Return whether float32 cannot represent the number exactly; NaN is representable."""
     return isinstance(number, float) and number == number and ctypes.c_float(number).value != number
 
 
@@ -275,9 +275,9 @@ def _constant(graph_module: torch.fx.GraphModule, number: float, name: str) -> t
 
 
 def export(graph_module: torch.fx.GraphModule) -> ir.Model:
-    """Translate a graph by `torch.export` and `torch.onnx.export`.
+    """Translate a graph with `torch.export` and `torch.onnx.export`.
 
-    They take tensors only. A `SymInt` input has to be the size of an input tensor, and is read off that tensor.
+    They accept only tensors. A `SymInt` input must be the size of an input tensor, and is read from that tensor.
 
     Raises:
         ConversionFailedError: no tensor has a size, or one of the exporters fails.
@@ -290,7 +290,7 @@ def export(graph_module: torch.fx.GraphModule) -> ir.Model:
         try:
             program = torch.export.export(module, _examples(tensors), dynamic_shapes=_dynamic_shapes(tensors))
             exported = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
-        except Exception as error:  # two exporters and a tracer fail with whatever their own code raises
+        except Exception as error:  # two exporters and a tracer can raise anything
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             raise ConversionFailedError(f"{type(error).__name__}: {reason}") from error
     model: ir.Model = exported.model
@@ -299,7 +299,7 @@ def export(graph_module: torch.fx.GraphModule) -> ir.Model:
 
 
 def _with_sizes_of_tensors(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """Return a copy of the graph that reads each `SymInt` input off a tensor."""
+    """Return a copy of the graph that reads each `SymInt` input from a tensor."""
     result = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     placeholders = graph.find_nodes(op="placeholder")
@@ -318,7 +318,7 @@ def _with_sizes_of_tensors(graph: torch.fx.Graph) -> torch.fx.Graph:
 
 
 def _dimension_of_size(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[torch.fx.Node, int] | None:
-    """Return a tensor and the dimension of it that has that size."""
+    """Return a tensor and its dimension that has the given size."""
     for node in tensors:
         for dim, other in enumerate(node.meta["val"].shape):
             if str(other) == size:
@@ -327,7 +327,7 @@ def _dimension_of_size(size: str, tensors: Sequence[torch.fx.Node]) -> tuple[tor
 
 
 def _examples(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return real tensors of zeros, of the sizes at the first call: only shapes, types and layouts count."""
+    """Return zero tensors with the sizes at the first call: only shapes, types and layouts matter."""
     examples = []
     for fake in tensors:
         shape, strides = ([seen_size(size) for size in sizes] for sizes in (fake.shape, fake.stride()))
@@ -345,7 +345,7 @@ def _dynamic_shapes(tensors: Sequence[torch.Tensor]) -> object:
 
 
 def _add_unused_inputs(graph: ir.Graph, values: Sequence[object]) -> None:
-    """Restore the inputs that are not tensors: callers of the model pass all of them."""
+    """Restore the non-tensor inputs, because callers of the model pass all inputs."""
     tensors = iter(list(graph.inputs))
     inputs = [
         next(tensors)

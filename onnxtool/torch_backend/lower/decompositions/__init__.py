@@ -1,6 +1,6 @@
-"""Decompositions of our own: what the translation of torch.onnx lacks, in operators that it has.
+"""Our own decompositions: express what torch.onnx cannot translate in operators that it can.
 
-`lower/decisions.py` says which operator each of them is for. A decomposition takes the arguments of its operator. Where
-it returns NotImplemented, the operator is left to its translation or stays in PyTorch. It gives what the operator gives
-for NaN, infinities and empty tensors, and needs no more memory than a few times its arguments and results.
+`lower/decisions.py` says which operator each one is for. A decomposition takes its operator's arguments. If it returns
+NotImplemented, the operator is left to its translation or stays in PyTorch. It matches the operator for NaN, infinities
+and empty tensors, and needs no more memory than a few times its arguments and results.
 """

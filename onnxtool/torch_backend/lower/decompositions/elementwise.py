@@ -1,4 +1,4 @@
-"""Functions of a few operators of ONNX, tensors without dimensions, normalization, softmax and products."""
+"""Functions made of a few ONNX operators, zero-dimensional tensors, normalization, softmax and products."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LAST_TERM_OF_SINC = 6
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """Replace negative integers by zero; floats are left to the translation."""
+    """Replace negative integers with zero; floats are left to the translation."""
     return NotImplemented if x.dtype.is_floating_point else torch.where(x > 0, x, torch.zeros_like(x))
 
 
 def silu_gradient(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of `x * sigmoid(x)` by that product, which a gated layer computes again anyway."""
+    """Compute the gradient of `x * sigmoid(x)` from that product, which a gated layer recomputes anyway."""
     if x.dtype not in (torch.float32, torch.float64):
         return silu_backward(gradient, x)  # computes in float32
     sigmoid = torch.sigmoid(x)
@@ -27,13 +27,13 @@ def silu_gradient(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 
 def clamp(x: torch.Tensor, first: float | None = None, second: float | None = None) -> torch.Tensor:
-    """Return NaN for a limit that is NaN; ONNX's Clip leaves such a limit out."""
+    """Return NaN for a limit that is NaN; ONNX's Clip ignores such a limit."""
     is_open = all(limit is None or limit == limit for limit in (first, second))
     return NotImplemented if is_open else x * math.nan
 
 
 def sign(x: torch.Tensor) -> torch.Tensor:
-    """Return 1, 0 or -1, and 0 for NaN; that of ONNX is NaN."""
+    """Return 1, 0 or -1, and 0 for NaN, where ONNX's Sign returns NaN."""
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype) if x.dtype.is_floating_point else NotImplemented
 
 
@@ -45,12 +45,12 @@ def scaled_term(
     value: float = 1,
     join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Return `x + join(value * first, second)`: scaled last, the product or quotient may have overflown."""
+    """Return `x + join(value * first, second)`: if scaled last, the product or quotient could overflow first."""
     return x + join(first if value == 1 else first * value, second)
 
 
 def divide_integers(x: torch.Tensor, y: torch.Tensor | float, *, rounding_mode: str | None = None) -> torch.Tensor:
-    """Round the quotient of integers without float32, in which the translation divides them."""
+    """Round the quotient of integers without float32, which the translation divides in."""
     if rounding_mode is None or x.dtype.is_floating_point or not _is_integral(y):
         return NotImplemented
     floor = torch.floor_divide(x, y)
@@ -65,13 +65,13 @@ def _is_integral(y: torch.Tensor | float) -> bool:
 
 def largest_norm(
     x: torch.Tensor,
-    ord: float = 2,  # noqa: A002 - the name that PyTorch gives it
+    ord: float = 2,  # noqa: A002 - PyTorch's name
     dim: Sequence[int] | None = None,
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Return the norm of infinite order as the extreme of magnitudes; other norms are left to the translation."""
+    """Compute the infinity norm as the extreme of magnitudes; other norms are left to the translation."""
     if not math.isinf(ord) or not x.dtype.is_floating_point:
         return NotImplemented
     extreme = aten.amax.default if ord > 0 else aten.amin.default
@@ -81,7 +81,7 @@ def largest_norm(
 
 
 def diagonal(x: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> torch.Tensor:
-    """Take each value that follows by one row and one column; the translation adds up all others times zero."""
+    """Take every value one row and one column after the last; the translation adds up all others times zero."""
     matrices = x.movedim((dim1, dim2), (-2, -1))
     rows, columns = matrices.shape[-2:]
     if not isinstance(rows, int) or not isinstance(columns, int):
@@ -103,9 +103,9 @@ def affine(
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     small: float = 0,
 ) -> torch.Tensor:
-    """Leave out `x` or the product where its factor is zero, with the NaN in it, as PyTorch does.
+    """Leave out `x` or the product if its factor is zero, including any NaN in it, as PyTorch does.
 
-    PyTorch's kernel for matrices of fewer than `small` products does multiply them by zero.
+    PyTorch's kernel for matrices with fewer than `small` products does multiply them by zero.
     """
     multiplied = bool(alpha) or math.prod((*left.shape[1:], right.shape[-1])) < small
     if beta and multiplied:
@@ -124,7 +124,7 @@ def summed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 def number_of_two(
     x: torch.Tensor, y: torch.Tensor, *, select: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
-    """Return the one that `select` takes, maximum or minimum, and the other one for a NaN."""
+    """Return the one that `select` (maximum or minimum) takes, or the other one if that is NaN."""
     x, y = torch.broadcast_tensors(x, y)
     if not x.dtype.is_floating_point:
         return select(x, y)
@@ -132,9 +132,9 @@ def number_of_two(
 
 
 def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Return sqrt(x^2 + y^2) from the ratio of the smaller one to the larger, whose square is finite.
+    """Return sqrt(x^2 + y^2) from the ratio of the smaller to the larger, whose square is finite.
 
-    Infinite where either is, whatever the other one is.
+    The result is infinite if either is, regardless of the other.
     """
     x, y = x.abs(), y.abs()
     larger, smaller = torch.maximum(x, y), torch.minimum(x, y)
@@ -144,7 +144,7 @@ def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
-    """Return sin(x) / x: near zero by its series, one at zero, zero at infinity."""
+    """Return sin(x) / x: from its series near zero, one at zero, zero at infinity."""
     square = x * x
     series = torch.zeros_like(x)
     for term in reversed(range(_LAST_TERM_OF_SINC + 1)):
@@ -161,7 +161,7 @@ Dims = int | Sequence[int] | None
 def over_extremes(
     x: torch.Tensor, dim: Sequence[int] = (), keepdim: bool = False, *, reduce: torch._ops.OpOverload
 ) -> torch.Tensor:
-    """Name all dimensions where none is named: the translation needs them."""
+    """Name all dimensions if none are named, as the translation requires."""
     if not x.dim():
         return x.clone()
     if dim:
@@ -173,17 +173,17 @@ def over_extremes(
 def single_value(
     x: torch.Tensor, *_dims: object, result: Callable[[torch.Tensor], torch.Tensor], **_options: object
 ) -> torch.Tensor:
-    """Return `result` of a single value; the translation reduces a dimension that is not there."""
+    """Return `result` for a single value, for which the translation would reduce a nonexistent dimension."""
     return NotImplemented if x.dim() else result(x)
 
 
 def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a single value as it is."""
+    """Return a single value unchanged."""
     return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
 
 
 def transpose(x: torch.Tensor) -> torch.Tensor:
-    """Swap two dimensions where there are two."""
+    """Swap two dimensions if there are two."""
     return aten.permute.default(x, [1, 0]) if x.dim() == 2 else aten.view.default(x, x.shape)
 
 
@@ -202,9 +202,9 @@ def same(x: torch.Tensor) -> torch.Tensor:
 def layer_norm(
     x: torch.Tensor, shape: Sequence[int], weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
 ) -> Any:
-    """Compute in the type of the parameters, and return the result, mean and reciprocal of the deviation.
+    """Compute in the parameter type, and return the result, mean and reciprocal deviation.
 
-    PyTorch's kernel for the CPU does so, but its fake tensors say that both have the type of `x`. ONNX has one type for
+    PyTorch's CPU kernel does so, but its fake tensors report the type of `x` for both. ONNX has a single type for
     values and parameters.
     """
     parameter = bias if weight is None else weight
@@ -215,10 +215,10 @@ def layer_norm(
 
 
 def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return the softmax, with zeros in rows of nothing but minus infinity: those that attention masks.
+    """Return the softmax, with zeros in rows that are entirely minus infinity, as attention masks produce.
 
-    Two numbers tell such a row, where PyTorch's decomposition compares every element: its softmax is NaN, and its sum
-    is minus infinity, which the sum of a row with a NaN or with plus infinity is not.
+    Two numbers identify such a row, while PyTorch's decomposition compares every element: its softmax is NaN and its
+    sum is minus infinity; the sum of a row with NaN or plus infinity is not.
     """
     if not x.dim() or not x.is_floating_point():
         return NotImplemented
@@ -229,7 +229,7 @@ def safe_softmax(x: torch.Tensor, dim: int, dtype: torch.dtype | None = None) ->
 
 
 def product(x: torch.Tensor, dims: Sequence[int] | None, *, output_dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Multiply along one dimension after the other."""
+    """Multiply along one dimension after another."""
     x = x.to(output_dtype) if output_dtype else x
     for dim in sorted(range(x.dim()) if dims is None else dims, reverse=True):
         x = aten.prod.dim_int(x, dim)
@@ -246,7 +246,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> torch.Tensor:
-    """Sum products of three tensors, of which each lacks some of the dimensions, as two matmuls."""
+    """Sum products of three tensors, each lacking some of the dimensions, as two matmuls."""
     letters = string.ascii_lowercase[: x.dim() + len(expand1)]
     inputs = (
         "".join(letter for dim, letter in enumerate(letters) if dim not in e) for e in (expand1, expand2, expand3)

@@ -1,4 +1,4 @@
-"""Positions in a sorted row, running maxima and products; NaN counts as greater than everything, as in PyTorch."""
+"""Positions in sorted rows, running maxima and products; NaN is greater than everything, as in PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ aten = torch.ops.aten
 
 
 def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whether any value along `dim` is true, and the index of the first; only for booleans."""
+    """Return whether any value along `dim` is true, and the index of the first; for booleans only."""
     if x.dtype is not torch.bool or not x.dim():
         return NotImplemented  # type: ignore[no-any-return]
     return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
@@ -25,7 +25,7 @@ def search_sorted(
     side: str | None = None,
     sorter: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return how many of the sorted `boundaries` [..., M] are before each value of `x` [..., N], by bisection."""
+    """Return how many of the sorted `boundaries` [..., M] precede each value of `x` [..., N], by bisection."""
     size = boundaries.shape[-1]
     if not isinstance(size, int):
         return NotImplemented
@@ -37,7 +37,7 @@ def search_sorted(
     high = torch.full_like(low, size)
     for _ in range(size.bit_length()):
         middle = (low + high) // 2
-        # Searches that are done keep their position, which may be the end, where there is no boundary.
+        # Finished searches keep their position, which may be the end, where there is no boundary.
         found = boundaries.gather(-1, middle.clamp(max=size - 1))
         continues = ~(found > rows) if after_equals else ~(found >= rows)
         continues = continues & (low < high)

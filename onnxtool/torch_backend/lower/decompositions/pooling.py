@@ -1,6 +1,6 @@
-"""Pooling, replication padding and their gradients, by the operators that onnxruntime has.
+"""Pooling, replication padding and their gradients, with operators that onnxruntime has.
 
-Letters: a window of size k moves by s over an input of n values with p zeros on each side, and gives o values.
+Letters: a window of size k moves with stride s over n input values with p zeros on each side, giving o values.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def average_pool(
     *,
     rank: int,
 ) -> torch.Tensor:
-    """Pool with windows that reach beyond the border (`ceil_mode`), or with `divisor_override`.
+    """Pool with windows that extend past the border (`ceil_mode`), or with `divisor_override`.
 
     Pooling with neither is left to the translation.
     """
@@ -56,7 +56,7 @@ def average_pool_backward(
     *,
     rank: int,
 ) -> torch.Tensor:
-    """Add the gradient of each window, by its size, to all values in the window."""
+    """Add each window's gradient, divided by the window size, to all values in the window."""
     k, p = _each(kernel_size, rank), _each(padding, rank)
     s = _each(stride, rank) if len(stride) else k
     n, o = x.shape[-rank:], gradient.shape[-rank:]
@@ -72,14 +72,14 @@ def average_pool_backward(
 
 
 def adaptive_average_pool(x: torch.Tensor, output_size: Sequence[int]) -> torch.Tensor:
-    """Average windows that divide the input evenly, one dimension after the other."""
+    """Average windows that divide the input evenly, one dimension after another."""
     for place, num_windows in enumerate(output_size):
         x = _adaptive_means(x, place - len(output_size), num_windows)
     return x
 
 
 def adaptive_average_pool_backward(gradient: torch.Tensor, x: torch.Tensor, *, rank: int) -> torch.Tensor:
-    """Give each value its part of the gradients of its windows, one dimension after the other."""
+    """Distribute the gradients of windows to the values in them, one dimension after another."""
     n, o = x.shape[-rank:], gradient.shape[-rank:]
     if all(n[i] % o[i] == 0 for i in range(rank)):
         k = [n[i] // o[i] for i in range(rank)]
@@ -90,7 +90,7 @@ def adaptive_average_pool_backward(gradient: torch.Tensor, x: torch.Tensor, *, r
 
 
 def adaptive_windows(n: int, o: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the start and the end of each of o windows over n values, and the size of the widest one."""
+    """Return the start and end of each of o windows over n values, and the size of the widest one."""
     windows = torch.arange(o, device=device)
     starts, ends = windows * n // o, -(-(windows + 1) * n // o)
     return starts, ends, 1 + (n - 1) // o + (1 if n % o else 0)
@@ -112,7 +112,7 @@ def _adaptive_shares(gradient: torch.Tensor, dim: int, n: int) -> torch.Tensor:
 def _sum_of_ranges(
     x: torch.Tensor, dim: int, starts: torch.Tensor, lengths: torch.Tensor, longest: int
 ) -> torch.Tensor:
-    """Return at each place of `starts` the sum of as many values of `x` from there as `lengths` says."""
+    """Return, for each of `starts`, the sum of the next `lengths` values of `x`."""
     total = x.index_select(dim, starts)
     for step in range(1, longest):
         values = x.index_select(dim, (starts + step).clamp(max=x.shape[dim] - 1))
@@ -121,7 +121,7 @@ def _sum_of_ranges(
 
 
 def _along(vector: torch.Tensor, dim: int) -> torch.Tensor:
-    """Shape a vector to lie along a dimension counted from the last."""
+    """Reshape a vector to lie along a dimension counted from the end."""
     return vector.reshape([-1] + [1] * (-1 - dim))
 
 
@@ -130,13 +130,13 @@ def _each(sizes: Sequence[int], rank: int) -> list[int]:
 
 
 def _num_windows(n: int, k: int, s: int, p: int, ceil_mode: bool) -> int:
-    """Return o; a window that begins in the zeros on the right does not count."""
+    """Return o; a window that starts in the zeros on the right does not count."""
     num = (n + 2 * p - k + (s - 1 if ceil_mode else 0)) // s + 1
     return num - 1 if ceil_mode and (num - 1) * s >= n + p else num
 
 
 def _counts(n: int, k: int, s: int, p: int, o: int, with_padding: bool, x: torch.Tensor) -> torch.Tensor:
-    """Return the number of values that each window averages."""
+    """Return the number of values in each window's average."""
     starts = torch.arange(o, device=x.device) * s - p
     ends = (starts + k).clamp(max=n + p)
     if not with_padding:
@@ -145,7 +145,7 @@ def _counts(n: int, k: int, s: int, p: int, o: int, with_padding: bool, x: torch
 
 
 def _added(x: torch.Tensor, k: Sequence[int], s: Sequence[int]) -> torch.Tensor:
-    """Add each value to all places of its window: a transposed convolution with ones, of each channel by itself."""
+    """Add each value to all places in its window: a transposed convolution with ones, per channel."""
     rank = len(k)
     if list(s) == list(k):
         return _repeated(x, k)
@@ -158,7 +158,7 @@ def _added(x: torch.Tensor, k: Sequence[int], s: Sequence[int]) -> torch.Tensor:
 def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
     """Repeat each value `times` along the last dimensions.
 
-    onnxruntime takes a third of the time to concatenate copies, compared with expanding single values.
+    Concatenating copies takes onnxruntime a third of the time of expanding single values.
     """
     for place, num in enumerate(times):
         dim = x.dim() + place - len(times)
@@ -168,7 +168,7 @@ def _repeated(x: torch.Tensor, times: Sequence[int]) -> torch.Tensor:
 
 
 def _padded(x: torch.Tensor, widths: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Pad the last dimensions with zeros before and after; negative widths cut off."""
+    """Pad the last dimensions with zeros before and after; negative widths crop."""
     for place, (before, after) in enumerate(widths):
         dim = place - len(widths)
         if before < 0 or after < 0:
@@ -196,14 +196,14 @@ def max_pool3d_backward(
     ceil_mode: bool,
     indices: torch.Tensor,
 ) -> torch.Tensor:
-    """Return the gradient from the positions of the maxima alone; the windows are not needed."""
+    """Return the gradient from only the positions of the maxima; the windows are not needed."""
     return max_pool_backward(gradient, x, indices, rank=3)
 
 
 def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the maxima of windows that divide the last dimensions evenly, and their positions in these, flattened.
+    """Return the maxima of windows that divide the last dimensions evenly, and their flattened positions in these.
 
-    A NaN is the maximum of its window; of several, the last one counts.
+    A NaN is the maximum of its window; if there are several, the last one counts.
     """
     rank = len(output_size)
     lead, sizes = list(x.shape[:-rank]), list(x.shape[-rank:])
@@ -232,7 +232,7 @@ def adaptive_max_pool(x: torch.Tensor, output_size: Sequence[int]) -> tuple[torc
 
 
 def _windows(size: int, num_windows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return as many positions for each window as the widest one has, and which of them are inside."""
+    """Return a position array as wide as the widest window for each window, and which positions are inside."""
     starts, ends, widest = adaptive_windows(size, num_windows, device)
     places = starts[:, None] + torch.arange(widest, device=device)
     return places.clamp(max=size - 1), places < ends[:, None]
@@ -259,5 +259,5 @@ def _gather_copies(gradient: torch.Tensor, dim: int, size: int, before: int, aft
 
 
 def _pairs(padding: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the widths before and after each dimension, the last one first."""
+    """Return the widths before and after each dimension, last dimension first."""
     return list(zip(padding[::2], padding[1::2], strict=True))

@@ -1,9 +1,9 @@
-"""Random numbers, drawn in PyTorch as eager PyTorch draws them: users seed, save and restore its generator.
+"""Random numbers, drawn in PyTorch like in eager mode: users seed, save and restore its generator.
 
-PyTorch's own generator draws one number after another, in one thread on most processors. In a mask of fast dropout,
-element i has the i-th number of Philox4x64 (Salmon et al. 2011), so that threads draw parts of a mask, and any number
-of threads draws the same one. The key of a mask comes from PyTorch's generator: a seed, a saved state and activation
-checkpointing mean what they always mean.
+PyTorch's own generator draws numbers sequentially, in one thread on most processors. In a fast dropout mask, element i
+has the i-th number of Philox4x64 (Salmon et al. 2011), so threads can draw parts of a mask, and the result does not
+depend on the number of threads. A mask's key comes from PyTorch's generator: seeds, saved states and activation
+checkpointing keep their usual meaning.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ def noise_like(
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Draw numbers of the shape of `x` without its values, so that they need not wait for them."""
+    """Draw numbers with the shape of `x` but without its values, so that drawing need not wait for them."""
     if memory_format not in (None, torch.preserve_format) or layout not in (None, torch.strided) or pin_memory:
         return NotImplemented
     return _draw_like(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
 
 
 def has_scaled_mask(x: torch.Tensor, p: float) -> bool:
-    """Whether there is a mask of `DROPOUT_MASKS` for the dropout of `x`: on the CPU."""
+    """Return whether `DROPOUT_MASKS` has a mask for dropout of `x`, which must be on the CPU."""
     return isinstance(p, int | float) and 0 < p < 1 and x.device.type == "cpu" and x.is_floating_point()
 
 
 def eager_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
-    """Return the factor of `x` in dropout: 0 with probability p, else 1 / (1 - p), from eager PyTorch's numbers."""
+    """Return the factor of `x` in dropout, 0 with probability p, else 1 / (1 - p), from eager PyTorch's numbers."""
 
     def draw(shape: list[int]) -> torch.Tensor:
         return aten.bernoulli.p(torch.empty(shape, dtype=x.dtype, device=x.device), 1 - p) / (1 - p)
@@ -67,9 +67,9 @@ def _fast_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-    """Return what `draw` makes for the memory of `x`, in the layout of `x`.
+    """Return the result of `draw` for the memory of `x`, in the layout of `x`.
 
-    Generators fill memory in its order: the layout decides which element gets which number.
+    Generators fill memory in order, so the layout decides which element gets which number.
     """
     order, _ = compute_elementwise_output_logical_to_physical_perm(x)
     numbers = draw([x.shape[dim] for dim in order])
@@ -79,11 +79,11 @@ def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> to
 
 
 DROPOUT_MASKS: dict[str, DropoutMask] = {"eager": eager_dropout_mask, "fast": _fast_dropout_mask}
-"""What draws the factor of a tensor in dropout, by the option `dropout`."""
+"""Functions that draw a tensor's dropout factor, by the option `dropout`."""
 
 
 _BLOCK = 2**15
-"""Elements of one pass: they fit the cache, and PyTorch starts no threads for so few."""
+"""Elements per pass: they fit the cache, and PyTorch starts no threads for so few."""
 _LEAST_OF_A_THREAD = 2 * _BLOCK
 _CLOSE = 1e-4
 _KEYS = 2**63 - 1
@@ -93,8 +93,8 @@ _KEYS = 2**63 - 1
 def fast_dropout_mask(size: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a tensor of `size` on `device`, which is the CPU: 0 with probability p, 0 < p < 1, else 1 / (1 - p).
 
-    The probability is p in steps of 2**-16 where that is within 1e-4 of p, else of 2**-32; the factor is that of the
-    rounded one, so that its mean is 1. Activation checkpointing finds the generator by `device`.
+    The probability is p in steps of 2**-16 if that is within 1e-4 of p, else of 2**-32; the factor uses the rounded
+    probability, so that its mean is 1. Activation checkpointing finds the generator by `device`.
     """
     mask = torch.empty(size, dtype=dtype, device=device)
     key = int(torch.randint(_KEYS, ()))
@@ -116,18 +116,18 @@ def _(size: Sequence[int], p: float, *, dtype: torch.dtype, device: torch.device
 
 
 def _bits(p: float) -> int:
-    """Return of how many bits a number is: 16 where p is a multiple of 2**-16, or close to one."""
+    """Return the number of bits per draw: 16 if p is a multiple of 2**-16, or close to one."""
     return 16 if abs(round(p * 2**16) / 2**16 - p) <= _CLOSE * min(p, 1 - p) else 32
 
 
 def _fill(part: torch.Tensor, p: float, bits: int, key: int, start: int) -> None:
-    """Write the elements of a mask from `start` on, a multiple of `_BLOCK`, into `part`."""
+    """Write a mask's elements starting at `start`, a multiple of `_BLOCK`, to `part`."""
     numbers_of_a_draw = 64 // bits
     dropped = min(max(round(p * 2**bits), 1), 2**bits - 1)
     factor = 2**bits / (2**bits - dropped)
     least = dropped - 2 ** (bits - 1)  # as a signed number
     signed = np.int16 if bits == 16 else np.int32
-    generator = np.random.Philox(key=key, counter=start // numbers_of_a_draw // 4)  # a count gives four draws
+    generator = np.random.Philox(key=key, counter=start // numbers_of_a_draw // 4)  # one count gives four draws
     for first in range(0, part.numel(), _BLOCK):
         block = part[first : first + _BLOCK]
         draws = generator.random_raw(-(-block.numel() // numbers_of_a_draw))
@@ -137,5 +137,5 @@ def _fill(part: torch.Tensor, p: float, bits: int, key: int, start: int) -> None
 
 @functools.lru_cache(maxsize=1)
 def _pool(_process: int, threads: int) -> ThreadPoolExecutor:
-    """Return threads of this process: a forked one has none of its parent's."""
+    """Return threads of this process: a forked process has none of its parent's."""
     return ThreadPoolExecutor(threads, "onnxtool-dropout")

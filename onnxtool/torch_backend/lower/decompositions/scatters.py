@@ -1,6 +1,6 @@
-"""Writes by index as scatters along one dimension, which onnxruntime computes correctly.
+"""Indexed writes as scatters along one dimension, which onnxruntime computes correctly.
 
-Letters of shapes: N positions that indices can name, M indices, R values at each position.
+Shape letters: N indexable positions, M indices, R values at each position.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _INTEGERS = (torch.int64, torch.int32)
 def index_put(
     x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
 ) -> torch.Tensor:
-    """Add `values` to `x` at `indices` by one scatter; repeated indices add up.
+    """Add `values` to `x` at `indices` with one scatter; repeated indices add up.
 
-    Writes that do not accumulate, and masks in place of indices, are left to the translation.
+    Writes that do not accumulate, and masks instead of indices, are left to the translation.
     """
     places = [dim for dim, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
@@ -27,7 +27,7 @@ def index_put(
         return NotImplemented
     given = list(torch.broadcast_tensors(*given))
     rest = [dim for dim in range(x.dim()) if dim not in places]
-    # Where the indexed dimensions are not adjacent, those of the indices come first.
+    # If the indexed dimensions are not adjacent, the index dimensions come first.
     first = places[0] if places == list(range(places[0], places[-1] + 1)) else 0
     rank = given[0].dim()
     shape = [x.shape[dim] for dim in rest]
@@ -46,7 +46,7 @@ def index_put(
 def diagonal_scatter(
     x: torch.Tensor, diagonal: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
-    """Write `diagonal` onto a diagonal of `x` by one scatter along both dimensions, flattened."""
+    """Write `diagonal` onto a diagonal of `x` with one scatter along both dimensions, flattened."""
     places = [dim1 % x.dim(), dim2 % x.dim()]
     rest = [dim for dim in range(x.dim()) if dim not in places]
     order = [*rest, *places]
@@ -69,7 +69,7 @@ def index_reduce(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """Reduce slices of `source` into the slices of `x` that `index` names, by one scatter along `dim`."""
+    """Reduce slices of `source` into the slices of `x` selected by `index`, with one scatter along `dim`."""
     if not x.dim():
         return index_reduce(
             x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self
@@ -89,7 +89,7 @@ def scatter_reduce(
     *,
     include_self: bool = True,
 ) -> torch.Tensor:
-    """Divide a scattered sum by a scattered count; only for means of floats, others are left to the translation."""
+    """Divide a scattered sum by a scattered count; only for float means, others are left to the translation."""
     if reduce != "mean" or not x.dtype.is_floating_point:
         return NotImplemented
     source = source.reshape(()) if not index.dim() else source[tuple(slice(size) for size in index.shape)]
@@ -100,7 +100,7 @@ def scatter_reduce(
 
 
 def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """Write into a tensor without dimensions; other tensors are left to the translation."""
+    """Write to a zero-dimensional tensor; other tensors are left to the translation."""
     return NotImplemented if x.dim() or index.dim() else source.clone()
 
 
@@ -130,17 +130,17 @@ def as_strided_scatter(
 
 
 def masked_scatter_backward(gradient: torch.Tensor, mask: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Return the gradients under the mask side by side, followed by zeros."""
+    """Return the gradients under the mask packed together, followed by zeros."""
     mask = mask.expand(gradient.shape).reshape(-1)
     num_values = math.prod(sizes)
-    # What the mask leaves out goes to one more position at the end.
+    # Elements outside the mask go to one extra position at the end.
     places = torch.where(mask, mask.cumsum(0) - 1, num_values)
     zeros = torch.zeros(num_values + 1, dtype=gradient.dtype, device=gradient.device)
     return aten.scatter_add.default(zeros, 0, places, gradient.reshape(-1)).narrow(0, 0, num_values).reshape(sizes)
 
 
 def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two elements of a strided tensor may share memory."""
+    """Return whether two elements of a strided tensor may share memory."""
     reach = 0
     for step, length in sorted(zip(stride, size, strict=True)):
         if length > 1 and step <= reach:

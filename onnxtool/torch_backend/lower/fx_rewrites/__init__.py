@@ -1,1 +1,1 @@
-"""Rewrites of FX graphs of ATen operators, made before a graph is cut into partitions."""
+"""Rewrites of FX graphs of ATen operators, applied before a graph is partitioned."""

@@ -1,6 +1,6 @@
-"""Rewrites of one operator and its neighbours.
+"""Rewrites of an operator and its neighbors.
 
-PyTorch's maximum of a NaN and a number is NaN, and onnxruntime's is the number. Kernels disagree about empty tensors.
+PyTorch's maximum of NaN and a number is NaN; onnxruntime's is the number. Kernels disagree about empty tensors.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SCALINGS = (aten.div.Scalar, aten.mul.Scalar, aten.div.Tensor, aten.mul.Tensor)
 
 
 def known_power(node: Node) -> Node | None:
-    """Replace `x ** 1`, which the gradient of a square has, by x, and `x ** 0.5` and `x ** -0.5` by roots of x.
+    """Replace `x ** 1`, found in the gradient of a square, with x, and `x ** 0.5` and `x ** -0.5` with roots of x.
 
-    onnxruntime computes them as any other power, and those of minus infinity are numbers then.
+    onnxruntime computes them like any other power, which for minus infinity gives a number.
     """
     x, exponent = node.args
     if exponent == 1:
@@ -41,9 +41,9 @@ def known_power(node: Node) -> Node | None:
 
 
 def scale_before_expand(node: Node) -> Node | None:
-    """Replace `expand(x) / c * y` by `x / c * y` where y has the shape of the product, with or without the number c.
+    """Replace `expand(x) / c * y` with `x / c * y` if y has the shape of the product, with or without the number c.
 
-    The gradient of a mean has the former.
+    The former occurs in the gradient of a mean.
     """
     if len(node.all_input_nodes) != 2 or len(node.args) != 2:
         return None
@@ -63,7 +63,7 @@ def scale_before_expand(node: Node) -> Node | None:
 
 
 def fusible_gelu(node: Node) -> Node | None:
-    """Replace the exact GELU by `x * (erf(x / sqrt(2)) + 1) * 0.5`, in the order in which onnxruntime fuses it."""
+    """Replace the exact GELU with `x * (erf(x / sqrt(2)) + 1) * 0.5`, in the order that onnxruntime fuses."""
     x = node.all_input_nodes[0]
     tensor = tensor_of(x)
     if node.kwargs.get("approximate", "none") != "none" or tensor is None or tensor.dtype is not torch.float32:
@@ -73,15 +73,15 @@ def fusible_gelu(node: Node) -> Node | None:
 
 
 def redundant_detach(node: Node) -> Node | None:
-    """Replace `detach(x)` by x within a graph: where what reads it stays in PyTorch, a session would copy x."""
+    """Replace `detach(x)` with x within a graph: if its reader stays in PyTorch, a session would copy x."""
     return None if any(user.op == "output" for user in node.users) else node.all_input_nodes[0]
 
 
 def transposed_product(node: Node) -> Node | None:
-    """Replace `transpose(bmm(a, b))`, the gradient of transposed keys, by `bmm(transpose(b), transpose(a))`.
+    """Replace `transpose(bmm(a, b))`, the gradient of transposed keys, with `bmm(transpose(b), transpose(a))`.
 
-    onnxruntime's matmuls read transposed matrices as they are, and write none. The result keeps its layout in memory:
-    that costs nothing in onnxruntime, where the two transpositions around it vanish.
+    onnxruntime's matmuls can read transposed matrices directly, but cannot write them. The result keeps its memory
+    layout, at no cost in onnxruntime, where the two transpositions around it disappear.
     """
     if not _swaps_last_two(node):
         return None
@@ -95,7 +95,7 @@ def transposed_product(node: Node) -> Node | None:
 
 
 def _is_output(node: Node) -> bool:
-    """Whether some output is the node or a view of it: PyTorch transposes that at no cost."""
+    """Return whether some output is the node or a view of it, which PyTorch transposes at no cost."""
     return any(user.op == "output" or (is_view(user) and _is_output(user)) for user in node.users)
 
 
@@ -114,17 +114,17 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def extreme(node: Node) -> Node | None:
-    """Let a maximum or minimum be NaN where one of its numbers is NaN."""
+    """Make a maximum or minimum NaN if one of its numbers is NaN."""
     return _value(node, node)
 
 
 def index_of_extreme(node: Node) -> Node | None:
-    """Let the index of a maximum or minimum be that of the first NaN, where one of its numbers is NaN."""
+    """Make the index of a maximum or minimum the index of the first NaN, if there is one."""
     return _index(node, node)
 
 
 def extreme_and_index(node: Node) -> Node | None:
-    """Do both for what `getitem` takes out of the two results of `max` and `min` along a dimension."""
+    """Apply both to what `getitem` takes from the two results of `max` and `min` along a dimension."""
     both, index = node.args
     if not is_call(both, aten.max.dim, aten.min.dim):
         return None
@@ -162,7 +162,7 @@ def _nans(node: Node, reduction: Node) -> Node | None:
 
 
 def _copied(node: Node) -> Node:
-    """Insert the same computation once more: the node itself is about to be replaced by what reads it."""
+    """Insert the same computation again, because the node itself is about to be replaced by its reader."""
     with node.graph.inserting_before(node):
         copied = node.graph.call_function(node.target, node.args)
     copied.meta["val"] = node.meta["val"]
@@ -170,9 +170,9 @@ def _copied(node: Node) -> Node:
 
 
 def empty_result(node: Node) -> Node | None:
-    """Replace a node whose result is known to have no element by a constant of that shape.
+    """Replace a node whose result is known to be empty with a constant of that shape.
 
-    Its inputs stay out of the session: kernels disagree about empty inputs.
+    Its inputs stay out of the session because kernels disagree about empty inputs.
     """
     tensor = tensor_of(node)
     if tensor is None or not is_empty(tensor) or not is_static(tensor):
@@ -183,18 +183,18 @@ def empty_result(node: Node) -> Node | None:
         constant = node.graph.call_function(
             aten.full.default, (list(tensor.shape), 0), {"dtype": tensor.dtype, "device": tensor.device}
         )
-    # A fake tensor, as all other values: torch.onnx finds the mode of fake tensors by the values of a graph.
+    # A fake tensor, like all other values: torch.onnx finds the fake tensor mode from the values of a graph.
     constant.meta["val"] = tensor.new_empty(tensor.shape)
     return constant
 
 
 def concatenation_without_empty(node: Node) -> Node | None:
-    """Leave tensors without elements out of a concatenation that has others."""
+    """Drop empty tensors from a concatenation that has others."""
     parts, dim = node.args[0], node.kwargs.get("dim", 0) if len(node.args) < 2 else node.args[1]
     full = [part for part in parts if not is_empty(tensor_of(part))]
     return call(node, aten.cat.default, full, dim) if 0 < len(full) < len(parts) else None
 
 
 def is_empty_constant(node: Node) -> bool:
-    """Whether the node is what `empty_result` makes, which no kernel computes."""
+    """Return whether the node was made by `empty_result`, which no kernel computes."""
     return is_call(node, aten.full.default) and is_empty(tensor_of(node))

@@ -1,6 +1,6 @@
-"""Gradients of a training step with fewer passes over memory: of the scores, of their cross entropy, and of slices.
+"""Compute training gradients in fewer passes over memory: of scores, their cross entropy, and slices.
 
-Letters of shapes: M rows, V classes.
+Shape letters: M rows, V classes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _UNKNOWN = (-1, -1, -1)
 
 
 def scale_smaller_operand(node: Node) -> Node | None:
-    """Replace a matmul of `s * r`, or its sum over the rows, by one of s; s: [M, V]; r: [M, 1], or one number.
+    """Replace a matmul of `s * r`, or its sum over the rows, with one of s; s: [M, V]; r: [M, 1], or one number.
 
     `(s * r) @ w` is `(s @ w) * r`; `(s * r).t() @ x` is `s.t() @ (x * r)`; the sum is `r.t() @ s`. All readers of
-    `s * r` have to be of these kinds, so that it is not computed, and w and x have no more columns than s.
+    `s * r` must be of these kinds, so that it is not computed, and w and x must have no more columns than s.
     """
     scaled = _scaled_rows(node)
     if scaled is None or not all(_scaled_rows(reader) for reader in _readers(scaled)):
@@ -40,7 +40,7 @@ def scale_smaller_operand(node: Node) -> Node | None:
 
 
 def _scaled_rows(node: Node) -> Node | None:
-    """Return the product `s * r` of which the node is a matmul or the sum over the rows, directly or through views."""
+    """Return the product `s * r` whose matmul or row sum the node is, directly or through views."""
     if not is_call(node, aten.mm.default) and not _is_sum_of_rows(node):
         return None
     source = node.args[0]
@@ -64,7 +64,7 @@ def _is_sum_of_rows(node: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Yield the readers of a node, and of views and transpositions of it."""
+    """Yield the readers of a node and of its views and transpositions."""
     for user in node.users:
         if is_call(user, aten.view.default, *_TRANSPOSITIONS):
             yield from _readers(user)
@@ -73,7 +73,7 @@ def _readers(node: Node) -> Iterator[Node]:
 
 
 def _shape(node: object) -> tuple[int, ...]:
-    """Return the shape of a node that gives a tensor of known sizes; else a shape that no matrix has."""
+    """Return the shape of a node that returns a tensor with known sizes; else a shape that no matrix has."""
     tensor = tensor_of(node)
     return tuple(tensor.shape) if tensor is not None and all(type(size) is int for size in tensor.shape) else _UNKNOWN
 
@@ -83,10 +83,10 @@ def _are_float32(*nodes: object) -> bool:
 
 
 def label_gradient(node: Node) -> Node | None:
-    """Replace `g - exp(x) * sum(g)` by `(exp(x) - onehot) * -c * row` where g is `c * onehot * row`.
+    """Replace `g - exp(x) * sum(g)` with `(exp(x) - onehot) * -c * row` if g is `c * onehot * row`.
 
-    That is the gradient of the negative log likelihood, followed by that of the log-softmax x: [M, V]. The weight of
-    each row is row: [M, 1], or one number. The zeros of g, [M, V], are neither made nor added up.
+    This is the gradient of the negative log likelihood, followed by the gradient of the log-softmax x: [M, V]. row is
+    the weight of each row: [M, 1], or one number. The zeros of g, [M, V], are neither created nor added up.
     """
     if node.kwargs or len(node.all_input_nodes) != 2:
         return None
@@ -104,7 +104,7 @@ def label_gradient(node: Node) -> Node | None:
     if list(total.args[1]) != [dim] or shape_of(exponent) != shape_of(node):
         return None
     index, value = scatter.args[2], scatter.args[3]
-    # The sizes of the index may be symbols: those of the scores, which are numbers, are the same.
+    # The index sizes may be symbols; the sizes of the scores, which are numbers, are equal.
     sizes = [1 if axis == dim else size for axis, size in enumerate(shape_of(scatter) or ())]
     source = call(node, aten.new_full.default, exponent, sizes, -1.0)
     difference = call(node, aten.scatter_add.default, exponent, dim, index, source)
@@ -113,7 +113,7 @@ def label_gradient(node: Node) -> Node | None:
 
 
 def _read_gradient(node: Node) -> tuple[Node, Node] | None:
-    """Return the scatter of one value a row into zeros, and the factor of each row, whose product the node is."""
+    """Return the scatter of one value per row into zeros, and the row factor, whose product the node is."""
     if not is_call(node, aten.mul.Tensor) or len(node.all_input_nodes) != 2 or len(node.args) != 2:
         return None
     scatter, row = node.all_input_nodes
@@ -137,19 +137,19 @@ def _read_gradient(node: Node) -> tuple[Node, Node] | None:
 
 
 def _same(shape: torch.Size, sizes: list[int]) -> bool:
-    """Whether a shape, symbols included, is this one at every call."""
+    """Return whether a shape, including symbols, equals `sizes` at every call."""
     return len(shape) == len(sizes) and all(
         statically_known_true(first == second) for first, second in zip(shape, sizes, strict=True)
     )
 
 
-_DEFAULTS: tuple[int | None, ...] = (0, None, None, 1)  # of the dimension, its start, its end and the step
+_DEFAULTS: tuple[int | None, ...] = (0, None, None, 1)  # dimension, start, end and step
 _ZEROS = (aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default)
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Values that are written into zeros, from `start` up to `end` of a dimension of `size`."""
+    """Values written into zeros, from `start` up to `end` of a dimension of `size`."""
 
     values: Node
     dim: int
@@ -159,7 +159,7 @@ class _Written:
 
 
 def padded_slice(node: Node) -> Node | None:
-    """Replace `slice_scatter(zeros, x)` by `constant_pad_nd(x)`: the former is a scatter in ONNX."""
+    """Replace `slice_scatter(zeros, x)`, a scatter in ONNX, with `constant_pad_nd(x)`."""
     written = _written(node)
     tensor = tensor_of(node)
     if written is None or tensor is None:
@@ -171,9 +171,9 @@ def padded_slice(node: Node) -> Node | None:
 
 
 def joined_slices(node: Node) -> Node | None:
-    """Replace `slice_scatter(zeros, x, dim, 0, n) + slice_scatter(zeros, y, dim, n)` by `cat([x, y], dim)`.
+    """Replace `slice_scatter(zeros, x, dim, 0, n) + slice_scatter(zeros, y, dim, n)` with `cat([x, y], dim)`.
 
-    The gradient of a rotary embedding has one for each half of a head.
+    The gradient of a rotary embedding has one such write for each half of a head.
     """
     if node.kwargs or len(node.all_input_nodes) != 2 or len(node.args) != 2:
         return None
@@ -187,7 +187,7 @@ def joined_slices(node: Node) -> Node | None:
 
 
 def _written(node: object) -> _Written | None:
-    """Read a write of a slice into zeros; its sizes have to be known, and its step 1."""
+    """Parse a write of a slice into zeros; its sizes must be known, and its step must be 1."""
     tensor = tensor_of(node)
     if not isinstance(node, torch.fx.Node) or tensor is None or node.kwargs:
         return None
@@ -208,7 +208,7 @@ def _written(node: object) -> _Written | None:
 
 
 def _read_padding(node: Node, tensor: torch.Tensor) -> _Written | None:
-    """Read what `padded_slice` has written."""
+    """Parse the result of `padded_slice`."""
     values, pads, *fill = node.args
     if (
         fill not in ([], [0])

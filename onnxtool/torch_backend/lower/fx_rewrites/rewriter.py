@@ -1,6 +1,6 @@
-"""Rewrites a graph of ATen operators before it is cut: the same numbers with fewer passes over memory.
+"""Rewrite a graph of ATen operators before it is partitioned: the same numbers with fewer passes over memory.
 
-onnxruntime computes one operator after the other, and most of them are as slow as the memory they read and write.
+onnxruntime computes one operator after another, and most are limited by the memory they read and write.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from onnxtool.torch_backend.nodes import Node, tensor_of
 
 
 def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """Return a copy of `owner`, whose nodes have their fake values as `meta["val"]`, with all rewrites applied.
+    """Return a copy of `owner`, whose nodes have fake values in `meta["val"]`, with all rewrites applied.
 
-    A result without elements becomes a constant, whatever computes it. All other rewrites are those of the operator in
+    An empty result becomes a constant, regardless of what computes it. All other rewrites are listed by operator in
     `lower/decisions.py`.
     """
     copies: dict[Node, Node] = {}
@@ -44,7 +44,7 @@ def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 
 def _same_kind(node: Node, replacement: Node) -> bool:
-    """Whether both give tensors of the same type, shape and layout, for all sizes of a dynamic graph."""
+    """Return whether both return tensors of the same type, shape and layout, for all sizes of a dynamic graph."""
     ours, theirs = tensor_of(replacement), tensor_of(node)
     if ours is None or theirs is None or ours.dtype != theirs.dtype or ours.dim() != theirs.dim():
         return False
@@ -52,10 +52,10 @@ def _same_kind(node: Node, replacement: Node) -> bool:
     return all(statically_known_true(first == second) for first, second in numbers)
 
 
-# Numbers that Python computes from sizes: read off the inputs of a graph, and given to operators as tensors.
+# Numbers that Python computes from sizes are read from graph inputs and passed to operators as tensors.
 #
-# Both keep a graph in one partition: the size of an inner tensor is known before the tensor is, and a tensor of one
-# element can be an input of a session where a float of double precision cannot.
+# Both keep a graph in one partition: an inner tensor's size is known before the tensor, and a one-element tensor can
+# be a session input where a double-precision float cannot.
 
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ _ARITHMETIC = {
     aten.sub.Tensor: aten.sub.Tensor,
     aten.mul.Tensor: aten.mul.Tensor,
     aten.div.Tensor: aten.div.Tensor,
-    torch.ops.prims.div.default: aten.div.Tensor,  # of equal shapes only
+    torch.ops.prims.div.default: aten.div.Tensor,  # for equal shapes only
 }
 _OPERATORS: dict[type[sympy.Basic], Callable[..., object]] = {
     sympy.Add: operator.add,
@@ -76,7 +76,7 @@ _OPERATORS: dict[type[sympy.Basic], Callable[..., object]] = {
 
 
 def rewrite_symbolic_sizes(graph: torch.fx.Graph) -> None:
-    """Rewrite how `graph`, whose nodes have fake values as `meta["val"]`, computes with sizes."""
+    """Rewrite size computations in `graph`, whose nodes have fake values in `meta["val"]`."""
     inputs = {
         node.meta["val"].node.expr: node
         for node in graph.find_nodes(op="placeholder")
@@ -90,7 +90,7 @@ def rewrite_symbolic_sizes(graph: torch.fx.Graph) -> None:
 
 
 def _compute_from_inputs(graph: torch.fx.Graph, node: Node, inputs: dict[sympy.Basic, Node]) -> None:
-    """Replace the size of a tensor by the same arithmetic of the sizes that are inputs, where all of them are there."""
+    """Replace a tensor's size with the same arithmetic on input sizes, if all of them are available."""
     value = node.meta.get("val")
     if not isinstance(value, torch.SymInt) or not _is_known(value.node.expr, inputs):
         return
@@ -123,7 +123,7 @@ def _add_call(graph: torch.fx.Graph, function: Callable[..., object], *arguments
 
 
 def _take_tensor(graph: torch.fx.Graph, node: Node) -> None:
-    """Replace a float beside a tensor by a tensor of one element, of the type in which PyTorch computes."""
+    """Replace a float operand next to a tensor with a one-element tensor, of the type that PyTorch computes in."""
     tensors = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.Tensor)]
     floats = [source for source in node.all_input_nodes if isinstance(source.meta.get("val"), torch.SymFloat)]
     if (len(tensors), len(floats)) != (1, 1) or node.kwargs:
