@@ -1,4 +1,4 @@
-"""Checkpoint to file: load, trace, put a head on, save, verify, stamp; the first strategy that is right."""
+"""Export a checkpoint to a file: load, trace, add a head, save, verify, stamp; use the first strategy that works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters of PEFT: a checkpoint that is a small difference to another one, merged into its weights by PEFT itself."""
+"""PEFT adapters: checkpoints that are a small difference to another one, merged into its weights by PEFT itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from onnxtool.export.weights import StoredTensor, read_headers, some
 from onnxtool.runtime.quiet import quiet
 
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"
-# What PEFT puts before the names of the model.
+# PEFT's prefix for the model's names.
 _PREFIX = "base_model.model."
-# PEFT's names of tasks, and ours.
+# PEFT's task names, and ours.
 TASKS: Mapping[Any, str] = {
     "SEQ_CLS": "text-classification",
     "TOKEN_CLS": "token-classification",
@@ -29,11 +29,11 @@ TASKS: Mapping[Any, str] = {
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of a checkpoint.
+    """The adapter in a checkpoint.
 
     Attributes:
         file: its weights.
-        stored: its tensors, by the names of the model that they are for.
+        stored: its tensors, under the names of the model they belong to.
     """
 
     source: Source
@@ -61,7 +61,7 @@ class Adapter:
                 f"fetch the whole checkpoint; or delete {ADAPTER_NAME} where the adapter is merged already",
             )
         try:
-            import peft  # noqa: F401  looked for before the model is loaded
+            import peft  # noqa: F401  checked before the model is loaded
         except ImportError as error:
             raise CheckpointError(
                 f"{source.model_name} has an adapter ({ADAPTER_NAME}), which PEFT merges, and PEFT cannot be "
@@ -80,14 +80,14 @@ class Adapter:
 
     @property
     def note(self) -> str:
-        """What a report says of it."""
+        """A note about it for the report."""
         base = self.source.base
         return f"an adapter ({self.source.adapter.get('peft_type')}) is merged" + (
             "" if base is None else f" into the weights of {base.model_name}"
         )
 
     def num_labels(self, model: Any) -> int | None:
-        """Return how many labels the adapter's own head has, where the model was made with another number."""
+        """Return the number of labels of the adapter's own head, if the model was created with a different number."""
         state, count = model.state_dict(), getattr(model.config, "num_labels", None)
         found = {
             tensor.shape[0]
@@ -98,10 +98,10 @@ class Adapter:
         return found.pop() if len(found) == 1 else None
 
     def merge(self, model: Any) -> Any:
-        """Return the model with the adapter in its weights, as PEFT's merge_and_unload computes them.
+        """Return the model with the adapter merged into its weights by PEFT's merge_and_unload.
 
         Raises:
-            CheckpointError: PEFT cannot load or merge it, or tensors are missing or fit nowhere.
+            CheckpointError: PEFT cannot load or merge it, or tensors are missing or do not fit.
         """
         import peft
         import torch
@@ -112,7 +112,7 @@ class Adapter:
                 adapted = peft.PeftModel.from_pretrained(model, str(folder), torch_device="cpu")
                 expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
                 whole = adapted.state_dict()
-        except Exception as error:  # each kind of adapter checks its settings in its own way
+        except Exception as error:  # each kind of adapter validates its settings differently
             raise CheckpointError(
                 f"PEFT cannot load the adapter of {self.source.model_name}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",

@@ -1,4 +1,4 @@
-"""Compare a file with a checkpoint: whoever made it, and whatever was done to it since."""
+"""Compare a file with a checkpoint, regardless of how the file was made or changed since."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from onnxtool.runtime.comparison import Case, run_reference
 from onnxtool.verification import Verification
 
 _FIXED_KEY, _OPTIONS_KEY = "onnxtool.fixed_axes", "onnxtool.options"
-# What the comparison decides by itself, or what has no part in what a file computes.
+# Options that the comparison sets itself, or that do not affect what a file computes.
 _NOT_COMPARED = ("atol", "rtol", "min_cosine", "opset", "device")
 
 
 def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Sequence[Case] = ()) -> Verification:
-    """Compare a file with a checkpoint in PyTorch, on the cases of its export, or on samples.
+    """Compare a file with a checkpoint in PyTorch, on the export's test cases or on samples.
 
-    What the file computes of the checkpoint is read from its stamps: the task, the head and the options of the export.
-    Of a file without stamps it is what `onnxtool export` makes of the checkpoint with `options`.
+    What the file computes from the checkpoint is read from its stamps: task, head and export options. A file without
+    stamps is compared with what `onnxtool export` would make of the checkpoint with `options`.
 
     Args:
-        file: an export, or what was made from one.
+        file: an export, or a file derived from one.
         options: the checkpoint, how it may be loaded, and the tolerance.
-        samples: inputs to run both on, instead of the cases.
+        samples: inputs to run both on instead of the cases.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        ExportError: samples were passed for a model that generates, or PyTorch does not run on them.
+        ExportError: samples were passed for a generative model, or PyTorch cannot run them.
         ModelFileError: the stamps cannot be read.
     """
-    with TemporaryDirectory() as folder:  # nothing is written; an export has an output
+    with TemporaryDirectory() as folder:  # nothing is written, but an export requires an output
         stamped = {**_stamped(file), "output": Path(folder, "model.onnx")}
         job = prepare(Request.of(replace(options, **stamped)))
     job = _with_storage(job, file)
@@ -55,7 +55,7 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
 
 
 def _stamped(file: ModelFile) -> dict[str, Any]:
-    """Return the options of an export that its file states."""
+    """Return the export options stated in a file."""
     keys = {"task": TASK_KEY, "head": HEAD_KEY, "dtype": DTYPE_KEY, "route": ROUTE_KEY}
     found: dict[str, Any] = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
     longest = file.metadata_number(MAX_LENGTH_KEY)
@@ -68,7 +68,7 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
         raise ModelFileError(
             f"the metadata {_OPTIONS_KEY} of {file.path} is no object", "it was edited; export the model again"
         )
-    # A file is untrusted: what may run code is for the user alone.
+    # Files are untrusted: only the user can allow running code.
     known = {"max_length", "target", "dimensions", "keep_raw", "text", "allow_missing_weights", "allow_unused_weights"}
     unknown = chosen.keys() - known - {"route", "allow_pickle", *_NOT_COMPARED}
     if unknown:
@@ -80,7 +80,7 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
 
 
 def _with_storage(job: Job, file: ModelFile) -> Job:
-    """Let the head store vectors as the file does: by ranges that are stamped, and in no option."""
+    """Make the head store vectors as the file does, with ranges that are stamped and not in any option."""
     stored, pipeline = VectorType.of_model(file), job.plan.pipeline
     if stored is None or not isinstance(pipeline, SingleCallPipeline) or pipeline.head is None:
         return job
@@ -89,7 +89,7 @@ def _with_storage(job: Job, file: ModelFile) -> Job:
 
 
 def _strategy_of(job: Job, file: ModelFile) -> ExportStrategy:
-    """Return the strategy that fixes the axes that the file has fixed."""
+    """Return the strategy that fixes the same axes as the file."""
     strategies = list(job.plan.pipeline.strategies("auto", verified=True))
     stated = file.metadata.get(_FIXED_KEY, "")
     fitting = (one for one in strategies if ", ".join(f"{axis} {size}" for axis, size in one.fixed.items()) == stated)

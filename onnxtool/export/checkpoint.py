@@ -1,6 +1,6 @@
-"""A checkpoint: its configuration, task, architecture, tokenizer and weights.
+"""A checkpoint: configuration, task, architecture, tokenizer and weights.
 
-Weights are safetensors unless a user allows a pickle, which can run code.
+Weights are safetensors unless the user allows pickles, which can run code.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ _AUTO_CLASSES = {
 }
 _WITH_LABELS = ("text-classification", "token-classification", RANKING)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
-# The most memory that loading takes: copies of all weights, float32 of 4 bits among them, and so much beside.
+# The most memory that loading takes: copies of all weights, such as float32 for 4-bit weights, plus a fixed amount.
 _COPIES, _BYTES_BESIDE_WEIGHTS = 10, 4 << 30
-_NO_MEMORY = "allocate memory"  # as PyTorch says it
+_NO_MEMORY = "allocate memory"  # PyTorch's wording
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Checkpoint:
 
     Attributes:
         config: the PretrainedConfig.
-        architecture: the class whose weights it holds.
+        architecture: the class whose weights it contains.
         task: one of TASK_NAMES, or `other`.
-        adapter: PEFT's, which is merged into the weights; None where there is none.
-        initialized: names of weights that the checkpoint does not have and that loading made up; known once loaded.
-        notes: what became of the stored tensors, where a user should know it; known once loaded.
+        adapter: the PEFT adapter merged into the weights; None if there is none.
+        initialized: names of missing weights that loading initialized; known once loaded.
+        notes: remarks for the user about the stored tensors; known once loaded.
     """
 
     source: Source
@@ -93,17 +93,17 @@ class Checkpoint:
 
     @classmethod
     def open(cls, source: Source, *, task: str = "auto") -> Checkpoint:
-        """Read the configuration and decide on architecture and task.
+        """Read the configuration and choose the architecture and task.
 
-        The architecture is the one that config.json names, not a base model: a SPLADE checkpoint keeps its MLM head.
-        With an explicit `task`, it is the class for that task where config.json names another one.
+        The architecture is the one named in config.json, not a base model: a SPLADE checkpoint keeps its MLM head. With
+        an explicit `task`, it is the class for that task if config.json names another one.
 
         Raises:
-            CheckpointError: the configuration is missing, cannot be read, or names no architecture that transformers
-                has.
+            CheckpointError: the configuration is missing, cannot be read, or names no architecture known to
+                transformers.
         """
         source.require_transformer()
-        if source.weights.is_local:  # known from names in a moment; of the hub, weights are fetched once all is right
+        if source.weights.is_local:  # quick, by names only; weights on the hub are fetched once everything is checked
             weight_files(source.weights)
         config, adapter = load_config(source.weights), Adapter.find(source) if source.adapter else None
         require_known_quantizer(config, source)
@@ -125,12 +125,12 @@ class Checkpoint:
             return cls(source, config, base_architecture(config), LATE_INTERACTION, adapter)
         kinds, architecture = source.sentence_modules.kinds, named[0]
         if source.base is not None and (trained := ADAPTER_TASKS.get(source.adapter.get("task_type"))) and not kinds:
-            architecture = architecture_for(config, trained)  # which the base was not saved as
+            architecture = architecture_for(config, trained)  # the base was not saved as this class
         general = task_of_architecture(config.model_type, architecture)
         if general != "feature-extraction" and Pooling.__name__ in kinds:
-            # sentence-transformers pools the states of the base model, whatever head the checkpoint was saved with.
+            # sentence-transformers pools the base model's states, regardless of the head the checkpoint was saved with.
             architecture, general = base_architecture(config), "feature-extraction"
-        if LogitScore.__name__ in kinds:  # which reads the logits of a causal language model
+        if LogitScore.__name__ in kinds:  # it reads the logits of a causal language model
             architecture, general = architecture_for(config, RANKING), "text-generation"
         task = recognize_task(general, kinds=kinds, tags=source.card_tags)
         if task == "feature-extraction" and not kinds and source.is_m3:
@@ -139,27 +139,27 @@ class Checkpoint:
 
     @property
     def is_of_pages(self) -> bool:
-        """Whether it is a retriever of pages as pictures."""
+        """Whether it is a retriever of pages as images."""
         return self.architecture.endswith("ForRetrieval")
 
     @property
     def writes_from_encoder(self) -> bool:
-        """Whether it is an encoder-decoder that is exported with its cache, as two files."""
+        """Whether it is an encoder-decoder exported with its cache, as two files."""
         return self.task == TEXT_TO_TEXT_WITH_CACHE and bool(getattr(self.config, "is_encoder_decoder", False))
 
     @property
     def revision(self) -> str:
-        """The commit on the hub; empty for a folder that is no snapshot of it."""
+        """The commit on the hub; empty for a folder that is not a hub snapshot."""
         if self.source.snapshot is not None:
             return self.source.snapshot.commit
         return getattr(self.config, "_commit_hash", None) or ""
 
     @cached_property
     def weight_files(self) -> tuple[Path, ...]:
-        """The safetensors files, in the order of their names; pickles where there are no others and they are allowed.
+        """The safetensors files, sorted by name; pickles if there are no others and they are allowed.
 
         Raises:
-            CheckpointError: there are none, or not all of them.
+            CheckpointError: there are none, or some are missing.
         """
         return weight_files(self.source.weights)
 
@@ -170,9 +170,9 @@ class Checkpoint:
 
     @cached_property
     def weights_sha256(self) -> str:
-        """One hash over all files of weights that were read: the transformer's, the adapter's and those of modules.
+        """A single hash over all weight files that were read: the transformer's, the adapter's and the modules'.
 
-        It tells two checkpoints of one name apart.
+        It distinguishes two checkpoints with the same name.
 
         Raises:
             CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
@@ -189,7 +189,7 @@ class Checkpoint:
 
     @property
     def checkpoint_sha256(self) -> str:
-        """One hash over the names and contents of all files that were read: configuration, tokenizer and weights."""
+        """A single hash over the names and contents of all files read: configuration, tokenizer and weights."""
         digest = hashlib.sha256(self.weights_sha256.encode())
         for name, path in sorted(self.source.files_read.items()):
             if path.suffix not in WEIGHT_SUFFIXES:
@@ -198,26 +198,26 @@ class Checkpoint:
 
     @property
     def adapted_config(self) -> dict[str, Json]:
-        """The config.json of a base as its adapter changes it: its architecture, and the labels of its head."""
+        """The base's config.json as modified by its adapter: the architecture, and the labels of its head."""
         labels = {str(label): name for label, name in self.config.id2label.items()}
         head = {"id2label": labels, "label2id": dict(self.config.label2id)} if self.task in _WITH_LABELS else {}
         return {**self.source.read("config.json"), "architectures": [self.architecture], **head}
 
     @property
     def quantizer(self) -> str:
-        """The method by which its weights are quantized, and which transformers computes with; empty for floats."""
+        """The quantization method of its weights, which transformers computes with; empty for floats."""
         stated = getattr(self.config, "quantization_config", None)
         return "" if stated is None else str(stated.get("quant_method", "bitsandbytes"))
 
     def load_tokenizer(self) -> Any:
-        """Load the tokenizer, as sentence-transformers sets it up where the checkpoint is one of its own.
+        """Load the tokenizer, set up as in sentence-transformers if it is one of its checkpoints.
 
         Raises:
-            CheckpointError: the checkpoint has none, or it does not load.
+            CheckpointError: the checkpoint has none, or it cannot be loaded.
         """
         from transformers import AutoTokenizer
 
-        # transformers makes up an empty vocabulary for a checkpoint without one.
+        # transformers invents an empty vocabulary for a checkpoint without one.
         if not has_vocabulary(self.source, self.config.model_type):
             raise CheckpointError(
                 f"{self.source.model_name} has no tokenizer (tokenizer.json, vocab.txt, …)",
@@ -229,7 +229,7 @@ class Checkpoint:
                 tokenizer = AutoTokenizer.from_pretrained(
                     self.source.tokenizer.model_name, **self.source.tokenizer.arguments
                 )
-        except Exception as error:  # damaged files fail in each tokenizer's own way, in Rust as well
+        except Exception as error:  # each tokenizer fails differently on damaged files, including in Rust
             missing = missing_packages(self.source, self.config.model_type)
             if missing:
                 raise CheckpointError(
@@ -246,20 +246,20 @@ class Checkpoint:
         return tokenizer
 
     def require_sound_tokenizer(self) -> None:
-        """Refuse a tokenizer.json that would take this process's time or memory.
+        """Refuse a tokenizer.json that would exhaust this process's time or memory.
 
         Raises:
-            CheckpointError: it would, or it cannot be read.
+            CheckpointError: it is refused, or cannot be read.
         """
         content = self.source.read_text(TOKENIZER_NAME)
         if content is not None:
             require_harmless(content, partial(self.source.malformed, TOKENIZER_NAME))
 
     def load_processor(self, kind: str) -> Any:
-        """Load the `image processor`, the `feature extractor`, which prepares sound, or the `processor` of pages.
+        """Load the `image processor`, the `feature extractor` for audio, or the `processor` for pages.
 
         Raises:
-            CheckpointError: the checkpoint has none, it does not load, or Pillow is not installed.
+            CheckpointError: the checkpoint has none, it cannot be loaded, or Pillow is not installed.
         """
         import transformers
 
@@ -281,7 +281,7 @@ class Checkpoint:
                 f"{' '.join(str(error).split())[:200]}",
                 "pip install 'onnxtool-cli[images]' for pictures",
             ) from error
-        except Exception as error:  # each class checks its settings in its own way, or not at all
+        except Exception as error:  # each class validates its settings differently, or not at all
             raise self.source.unreadable(error) from error
 
     def load_model(
@@ -296,14 +296,14 @@ class Checkpoint:
         """Load the weights into the architecture, in evaluation mode and without caches.
 
         Args:
-            dtype: a torch dtype by name, e.g. `float32`.
-            device: where torch runs it, e.g. `cpu`.
-            attention: transformers' attention implementation; None leaves the choice to it.
-            allow_missing_weights: initialize what the checkpoint does not have instead of raising.
-            allow_unused_weights: leave out what fits nowhere in the architecture instead of raising.
+            dtype: a torch dtype name, e.g. `float32`.
+            device: the torch device, e.g. `cpu`.
+            attention: transformers' attention implementation; None for its default.
+            allow_missing_weights: initialize missing weights instead of raising.
+            allow_unused_weights: ignore weights that fit nowhere in the architecture instead of raising.
 
         Raises:
-            CheckpointError: weights are missing, fit nowhere, or are of another shape or kind than the architecture's.
+            CheckpointError: weights are missing, fit nowhere, or have another shape or kind than the architecture's.
             ProviderError: torch cannot use the device.
         """
         stored = read_headers(self.weight_files, self.source.model_name)
@@ -315,7 +315,7 @@ class Checkpoint:
             self.notes.append(f"the names of all weights begin with {prefix!r}, which was stripped")
             model, info = self._load(dtype, attention, more)
         labels = None if self.adapter is None else self.adapter.num_labels(model)
-        if labels is not None:  # a head of the adapter's own, which the configuration of the base does not count
+        if labels is not None:  # the adapter's own head, which the base's configuration does not count
             self.config.num_labels = labels
             model, info = self._load(dtype, attention, more)
         can_do_without = "add_pooling_layer" in inspect.signature(type(model)).parameters and not allow_missing_weights
@@ -346,8 +346,8 @@ class Checkpoint:
             model = self.adapter.merge(model)
             self.notes.append(self.adapter.note)
         if hasattr(model.config, "use_cache"):
-            model.config.use_cache = False  # caches are no output of an encoder, and none that a user asked for
-        if is_quantized(model) and device == "cpu":  # where it is already, and some quantizers refuse to be moved
+            model.config.use_cache = False  # caches are not outputs of an encoder, and were not requested
+        if is_quantized(model) and device == "cpu":  # it is already there, and some quantizers refuse to be moved
             return model.eval()
         try:
             return model.to(device).eval()
@@ -357,7 +357,7 @@ class Checkpoint:
             ) from error
 
     def _load(self, dtype: str, attention: str | None, more: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Return the model as transformers loads it, told `more` as well, and what it says of its weights."""
+        """Return the model as loaded by transformers with `more` arguments, and its report about the weights."""
         import torch
 
         source = self.source.weights
@@ -365,21 +365,21 @@ class Checkpoint:
         is_lowest = False
         try:
             with quiet(), torch.random.fork_rng(devices=[]), memory_limit(self._most_bytes) as is_lowest:
-                torch.manual_seed(0)  # what has to be made up is the same in every load, and in every export
+                torch.manual_seed(0)  # invented weights are the same in every load, and in every export
                 model, info = model_class.from_pretrained(
                     source.model_name,
                     config=self.config,
                     dtype=getattr(torch, dtype),
-                    use_safetensors=not self.is_pickle,  # of a pickle, torch loads tensors alone (weights_only)
-                    ignore_mismatched_sizes=True,  # told apart by name and shape
+                    use_safetensors=not self.is_pickle,  # torch loads only tensors from a pickle (weights_only)
+                    ignore_mismatched_sizes=True,  # distinguished by name and shape
                     output_loading_info=True,
                     **more,
-                    # transformers would put the adapter into the model, and report its weights instead of the model's.
+                    # transformers would insert the adapter, and report its weights instead of the model's.
                     **({"adapter_kwargs": {"subfolder": "none"}} if self.adapter else {}),
                     **({"attn_implementation": attention} if attention else {}),
                     **source.arguments,
                 )
-        except Exception as error:  # a config of wrong values fails wherever the architecture first uses one
+        except Exception as error:  # invalid configurations fail wherever the architecture first uses a value
             if isinstance(error, MemoryError) or _NO_MEMORY in str(error):
                 if not is_lowest:
                     raise MemoryError from error
@@ -397,17 +397,17 @@ class Checkpoint:
 
     @property
     def _most_bytes(self) -> int:
-        """Return the memory that a model of these weights takes at most; a configuration can ask for any other."""
+        """Return the most memory that a model with these weights takes; a configuration could request any amount."""
         return _BYTES_BESIDE_WEIGHTS + sum(_COPIES * path.stat().st_size for path in self.weight_files)
 
     def _require_shapes(self, info: Mapping[str, Any], model: Any) -> None:
-        """Refuse weights of more layers, or of other shapes, than the configuration says.
+        """Refuse weights with more layers than the configuration, or with other shapes.
 
         Raises:
-            CheckpointError: there are some.
+            CheckpointError: some are refused.
         """
         label = self.source.weights.model_name
-        # A head that another task used may be left over; a layer like those of the model may not.
+        # A leftover head from another task is fine; a leftover layer of the model's kind is not.
         surplus = surplus_layers(model, info["unexpected_keys"])
         if surplus:
             raise CheckpointError(
@@ -426,10 +426,10 @@ class Checkpoint:
     def _account(
         self, info: Mapping[str, Any], model: Any, stored: Mapping[str, StoredTensor], prefix: str
     ) -> list[str]:
-        """Note what became of the stored tensors, and which weights were made up; return those that fit nowhere.
+        """Record the fate of the stored tensors, and which weights were initialized; return those that fit nowhere.
 
         Raises:
-            CheckpointError: as `account` and `require_scaled`.
+            CheckpointError: as for `account` and `require_scaled`.
         """
         label = self.source.weights.model_name
         if self.quantizer:
@@ -449,7 +449,7 @@ class Checkpoint:
             self.notes.append(
                 f"as transformers initializes them, because the checkpoint lacks them: {some(accounts.defaults)}"
             )
-        if self.source.sentence_modules.is_late_interaction:  # Stanford's projection, which a module reads
+        if self.source.sentence_modules.is_late_interaction:  # Stanford's projection, which is read by a module
             elsewhere.add("linear.weight")
         return [name for name in accounts.unknown if name not in elsewhere]
 
@@ -459,17 +459,17 @@ def _digest(path: Path) -> Any:
         return hashlib.file_digest(file, "sha256")
 
 
-_MOST_PARTS = 4096  # layers of the deepest models are some hundreds, experts two thousand
+_MOST_PARTS = 4096  # the deepest models have some hundred layers, and at most two thousand experts
 _MOST_LABELS = 1_000_000
-# What a class of transformers builds one by one, by the names of its settings.
+# Settings for parts that a transformers class creates one by one.
 _PARTS = re.compile(r"(^|_)(n|num|nb)_?(\w+_)?(layers?|blocks?|stages?|experts)$|_layers$|(^|_)depths?$|^layers$")
 
 
 def load_config(source: Source) -> Any:
-    """Read config.json into its class of transformers.
+    """Read config.json into its transformers class.
 
     Raises:
-        CheckpointError: it cannot be read, or transformers does not know its kind of model.
+        CheckpointError: it cannot be read, or transformers does not know its model type.
     """
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -492,12 +492,12 @@ def load_config(source: Source) -> Any:
             f"transformers knows no model_type {model_type!r} (config.json of {source.model_name})",
             (f"did you mean {', '.join(near)}? " if near else "") + "a newer transformers may know it",
         ) from error
-    except Exception as error:  # each configuration checks its values in its own way, or not at all
+    except Exception as error:  # each configuration validates its values differently, or not at all
         raise source.unreadable(error) from error
 
 
 def _require_counts(source: Source, settings: Mapping[str, Json]) -> None:
-    """Refuse more layers, experts or labels than any model has: each is built one by one, for hours and in memory."""
+    """Refuse implausible numbers of layers, experts or labels: creating them would take hours and all memory."""
     for name, value in settings.items():
         if isinstance(value, dict):
             if len(value) > _MOST_LABELS:
@@ -519,10 +519,10 @@ def _too_many(source: Source, name: str, number: float, limit: int) -> Checkpoin
 
 
 def find_class(architecture: str, config: Any, source: Source) -> Any:
-    """Return the class called `architecture`, or transformers' automatic one for a checkpoint with code of its own.
+    """Return the class named `architecture`, or transformers' automatic class for a checkpoint with its own code.
 
     Raises:
-        CheckpointError: transformers has none of this name, it is no model, or it is one of another configuration.
+        CheckpointError: transformers has no such class, it is not a model, or it belongs to another configuration.
     """
     import torch
     import transformers
@@ -538,7 +538,7 @@ def find_class(architecture: str, config: Any, source: Source) -> Any:
             f"(config.json of {source.model_name})",
             f"pass --task: {candidates(config)}; a model with code of its own needs --trust_remote_code",
         )
-    # The bases of a model's classes have weights and no forward.
+    # The base classes of models have weights but no forward.
     is_base = getattr(model_class, "forward", None) is torch.nn.Module.forward
     if not issubclass(model_class, transformers.PreTrainedModel) or is_base:
         raise CheckpointError(
@@ -556,7 +556,7 @@ def find_class(architecture: str, config: Any, source: Source) -> Any:
 
 
 def architecture_for(config: Any, task: str) -> str:
-    """Return the class for `task`: the one that config.json names where it serves it, else transformers' own.
+    """Return the class for `task`: the one in config.json if it is suitable, else transformers' own.
 
     Raises:
         CheckpointError: transformers has none for it.
@@ -575,7 +575,7 @@ def architecture_for(config: Any, task: str) -> str:
 
 
 def base_architecture(config: Any) -> str:
-    """Return the class of the model without a head; of an encoder-decoder, that of its encoder where there is one.
+    """Return the class of the model without a head; for an encoder-decoder, its encoder's class if there is one.
 
     Raises:
         CheckpointError: transformers has none.
@@ -588,31 +588,31 @@ def base_architecture(config: Any) -> str:
 
 
 def candidates(config: Any) -> str:
-    """List the tasks that a configuration could be used for, with their classes."""
+    """List the tasks that a configuration can be used for, with their classes."""
     found = [(task.name, architectures(task, config.model_type)) for task in TASKS]
     return ", ".join(f"{task} ({names[0]})" for task, names in found if names) or "none that onnxtool knows"
 
 
 def task_of_architecture(model_type: str, architecture: str) -> str:
-    """Tell what an architecture is for: one of TASK_NAMES, or `other`."""
+    """Return the task of an architecture: one of TASK_NAMES, or `other`."""
     known = next((task.name for task in TASKS if architecture in architectures(task, model_type)), None)
     return known or next((task.name for task in TASKS if architecture.endswith(task.suffixes)), "other")
 
 
 def architectures(task: Task, model_type: str) -> tuple[str, ...]:
-    """Return the names of the classes that transformers has for a task and a model type."""
+    """Return the names of transformers' classes for a task and model type."""
     import transformers
 
     names: list[str] = []
     for auto_class in task.auto_classes:
-        # Private, and the only list of what exists; by name, so that nothing is imported. transformers 5.23.
+        # Private, but the only list of what exists; it has names only, so nothing is imported. transformers 5.23.
         found = getattr(transformers, auto_class)._model_mapping._model_mapping.get(model_type, ())  # noqa: SLF001
         names += [found] if isinstance(found, str) else found
     return tuple(names)
 
 
 def serves(architecture: str, task: Task) -> bool:
-    """Whether an architecture is for a task, whatever its model type: parts of larger models have their own."""
+    """Return whether an architecture is for a task, for any model type: parts of larger models have their own."""
     import transformers
 
     for auto_class in task.auto_classes:

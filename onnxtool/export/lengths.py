@@ -1,10 +1,10 @@
-"""The lengths of texts that a file is verified on: its maximum, and both sides of every threshold on the way there.
+"""Text lengths that a file is verified on: its maximum, and both sides of every threshold below it.
 
-A model may compute otherwise from some length on: block-sparse attention, windows, chunks, another scale of its rotary
-positions. A trace holds one of the two, or a comparison that may be one off. Thresholds are read from the names of a
-configuration and from what a graph compares sizes with; what neither shows differs at the maximum.
+From some length on, a model may compute differently: block-sparse attention, windows, chunks, another scale of its
+rotary positions. A trace contains one of the two, or a comparison that may be off by one. Thresholds are read from
+configuration names and from comparisons with sizes in the graph; anything else shows up at the maximum.
 
-Letters of shapes: S sequence.
+Shape letters: S sequence.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from onnxtool.graph.edit import constant
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.timing import available_memory_bytes
 
-# Operations of a run at the maximum, and of those at all thresholds together. A budget of work and not of seconds,
-# so that an export gives the same file on every machine. With two cores a teraflop takes PyTorch about 7 s and the file
-# 14 s; a base model of 8192 tokens (ModernBERT, nomic-embed, gte) takes 4 to 6.
+# Operations for a run at the maximum, and for runs at all thresholds together. The budget is in work, not in seconds,
+# so that an export gives the same file on every machine. On two cores, PyTorch takes about 7 s per teraflop and the
+# file 14 s; a base model with 8192 tokens (ModernBERT, nomic-embed, gte) needs 4 to 6 teraflop.
 WORK = 12e12
-# What models without a maximum are verified up to, and their files are for: transformers, and tables without a layer.
+# The maximum for models that state none, in verification and use: transformers, and tables without a layer.
 _UNLIMITED, _UNLIMITED_TABLE = 4096, 1 << 16
-_STEP = 1024  # of a maximum that is within the budget
-_SHORTEST = 16  # smaller numbers are no lengths, and the usual cases lie on both sides of them
-# How many tensors of the size of all scores of an attention are in memory at once, and how many of all outputs.
+_STEP = 1024  # for a maximum limited by the budget
+_SHORTEST = 16  # smaller numbers are not lengths, and the usual cases are on both sides of them
+# How many tensors the size of all attention scores are in memory at once, and how many the size of all outputs.
 _COPIES = 5
 _SHARE_OF_MEMORY = 0.7
 
@@ -45,7 +45,7 @@ _NAMES = re.compile(r"window|block|chunk|local|radius|position_embeddings|seq_le
 _COMPARISONS = frozenset(
     ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Clip", "Div")
 )
-# What makes a size, or positions up to it, out of another one.
+# Operators that compute a size, or positions up to it, from another one.
 _ARITHMETIC = frozenset(
     (
         *("Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Identity", "Concat", "Reshape", "Expand", "Range"),
@@ -56,14 +56,14 @@ _ARITHMETIC = frozenset(
 
 @dataclass(frozen=True)
 class Work:
-    """What a run of a model takes.
+    """The cost of running a model.
 
     Attributes:
-        parameters: the numbers that each token is multiplied with.
-        layers: of attention.
-        width: of queries, all heads together.
-        heads: of an attention.
-        outputs: the numbers of a token's output.
+        parameters: the number of weights that each token is multiplied by.
+        layers: the number of attention layers.
+        width: the query width, all heads together.
+        heads: the number of attention heads.
+        outputs: the number of outputs per token.
     """
 
     parameters: int
@@ -74,11 +74,11 @@ class Work:
 
     @classmethod
     def of(cls, model: Any) -> Work:
-        """Count the weights of a model, and read its sizes; one that names no layers or heads has none."""
+        """Count a model's weights, and read its sizes; unnamed layers or heads count as zero."""
         import torch
 
         tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
-        # An output layer that is tied to the embedding is multiplied with as well.
+        # An output layer tied to the embedding is also multiplied by.
         parameters = sum(
             weight.numel()
             for module in model.modules()
@@ -91,24 +91,24 @@ class Work:
         return cls(parameters, layers, width, heads, words if has_logits else width)
 
     def operations(self, length: int) -> float:
-        """Return the additions and multiplications for a text of `length` tokens."""
+        """Return the additions and multiplications for a text with `length` tokens."""
         return 2.0 * length * (self.parameters + 2 * self.layers * self.width * length)
 
     def memory_bytes(self, length: int) -> int:
-        """Return about what a run takes beside the weights: the scores of a layer, and the outputs."""
+        """Return the approximate memory of a run in addition to weights: one layer's scores, and the outputs."""
         return 4 * _COPIES * length * (self.heads * length + self.outputs)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long texts are that a file is for and verified on.
+    """The text lengths that a file supports and is verified on.
 
     Attributes:
-        stated: the most tokens by configuration and tokenizer; None for no limit.
-        longest: the most tokens that the file is for; None for no limit, or where it takes no texts.
-        work: what a run takes; None for a file that is not verified, or whose texts are of one length.
-        thresholds: lengths from which on the model may compute otherwise.
-        why: why `longest` is not `stated`; empty where it is.
+        stated: the maximum number of tokens by configuration and tokenizer; None for no limit.
+        longest: the maximum number of tokens the file supports; None for no limit, or if it takes no text.
+        work: the cost of a run; None if the file is not verified, or its texts have a single length.
+        thresholds: lengths from which the model may compute differently.
+        why: why `longest` differs from `stated`; empty if it does not.
     """
 
     stated: int | None
@@ -119,16 +119,16 @@ class Lengths:
 
     @classmethod
     def of(cls, model: Any, stated: int | None, *, asked: int | None, verified: bool) -> Lengths:
-        """Choose how long texts are that a file is for: as many tokens as the model takes and the budget allows.
+        """Choose the text lengths that a file supports: as many tokens as the model accepts and the budget allows.
 
         Args:
-            model: a transformers model of texts.
-            stated: the most tokens by configuration and tokenizer.
-            asked: what a user wants it to be for, whatever that takes.
-            verified: whether the file will be verified; else nothing is spent.
+            model: a transformers model for text.
+            stated: the maximum number of tokens by configuration and tokenizer.
+            asked: the length requested by the user, at any cost.
+            verified: whether the file will be verified; otherwise no budget applies.
 
         Raises:
-            ExportError: the model does not take as many tokens as were asked for.
+            ExportError: the model does not accept as many tokens as requested.
         """
         if asked is not None and stated is not None and asked > stated:
             raise ExportError(
@@ -150,21 +150,21 @@ class Lengths:
         return cls(stated, longest, work, tuple(thresholds), why)
 
     def up_to(self, longest: int, why: str) -> Lengths:
-        """Return those of a file that is for shorter texts."""
+        """Return the lengths for a file that supports only shorter texts."""
         return replace(self, longest=longest, why=why)
 
     @classmethod
     def fixed(cls, length: int | None) -> Lengths:
-        """Return those of a file whose texts have one length; None where it takes none."""
+        """Return the lengths for a file with a single text length; None if it takes no text."""
         return cls(length, length)
 
     def seen_in(self, graph: ir.Model) -> Lengths:
-        """Return these with the thresholds of a graph."""
+        """Return these lengths with a graph's thresholds added."""
         return self if self.work is None else replace(self, thresholds=(*self.thresholds, *size_thresholds(graph)))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the maximum."""
+        """Notes for the user about the maximum."""
         notes = []
         if self.why:
             stated = "" if self.stated is None else f", of the {self.stated} that the checkpoint states"
@@ -179,13 +179,14 @@ class Lengths:
         return tuple(notes)
 
     def beyond(self, covered: int, *, steps: int = 0) -> tuple[int, ...]:
-        """Return the lengths to verify beside the usual cases, the longest first.
+        """Return the lengths to verify in addition to the usual cases, longest first.
 
-        The maximum comes before thresholds where the budget does not allow all, and low ones before higher ones.
+        If the budget does not allow all, the maximum comes before thresholds, and low thresholds before high ones.
 
         Args:
-            covered: the most tokens of the usual cases.
-            steps: the tokens that a generation adds to its prompt; it is to cross a threshold, and to begin behind it.
+            covered: the maximum number of tokens in the usual cases.
+            steps: the tokens that a generation adds to its prompt; it should cross a threshold, and also start beyond
+                it.
         """
         if self.work is None or self.longest is None:
             return ()
@@ -200,7 +201,7 @@ class Lengths:
 
 
 def config_thresholds(content: Any) -> Iterator[int]:
-    """Yield the numbers of a configuration, of any depth, whose names speak of windows, blocks, chunks or positions."""
+    """Yield configuration numbers, at any depth, whose names mention windows, blocks, chunks or positions."""
     for name, value in content.items():
         if isinstance(value, dict):
             yield from config_thresholds(value)
@@ -213,7 +214,7 @@ def config_thresholds(content: Any) -> Iterator[int]:
 
 
 def size_thresholds(model: ir.Model) -> set[int]:
-    """Return the numbers that a graph compares sizes of its inputs with, or positions up to these."""
+    """Return the numbers that a graph compares with its input sizes, or with positions up to these."""
     sizes: set[ir.Value] = set()
     found: set[int] = set()
     for node in model.graph.all_nodes():
@@ -229,7 +230,7 @@ def size_thresholds(model: ir.Model) -> set[int]:
 
 
 def _integers(value: ir.Value) -> Iterable[int]:
-    """Return the absolute number in a constant of one whole number, and nothing of any other value."""
+    """Return the absolute value of a one-element integer constant; nothing for any other value."""
     array = constant(value)
     if array is None or array.size != 1 or array.dtype.kind not in "iuf":
         return ()
@@ -238,7 +239,7 @@ def _integers(value: ir.Value) -> Iterable[int]:
 
 
 def _affordable(work: Work, longest: int) -> tuple[int, str]:
-    """Return how many of `longest` tokens are within the budget and the memory, and why not more."""
+    """Return how many of `longest` tokens the budget and memory allow, and why not more."""
     memory = available_memory_bytes()
     for length in (longest, *range((longest - 1) // _STEP * _STEP, LONGEST_CASE, -_STEP)):
         fits = memory is None or work.memory_bytes(length) <= memory * _SHARE_OF_MEMORY
@@ -258,9 +259,9 @@ def _affordable(work: Work, longest: int) -> tuple[int, str]:
 
 
 def _first_number(config: Any, names: Iterable[str]) -> int:
-    """Return the first of these figures that a configuration has; 0 without any."""
+    """Return the first of these numbers that a configuration has; 0 if there is none."""
     for name in names:
-        with contextlib.suppress(RuntimeError):  # of transformers, for a figure that its layers do not share
+        with contextlib.suppress(RuntimeError):  # from transformers, for a number that differs between layers
             if isinstance(value := getattr(config, name, None), int):
                 return value
     return 0

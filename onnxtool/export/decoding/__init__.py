@@ -1,1 +1,1 @@
-"""Decoders with their cache as inputs and outputs: how they are traced, and verified by generating."""
+"""Decoders with their cache as inputs and outputs: trace them, and verify them by generating."""

@@ -1,11 +1,11 @@
-"""Export an encoder-decoder for generation: a graph for the encoder, and one for the decoder's steps.
+"""Export an encoder-decoder for generation: one graph for the encoder, and one for the decoder's steps.
 
-The encoder's graph ends in the keys and values of cross attention, so that they are computed once for a text; the
-decoder's takes them as a part of its cache, and never the encoder's states. What the two write, token by token, is
-compared with what `generate` writes.
+The encoder's graph ends in the keys and values of cross attention, so that they are computed once per text; the decoder
+takes them as part of its cache, and never reads the encoder's states. The two graphs generate token by token, and the
+result is compared with `generate`.
 
-Letters of shapes: B batch, T tokens of the encoder, S tokens given to the decoder, P tokens before them, K tokens of a
-prompt of the decoder, N generated tokens, V vocabulary, H heads, D width of a head.
+Shape letters: B batch, T encoder tokens, S tokens given to the decoder, P tokens before them, K tokens in a decoder
+prompt, N generated tokens, V vocabulary, H heads, D head size.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from onnxtool.verification import Verification
 ENCODER_MASK = "encoder_attention_mask"
 WITHOUT_CACHE = "export it with --task text2text-generation, which is without a cache"
 
-# As optimum and Transformers.js call the two caches, and transformers' EncoderDecoderCache.
+# The names of the two caches in optimum and Transformers.js, and in transformers' EncoderDecoderCache.
 _CACHES = {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"}
 _PARTS = {"key": "keys", "value": "values"}
-_SAME = 1e-3  # of the largest logit: far above rounding, far below what another token does
-_STEPS = 2  # tokens of the traced step; of one, the tracer would fix the number
+_SAME = 1e-3  # relative to the largest logit: far above rounding, far below the effect of another token
+_STEPS = 2  # tokens in the traced step; with one, the tracer would fix the number
 
 Cache = dict[str, Any]
 """Tensors float [B, H, S or T, D] by name, e.g. `past_key_values.0.decoder.key`."""
@@ -63,12 +63,12 @@ Cache = dict[str, Any]
 
 @dataclass(frozen=True)
 class EncoderDecoder:
-    """An encoder-decoder of transformers, taken apart into the two calls that generation makes.
+    """A transformers encoder-decoder, split into the two calls that generation makes.
 
     Attributes:
         model: in evaluation mode.
-        start_id: what every text of the decoder begins with.
-        in_parallel: whether the decoder takes several tokens at once where it has a cache; ProphetNet takes one.
+        start_id: the first token of every decoder text.
+        in_parallel: whether the decoder takes several tokens at once with a cache; ProphetNet takes one.
     """
 
     model: Any
@@ -77,10 +77,11 @@ class EncoderDecoder:
 
     @classmethod
     def of(cls, model: Any, feeds: Feeds, start_id: int) -> EncoderDecoder:
-        """Find out how the decoder goes with its cache, by running it on `feeds`, the inputs of the encoder.
+        """Determine how the decoder works with its cache, by running it on the encoder inputs `feeds`.
 
         Raises:
-            ExportError: it has no cache of this kind, needs more than it, or does not stand for the tokens before.
+            ExportError: it has no cache of this kind, needs more than the cache, or the cache does not replace earlier
+                tokens.
         """
         import torch
 
@@ -110,7 +111,7 @@ class EncoderDecoder:
         return cls(model, start_id, in_parallel)
 
     def encode(self, inputs: Mapping[str, Any]) -> Cache:
-        """Return the cache before the first token: keys and values of cross attention, and none of self-attention."""
+        """Return the cache before the first token: cross-attention keys and values, with empty self-attention."""
         states = self.model.get_encoder()(**inputs, return_dict=True)
         first = inputs[MASK].new_full((inputs[MASK].shape[0], 1), self.start_id)
         outputs = self._call(first, inputs[MASK], states, _empty())
@@ -118,9 +119,9 @@ class EncoderDecoder:
         return {name: tensor if ".encoder." in name else tensor[:, :, :0] for name, tensor in cache.items()}
 
     def decode(self, ids: Any, mask: Any, cache: Cache, *, states: float = 0.0) -> tuple[Any, Cache]:
-        """Run S tokens int64 [B, S] onto a cache; return their logits [B, S, V] and the cache of self-attention after.
+        """Run S tokens, int64 [B, S], on a cache; return their logits [B, S, V] and the updated self-attention cache.
 
-        Of the encoder's states the decoder sees the shape alone: all of them are the number `states`.
+        The decoder sees only the shape of the encoder's states: all their elements are the number `states`.
         """
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -157,20 +158,20 @@ def trace_encoder_decoder(
 
     Args:
         parts: the model.
-        feeds: the inputs of the encoder to trace on, no axis of size 1 that is dynamic.
-        strategy: how.
-        encoder_shapes: the encoder's inputs with the names of their axes.
-        opset: None for the exporter's own.
+        feeds: the encoder inputs to trace on; no dynamic axis may have size 1.
+        strategy: how to trace.
+        encoder_shapes: the encoder inputs with their axis names.
+        opset: None for the exporter's default.
 
     Returns:
-        The decoder, which takes input_ids int64 [B, S], encoder_attention_mask int64 [B, T], keys and values of
-        self-attention [B, H, P, D] and of cross attention [B, H, T, D], and gives logits [B, S, V] and the keys and
-        values of self-attention after these tokens. P may be 0. S is 1 where the model takes no more with a cache.
-        And the encoder, which takes what the tokenizer gives, and gives `present.0.encoder.key` and so on, which every
-        call of the decoder takes as `past_key_values.0.encoder.key`.
+        The decoder and the encoder. The decoder takes input_ids int64 [B, S], encoder_attention_mask int64 [B, T], and
+        keys and values of self-attention [B, H, P, D] and cross attention [B, H, T, D]; it returns logits [B, S, V] and
+        the self-attention keys and values after these tokens. P may be 0. S is 1 if the model accepts no more with a
+        cache. The encoder takes the tokenizer's output, and returns `present.0.encoder.key` and so on, which every
+        decoder call takes as `past_key_values.0.encoder.key`.
 
     Raises:
-        ExportError: one of them cannot be traced, or does not follow the model.
+        ExportError: one of them cannot be traced, or does not match the model.
     """
     import torch
 
@@ -217,7 +218,7 @@ def _trace(
     strategy: ExportStrategy,
     opset: int | None,
 ) -> ir.Model:
-    """Trace `run`, a function of tensors by name, as the forward of the model; see `onnxtool.export.tracing.trace`."""
+    """Trace `run`, a function of named tensors, as the forward of the model; see `onnxtool.export.tracing.trace`."""
     plain = {name: _plain(name) for name in (*signature.inputs, *signature.outputs)}
     named = {short: name for name, short in plain.items()}
 
@@ -240,12 +241,12 @@ def _trace(
 
 
 def _plain(name: str) -> str:
-    """Return a name that a parameter of a function can have."""
+    """Return a name that is valid for a function parameter."""
     return name.replace(".", "_")
 
 
 def _words(model: Any, inputs: Mapping[str, Any], start_id: int) -> Any:
-    """Return ids for the decoder: int64 [B, 2], the first of which starts a text."""
+    """Return ids for the decoder: int64 [B, 2]; the first one starts a text."""
     import torch
 
     words = inputs[MASK].new_full((inputs[MASK].shape[0], _STEPS), start_id)
@@ -255,7 +256,7 @@ def _words(model: Any, inputs: Mapping[str, Any], start_id: int) -> Any:
 
 
 def _without_cache(model: Any, inputs: Mapping[str, Any], words: Any) -> Any:
-    """Return the logits of the decoder's tokens without anything of a cache, none of them taken for padding."""
+    """Return the decoder's logits without any cache, with no token treated as padding."""
     masks = {"decoder_attention_mask": words.new_ones(words.shape)}
     masks = {name: mask for name, mask in masks.items() if name in inspect.signature(model.forward).parameters}
     return model(**inputs, **masks, decoder_input_ids=words, use_cache=False, return_dict=True).logits
@@ -272,9 +273,9 @@ def _empty() -> Any:
 
 
 def _filled(cache: Cache) -> Any:
-    """Put tensors into a cache as `generate` has it after the first step, where cross attention is computed already.
+    """Put tensors into a cache in the state after `generate`'s first step, with cross attention already computed.
 
-    Its layers keep all tokens, also those with a window, whose mask slides all the same.
+    Its layers keep all tokens, including layers with a sliding window, whose mask still slides.
     """
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
@@ -287,10 +288,10 @@ def _filled(cache: Cache) -> Any:
 
 
 def _tensors(cache: Any) -> Cache:
-    """Return the tensors of transformers' cache by the names they have in the file.
+    """Return the tensors of transformers' cache, by their names in the file.
 
     Raises:
-        ExportError: it is of another kind.
+        ExportError: the cache is of another kind.
     """
     if not all(hasattr(cache, attribute) for attribute in _CACHES.values()):
         raise ExportError(f"its cache is a {type(cache).__name__}", WITHOUT_CACHE)
@@ -303,7 +304,7 @@ def _tensors(cache: Any) -> Cache:
 
 
 def _with_routers(states: Any) -> Any:
-    """Let the states of an encoder have no figures of a mixture of experts, which NLLB's model looks up."""
+    """Give encoder states empty mixture-of-experts statistics, which NLLB's model looks up."""
     if not hasattr(states, "router_logits"):
         states.router_logits = None
     return states
@@ -311,16 +312,16 @@ def _with_routers(states: Any) -> Any:
 
 @dataclass(frozen=True)
 class EncoderDecoderPipeline:
-    """An encoder-decoder with its cache: a graph for the text, and one for the steps of the decoder.
+    """An encoder-decoder with its cache: one graph for the text, and one for the decoder's steps.
 
     Attributes:
-        modality: what the encoder takes.
-        signature: of the whole model, with every axis dynamic that it leaves open.
-        start_id: what every text of the decoder begins with.
+        modality: the encoder's inputs.
+        signature: of the whole model; all axes that it leaves open are dynamic.
+        start_id: the first token of every decoder text.
         in_parallel: whether the decoder takes several tokens at once.
-        longest: the most tokens that the decoder takes; None for no limit.
-        vocabulary_size: how many ids the decoder knows.
-        default_attention: what transformers chooses for this model.
+        longest: the maximum number of decoder tokens; None for no limit.
+        vocabulary_size: the number of ids the decoder knows.
+        default_attention: transformers' choice for this model.
         is_verified: whether the files will be compared with PyTorch.
     """
 
@@ -337,10 +338,10 @@ class EncoderDecoderPipeline:
 
     @classmethod
     def of(cls, model: Any, modality: Modality, *, is_verified: bool) -> EncoderDecoderPipeline:
-        """Find out about a loaded model what no strategy changes.
+        """Determine everything about a loaded model that does not depend on the strategy.
 
         Raises:
-            ExportError: it is no encoder-decoder of texts, or does not go with a cache.
+            ExportError: it is not an encoder-decoder for text, or does not work with a cache.
         """
         if text_of(modality) is None or not isinstance(modality, WithDecoder):
             raise ExportError(f"{type(model).__name__} is no encoder-decoder of texts", WITHOUT_CACHE)
@@ -359,7 +360,7 @@ class EncoderDecoderPipeline:
         )
 
     def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
-        """List the strategies: TorchScript first where the files are verified, which takes a twentieth of the time."""
+        """List the strategies: TorchScript first if the files are verified, as it takes a twentieth of the time."""
         axes = [replace(axis, is_covered=True) for axis in self.signature.axes if axis.name != DECODER_SEQUENCE]
         return strategies_for(exporter, axes, self.default_attention, verified=verified)
 
@@ -374,39 +375,39 @@ class EncoderDecoderPipeline:
         return trace_encoder_decoder(parts, sample, strategy, shapes, opset)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Let the model generate; with `lengths` from texts of so many tokens."""
+        """Make the model generate; with `lengths`, from texts with these numbers of tokens."""
         parts = EncoderDecoder(model, self.start_id, self.in_parallel)
         reference = EncoderDecoderReference(parts, self.modality, self._verified_answer, self.vocabulary_size)
         return reference.reference_outputs({**self.signature.given, **strategy.fixed}, lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Let the files generate, token by token."""
+        """Make the files generate, token by token."""
         return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
 
     @property
     def _verified_answer(self) -> int | None:
-        """The most tokens of the decoder that verification reaches; None for no limit."""
+        """The maximum number of decoder tokens that verification reaches; None for no limit."""
         return min(self.longest or LONGEST_CASE, LONGEST_CASE) if self.in_parallel else self.longest
 
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
-        """Describe the inputs of decoder and encoder, by the texts that PyTorch generated from; unverified, by all."""
+        """Describe the decoder and encoder inputs, using the texts PyTorch generated from, or all if unverified."""
         decoder = {IDS: InputKind(KIND_OF_IDS, self.vocabulary_size), ENCODER_MASK: InputKind(KIND_OF_MASK)}
         sizes = {**self.signature.given, **strategy.fixed}
         return (decoder, ()), (self.modality.kinds, self.modality.cases(sizes) if cases is None else cases)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
-        """Return what the decoder at `path` says of its encoder and its limit, and the encoder of its decoder."""
+        """Return the metadata that links the decoder at `path` and its encoder, with the decoder's limit."""
         longest = self._longest_answer
         limit = {} if longest is None else {MAX_DECODER_LENGTH_KEY: str(longest)}
         return {ENCODER_KEY: encoder_path(path).name, **limit}, {DECODER_KEY: path.name}
 
     @property
     def _longest_answer(self) -> int | None:
-        """The most tokens of the decoder that the files are for; None for no limit."""
+        """The maximum number of decoder tokens that the files support; None for no limit."""
         return self._verified_answer if self.is_verified else self.longest
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
-        """Say which axes are fixed, and which inputs are not there."""
+        """List fixed axes and missing inputs."""
         sizes = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
         given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
         fixed = ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items())
@@ -419,12 +420,12 @@ class EncoderDecoderPipeline:
 
 
 def encoder_path(path: Path) -> Path:
-    """Return where the encoder of the graph at `path` is: `NAME-encoder.onnx` beside `NAME.onnx`."""
+    """Return the path of the encoder for the graph at `path`: `NAME-encoder.onnx` next to `NAME.onnx`."""
     return path.with_name(f"{path.stem}-encoder{path.suffix}")
 
 
 def _start_of(model: Any, otherwise: int) -> int:
-    """Return what texts of the decoder begin with, as `generate` looks it up."""
+    """Return the first token of decoder texts, looked up as in `generate`."""
     configs = (model.generation_config, model.config)
     names = ("decoder_start_token_id", "bos_token_id")
     found = (getattr(config, name, None) for name in names for config in configs)
@@ -433,18 +434,18 @@ def _start_of(model: Any, otherwise: int) -> int:
 
 PROMPT = "decoder_input_ids"
 
-# K of one case after the other. The longest is past the distances that T5 tells apart, of which it has 32 kinds.
+# K for successive cases. The longest exceeds the distances that T5 distinguishes, which fall into 32 buckets.
 _LENGTHS = (1, 5, 1, 70, 2)
 
 
 @dataclass(frozen=True)
 class EncoderDecoderReference:
-    """The PyTorch model that the two graphs have to agree with.
+    """The PyTorch model that the two graphs must match.
 
     Attributes:
-        modality: what the encoder takes.
-        longest: the most tokens that the decoder takes; None for no limit.
-        vocabulary_size: how many ids the decoder knows.
+        modality: the encoder's inputs.
+        longest: the maximum number of decoder tokens; None for no limit.
+        vocabulary_size: the number of ids the decoder knows.
     """
 
     parts: EncoderDecoder
@@ -453,13 +454,13 @@ class EncoderDecoderReference:
     vocabulary_size: int
 
     def reference_outputs(self, fixed: Sizes, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Let the model generate from texts of many lengths, alone and together; with `lengths` from such texts."""
+        """Make the model generate from texts of many lengths, alone and batched; with `lengths`, from such texts."""
         if lengths:
             start = np.array([[self.parts.start_id]])
             texts = [text_case(self.modality, fixed, length) for length in lengths]
             cases = [replace(text, feeds={**text.feeds, PROMPT: start}) for text in texts]
             return run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
-        # All that a row says depends on all of its text, and none of it is padding.
+        # Everything in a row depends on all of its text, and none of it is padding.
         return run_reference(self.run, list(self._cases(fixed)), name="PyTorch", sequences=frozenset())
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -480,7 +481,7 @@ class EncoderDecoderReference:
         lengths = tuple(min(length, longest) for length in _LENGTHS) if self.parts.in_parallel else (1,)
         numbers: dict[str, int] = {}
         for number, case in enumerate(self.modality.cases(fixed)):
-            number = numbers[case.description] = numbers.get(case.like, number)  # padding apart, the same prompt
+            number = numbers[case.description] = numbers.get(case.like, number)  # the same prompt apart from padding
             length = lengths[number % len(lengths)]
             batch = len(next(iter(case.feeds.values())))
             prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
@@ -498,12 +499,12 @@ class EncoderDecoderReference:
 def verify_encoder_decoder(
     encoder: Path, decoder: Path, reference: ReferenceOutputs, tolerance: Tolerance
 ) -> Verification:
-    """Let the files generate from the same texts, from their own choices and their own cache, and compare.
+    """Make the files generate from the same texts, using their own choices and cache, and compare.
 
-    Prompts of the decoder are given as a whole and, where they are long, in two pieces.
+    Decoder prompts are passed as a whole and, if long, also in two pieces.
 
     Raises:
-        VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.
+        VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
     """
     first, step = (open_session(path, provider="cpu") for path in (encoder, decoder))
     cases: list[Case] = []
@@ -523,13 +524,13 @@ def verify_encoder_decoder(
 def generate_from_text(
     encoder: Session, decoder: Session, feeds: Mapping[str, NDArray[Any]], tolerance: Tolerance
 ) -> NDArray[Any]:
-    """Generate greedily with two exported graphs, the cache of each step fed to the next.
+    """Generate greedily with two exported graphs, feeding each step's cache to the next.
 
     Args:
-        encoder: a graph of `trace_encoder_decoder`.
-        decoder: the other one.
-        feeds: the encoder's inputs, a prompt for the decoder int64 [B, K], and the tokens to take in place of others
-            whose logit is the same within `tolerance`, int64 [B, N].
+        encoder: a graph from `trace_encoder_decoder`.
+        decoder: the other graph.
+        feeds: the encoder inputs, a decoder prompt int64 [B, K], and tokens int64 [B, N] to take instead of others
+            whose logit is the same within `tolerance`.
         tolerance: what counts as a tie.
 
     Returns:
@@ -554,7 +555,7 @@ def generate_from_text(
 
 
 def _pieces(prompt: NDArray[np.int64], decoder: Session) -> list[NDArray[np.int64]]:
-    """Cut a prompt into what each call takes: all of a short one, a long one in two, or a token at a time."""
+    """Split a prompt into pieces, one per call: all of a short prompt, a long one in two, or token by token."""
     ids = next(info for info in decoder.model.structure.inputs if info.name == IDS)
     length = prompt.shape[1]
     size = 1 if ids.shape[1] == 1 else length if length < 4 else -(-length // 2)

@@ -1,6 +1,6 @@
 """Export a decoder with its cache, and verify what the file generates, token by token, against `generate`.
 
-Letters of shapes: B batch, S tokens of a prompt, N generated tokens, V vocabulary.
+Shape letters: B batch, S prompt tokens, N generated tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from onnxtool.verification import Verification
 
 # One from the prompt, eight from the cache.
 NEW_TOKENS = 9
-# What `generate` chose, by which the candidate breaks its ties; see `choose`.
+# The tokens that `generate` chose, used to break ties; see `choose`.
 GENERATED = "generated"
-# How many tokens of the prompt each call takes, where it is more than one call.
+# The number of prompt tokens per call, if there is more than one call.
 PIECES = "pieces"
 
-# Logits of a long prompt would fill the memory; those of its end depend on all of it.
+# Logits of a long prompt would fill memory; those at its end depend on all of it.
 _COMPARED_PROMPT = 64
 _LONGEST = 1024
 _WINDOWS = ("sliding_window", "attention_chunk_size", "local_attention", "attention_window_size", "window_size")
@@ -56,11 +56,11 @@ class GenerationPipeline:
     """A decoder with its cache as inputs and outputs: one graph for prompts and for the tokens after them.
 
     Attributes:
-        modality: what goes into the model; of it the file takes the text.
+        modality: the model's inputs; the file takes only the text.
     """
 
     steps: ClassVar[int] = NEW_TOKENS
-    signature: ClassVar[None] = None  # the tracer finds it
+    signature: ClassVar[None] = None  # determined by the tracer
 
     modality: Modality
 
@@ -72,30 +72,30 @@ class GenerationPipeline:
                 yield ExportStrategy(dynamo, attention, prompts=prompts)
 
     def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> tuple[ir.Model, ...]:
-        """Trace the step that `generate` takes."""
+        """Trace one step of `generate`."""
         return (trace_with_cache(model, prompts=strategy.prompts, opset=opset),)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Let the model generate; with `lengths` up to so many tokens."""
+        """Make the model generate; with `lengths`, up to these numbers of tokens."""
         text = text_of(self.modality)
         tokenizer, longest = (None, None) if text is None else (text.tokenizer, text.longest)
         return GenerationReference(model, tokenizer, longest).reference_outputs(lengths)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Let the file generate, token by token."""
+        """Make the file generate, token by token."""
         return verify_generation(path, reference, tolerance)
 
     def inputs(self, _strategy: ExportStrategy, _cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
-        """Describe ids and mask: any number of tokens goes into the graph, after any number of tokens."""
+        """Describe ids and mask: the graph takes any number of tokens, after any number of tokens."""
         text = text_of(self.modality)
         return (({} if text is None else text.kinds, ()),)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
-        """Return what each graph says of the others: there are none."""
+        """Return the graphs' metadata about each other: there is none."""
         return ({},)
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
-        """Say where prompts are slow, and which inputs are not there."""
+        """Report slow prompts and missing inputs."""
         slow = (
             f"prompts run {strategy.prompts}: {architecture} carries states, and its prompts cannot be traced at once"
         )
@@ -104,11 +104,11 @@ class GenerationPipeline:
 
 @dataclass(frozen=True)
 class GenerationReference:
-    """The PyTorch model that a graph with a cache has to agree with.
+    """The PyTorch model that a graph with a cache must match.
 
     Attributes:
-        tokenizer: for a prompt of real text; None for a model that has none.
-        longest: the most tokens that prompt and generated text may have together; None for no limit.
+        tokenizer: for a prompt with real text; None if the model has none.
+        longest: the maximum number of tokens in prompt and generated text together; None for no limit.
     """
 
     model: Any
@@ -116,9 +116,9 @@ class GenerationReference:
     longest: int | None
 
     def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Let the model generate from prompts of many lengths, alone and together.
+        """Make the model generate from prompts of many lengths, alone and batched.
 
-        With `lengths` it is from prompts after which there are so many tokens, in their order.
+        With `lengths`, from prompts that end in these total numbers of tokens, in order.
         """
         if not lengths:
             return run_reference(self.run, list(self._cases()), name="PyTorch")
@@ -131,7 +131,7 @@ class GenerationReference:
         return run_reference(self.run, cases, name="PyTorch", refusal=ExportError)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] of the prompt and each step."""
+        """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] for the prompt and each step."""
         import torch
 
         generated = generate_with_pytorch(self.model, feeds, WITHOUT_CACHE)
@@ -155,10 +155,10 @@ class GenerationReference:
         window = next((size for size in windows if isinstance(size, int) and 4 < size < longest - 3), None)
         generator = np.random.default_rng(0)
         words = self._words()
-        # The longest comes first: BigBird takes a short text as the reason to compute otherwise from then on.
+        # The longest comes first: after a short text, BigBird switches to another computation for good.
         for description, lengths in _prompts(longest, window):
             mask = _left_padded([min(length, longest) for length in lengths])
-            # Under the padding are words as well, so that a mask which is not applied shows.
+            # Padding positions also hold words, so that an unapplied mask is detected.
             yield _case(description, generator.choice(words, mask.shape), mask)
         if self.tokenizer is not None:
             padded = self.tokenizer.pad_token is not None
@@ -175,7 +175,7 @@ class GenerationReference:
             yield _case("real text", ids, mask)
 
     def _words(self) -> NDArray[np.int64]:
-        """Return the ids of text: an id of a picture or a sound would need a picture or a sound."""
+        """Return the ids of text tokens: ids for images or audio would need an image or audio."""
         special: set[int] = set()
         for config in (self.model.config, self.model.config.get_text_config()):
             for name, value in config.to_dict().items():
@@ -185,16 +185,16 @@ class GenerationReference:
 
 
 def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: str, **ids: int) -> NDArray[np.float32]:
-    """Let a model generate N tokens greedily, and return the logits of each step: float32 [B, N, V].
+    """Make a model generate N tokens greedily, and return the logits of each step: float32 [B, N, V].
 
     Args:
-        model: of transformers.
-        feeds: what `generate` takes.
-        hint: the way out for a model that does not generate.
-        ids: special tokens instead of the model's own, by their names in a generation config.
+        model: a transformers model.
+        feeds: the inputs of `generate`.
+        hint: the hint for a model that cannot generate.
+        ids: special tokens to use instead of the model's own, by their names in a generation config.
 
     Raises:
-        ExportError: the model does not generate from them.
+        ExportError: the model cannot generate from them.
     """
     import torch
 
@@ -213,13 +213,13 @@ def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: s
 
 
 def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-    """Let the file at `path` generate from the same prompts, from its own choices and its own cache, and compare.
+    """Make the file at `path` generate from the same prompts, using its own choices and cache, and compare.
 
-    Prompts with padding are given once as a whole and once in two pieces, the second onto the cache of the first, as
-    a chat goes on; the reference outputs of the whole prompt hold for both.
+    Prompts with padding are passed once as a whole and once in two pieces, the second on the cache of the first, as in
+    a chat; the reference outputs for the whole prompt hold for both.
 
     Raises:
-        VerificationError: logits differ by more than `tolerance` at any step, which they do after another token.
+        VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
     """
     session = open_session(path, provider="cpu")
     cases: list[Case] = []
@@ -246,18 +246,18 @@ def generate(
     new_tokens: int = NEW_TOKENS,
     tolerance: Tolerance | None = None,
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Generate greedily with an exported graph, the cache of each step fed to the next.
+    """Generate greedily with an exported graph, feeding each step's cache to the next.
 
     Args:
-        session: a graph of `trace_with_cache`.
-        feeds: ids int64 [B, S], padded on the left, and their mask; optionally how many tokens of the prompt each call
-            takes (PIECES, S together), and tokens int64 [B, N] to take instead of others whose logit is the same
-            within `tolerance` (GENERATED).
+        session: a graph from `trace_with_cache`.
+        feeds: left-padded ids int64 [B, S] and their mask; optionally the number of prompt tokens per call (PIECES,
+            summing to S), and tokens int64 [B, N] to take instead of others whose logit is the same within `tolerance`
+            (GENERATED).
         new_tokens: N.
         tolerance: what counts as a tie.
 
     Returns:
-        Logits float [B, S + N - 1, V] and the tokens chosen, int64 [B, N].
+        Logits float [B, S + N - 1, V] and the chosen tokens, int64 [B, N].
     """
     ids, mask, expected = feeds[IDS], feeds[MASK], feeds.get(GENERATED)
     cache = empty_cache(session, len(ids))
@@ -279,9 +279,9 @@ def generate(
 
 
 def empty_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
-    """Return the cache to start `batch` prompts with: keys and values of no token, states of zeros.
+    """Return the initial cache for `batch` prompts: empty keys and values, states of zeros.
 
-    Keys and values of cross attention are the encoder's to give.
+    Keys and values of cross attention come from the encoder.
     """
     sizes = {BATCH: batch, PAST: 0}
     return {
@@ -292,9 +292,9 @@ def empty_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
 
 
 def choose(logits: NDArray[Any], expected: NDArray[np.int64] | None, tolerance: Tolerance | None) -> NDArray[np.int64]:
-    """Return the best token of each row of logits [B, V]; the expected one where it is as good within the tolerance.
+    """Return the best token in each row of logits [B, V], or the expected one if it is equally good within tolerance.
 
-    Of two tokens that are equal but for rounding, either is right, and all that follows depends on which.
+    If two tokens are equal apart from rounding, either is right, and everything that follows depends on the choice.
     """
     best: NDArray[np.int64] = logits.argmax(-1)
     if expected is None or tolerance is None:
@@ -311,7 +311,7 @@ def _prompts(longest: int, window: int | None) -> Iterator[tuple[str, tuple[int,
     yield "several prompts of one token", (1, 1, 1)
     yield "several prompts", (16, 16, 16)
     yield "ragged, padded left", (23, 14, 1)
-    # Each half, and all that is generated, past 64 tokens.
+    # Each half, and everything generated, extends past 64 tokens.
     yield "ragged, four long rows", (5, 144, 61, 110)
     if window is not None:
         yield f"up to the window of {window}", (window - 4,)
@@ -319,9 +319,9 @@ def _prompts(longest: int, window: int | None) -> Iterator[tuple[str, tuple[int,
 
 
 def _in_pieces(case: Case, generated: NDArray[np.int64]) -> Iterator[Case]:
-    """Yield a case with padding once more, in two calls: onto the cache of the first, several tokens at once.
+    """Yield a case with padding again, in two calls: the second adds several tokens to the first one's cache.
 
-    For some rows the first half is nothing but padding.
+    For some rows, the first half consists only of padding.
     """
     length = case.feeds[MASK].shape[1]
     if length < 3 or case.feeds[MASK].all():

@@ -1,10 +1,10 @@
-"""One call of a causal language model with its cache, captured from `generate`: what it takes, and how its axes move.
+"""One call of a causal language model with its cache, captured from `generate`: its arguments and dynamic axes.
 
-Letters of shapes: B batch, S tokens given to the call, P tokens before them, which the cache stands for, V vocabulary.
+Shape letters: B batch, S tokens given to the call, P earlier tokens, represented by the cache, V vocabulary.
 
 `generate` itself shows what a model is called with: `transformers.exporters` runs it and captures the arguments of its
-steps, which tells the cache of any architecture, be it keys and values or the states of a recurrence. Two prompts of
-different batch and length tell which axes of the cache move. Tested with transformers 5.23.
+steps, which reveals the cache of any architecture, whether keys and values or recurrent states. Two prompts with
+different batch and length show which axes of the cache vary. Tested with transformers 5.23.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ PAST = "past_sequence"
 IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
 WITHOUT_CACHE = "export it with --task text-generation, which is without a cache"
 
-# (B, S) of the prompts that are captured; the first one is traced. A size of 1 would be fixed by the tracer.
+# (B, S) of the captured prompts; the first one is traced. The tracer would fix a size of 1.
 _SAMPLES = ((3, 5), (2, 6))
-# What the argument is called that holds the cache: transformers.generation.utils.ALL_CACHE_NAMES.
+# Names of the argument that holds the cache: transformers.generation.utils.ALL_CACHE_NAMES.
 _CACHES = ("past_key_values", "cache_params", "state", "mems", "past_buckets_states")
 
-# What configurations call the size of the chunks in which a recurrence takes a prompt.
+# Configuration names for the chunk size in which a recurrence processes a prompt.
 _CHUNKS = ("chunk_size", "mamba_chunk_size")
 _LARGEST_CHUNK = 1024
 
 
 @dataclass(frozen=True)
 class Step:
-    """What `generate` calls a model with, after a prompt.
+    """The arguments that `generate` calls a model with, after a prompt.
 
     Attributes:
         arguments: as captured, without positions.
-        leading: the axes of the positions that the model takes before [B, S], (3,) where it has three for each token;
-            None where it takes none.
-        axes: the path of each tensor in `arguments` to its axes.
-        constants: tensors in the cache that no step changes, by path.
+        leading: leading axes of the model's positions before [B, S], (3,) if there are three per token; None if the
+            model takes no positions.
+        axes: the axes of each tensor in `arguments`, by path.
+        constants: cache tensors that no step changes, by path.
     """
 
     arguments: dict[str, Any]
@@ -55,15 +55,15 @@ class Step:
 
     @property
     def cache(self) -> dict[str, tuple[Dimension, ...]]:
-        """What goes from step to step: path to axes."""
+        """The state passed from step to step: path to axes."""
         return {path: axes for path, axes in self.axes.items() if path not in {IDS, MASK, *self.constants}}
 
 
 def capture_step(model: Any, *, parallel: bool) -> Step:
-    """Find out what `model` is called with after a prompt: for one token, or for any number, where `parallel`.
+    """Determine the arguments of `model` after a prompt, for one token, or for any number if `parallel`.
 
     Raises:
-        ExportError: the model does not generate from ids and mask alone, or has no cache.
+        ExportError: the model does not generate from only ids and mask, or has no cache.
     """
     from transformers.exporters.exporter_dynamo import register_cache_pytrees_for_model
     from transformers.exporters.utils import get_leaf_tensors
@@ -93,7 +93,7 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
         for path, leaf in leaves.items()
     }
     strange = [axis for path in axes for axis in axes[path] if isinstance(axis, str) and "_axis_" in axis]
-    if strange:  # its size for an empty cache is not known
+    if strange:  # their size for an empty cache is unknown
         raise ExportError(
             f"the cache of {type(model).__name__} has axes that are neither batch nor length: {', '.join(strange)}",
             WITHOUT_CACHE,
@@ -109,16 +109,16 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
 
 
 def chunk_size(model: Any) -> int | None:
-    """Return how many tokens of a prompt the model takes at a time, where it carries a state from chunk to chunk."""
+    """Return how many prompt tokens the model processes at a time, if it carries state between chunks."""
     config = model.config.get_text_config()
     sizes = (getattr(config, name, None) for name in _CHUNKS)
     return next((size for size in sizes if isinstance(size, int) and 1 < size <= _LARGEST_CHUNK), None)
 
 
 def _lengthen(arguments: dict[str, Any], length: int) -> None:
-    """Let a captured call be for `length` tokens in place of two: of less than two chunks, the tracer fixes the number.
+    """Change a captured call from two tokens to `length`: with less than two chunks, the tracer would fix the number.
 
-    All else that is captured is of the tokens before them.
+    Everything else that was captured belongs to the tokens before them.
     """
     ids, mask = arguments[IDS], arguments[MASK]
     more = length - ids.shape[1]
@@ -133,20 +133,20 @@ def count_positions(mask: Any, length: int) -> Any:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether `generate` gives the model positions."""
+    """Return whether `generate` passes positions to the model."""
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
 def embedding_rows(model: Any) -> int:
-    """Return how many ids the model takes, which may be more than its tokenizer has."""
+    """Return how many ids the model accepts, which may be more than its tokenizer has."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
 @contextmanager
 def plain_generation(model: Any, **ids: int) -> Iterator[None]:
-    """Let the model generate greedily, with no penalty and no stop of the checkpoint's own, while the block runs.
+    """Make the model generate greedily inside the block, without the checkpoint's penalties and stopping criteria.
 
-    Its special tokens stay, or are `ids`: a stop would end a row before the others.
+    Its special tokens are kept, or replaced by `ids`: a stop would end a row before the others.
     """
     from transformers import GenerationConfig
 
@@ -161,11 +161,11 @@ def plain_generation(model: Any, **ids: int) -> Iterator[None]:
 
 
 def cache_name(path: str) -> str:
-    """Name a tensor of a cache: `past_key_values.0.key` for `past_key_values.layers.0.keys`, `past_conv.0` for a state.
+    """Name a cache tensor: `past_key_values.0.key` for `past_key_values.layers.0.keys`, `past_conv.0` for a state.
 
-    Keys and values are called what optimum-onnx 0.1 and Transformers.js 4.3 call them. Of states, Transformers.js knows
-    `past_conv` and `past_recurrent`, for architectures that it lists, and says `past_ssm` where this says
-    `past_recurrent` of a Mamba layer; `past_state` is a name of our own (`getCacheNames` in its src/configs.js).
+    Keys and values have the same names as in optimum-onnx 0.1 and Transformers.js 4.3. For states, Transformers.js
+    knows `past_conv` and `past_recurrent`, for the architectures it lists, and uses `past_ssm` where this uses
+    `past_recurrent` for a Mamba layer; `past_state` is our own name (`getCacheNames` in its src/configs.js).
     """
     root, *parts = (part for part in path.split(".") if part != "layers")
     if root not in _CACHES:
@@ -183,24 +183,24 @@ def cache_name(path: str) -> str:
 
 
 def present_name(past: str) -> str:
-    """Name what a step makes of a cache input: `present.0.key` of `past_key_values.0.key`."""
+    """Name the output of a step for a cache input: `present.0.key` for `past_key_values.0.key`."""
     return re.sub("^past(_key_values)?", "present", past)
 
 
 def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str, Any]:
-    """Return what `generate` calls the model with after a prompt: with one token, or, for `parallel`, with two."""
+    """Return what `generate` calls the model with after a prompt: with one token, or if `parallel`, with two."""
     import torch
     from transformers.exporters.utils import decompose_prefill_decode
 
     rows, columns = torch.arange(batch)[:, None], torch.arange(length)[None, :]
     ids = 11 + (columns + 7 * rows) % (embedding_rows(model) - 11)
-    # Padding on the left, where generation has it; without any, `generate` drops the mask, and the graph has none.
+    # Pad on the left, as generation does; without padding, `generate` drops the mask, and the graph would have none.
     mask = (columns > rows % 2).long()
     sample = {IDS: ids.to(model.device), MASK: mask.to(model.device)}
     with quiet(), plain_generation(model), _whole_windows():
         try:
             captured = decompose_prefill_decode(model, sample, multi_token_decode=parallel)
-        except Exception as error:  # models raise whatever their own code raises
+        except Exception as error:  # models can raise anything
             raise ExportError(
                 f"{type(model).__name__} does not generate from {IDS} and {MASK}: {reason_of(error)}", WITHOUT_CACHE
             ) from error
@@ -210,10 +210,10 @@ def _capture(model: Any, batch: int, length: int, *, parallel: bool) -> dict[str
 
 @contextmanager
 def _whole_windows() -> Iterator[None]:
-    """Let the cache of a layer with a sliding window keep all tokens while the block runs, as the tracer lets it.
+    """Make caches of sliding-window layers keep all tokens inside the block, as the tracer does.
 
-    It would be cut to the window otherwise, and a window smaller than the samples taken for a size that never moves.
-    The mask slides all the same. `transformers.exporters` patches these three while it traces. transformers 5.23.
+    Otherwise the cache would be cut to the window, and a window smaller than the samples taken for a fixed size. The
+    mask still slides. `transformers.exporters` patches these three while tracing. transformers 5.23.
     """
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -229,7 +229,7 @@ def _whole_windows() -> Iterator[None]:
 
 
 def _axes(path: str, shape: tuple[int, ...], other: tuple[int, ...], *, parallel: bool) -> tuple[Dimension, ...]:
-    """Name the axes of a tensor by how they move from one sample to the other."""
+    """Name a tensor's axes by how they vary between the two samples."""
     if path in (IDS, MASK):
         new: Dimension = SEQUENCE if parallel else 1
         return BATCH, new if path == IDS else f"{PAST} + {new}"

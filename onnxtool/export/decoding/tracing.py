@@ -1,11 +1,11 @@
-"""Trace a causal language model for generation with a cache, into one graph for prompts and for the tokens after them.
+"""Trace a causal language model for generation with a cache, as one graph for prompts and for the tokens after them.
 
-Models that carry a state from token to token compute a prompt in chunks or in a loop of Python. Where a trace leaves
-the chunks open, a graph for prompts and one for a single token stand in an If, which the number of tokens decides: the
-first would do for a single token as well, at the cost of a chunk, and need not be the same formula (Zamba 2 bounds its
-time steps in the first alone). Where it does not, the step for one token runs in a Loop, token by token.
+Models that carry state from token to token compute a prompt in chunks or in a Python loop. If a trace leaves the chunks
+open, an If chooses by the number of tokens between a graph for prompts and one for a single token: the first would also
+work for a single token, at the cost of a chunk, but may use a different formula (Zamba 2 bounds its time steps only
+there). Otherwise, the single-token step runs in a Loop, token by token.
 
-Letters of shapes: B batch, S tokens given to the graph, P tokens before them, which the cache stands for, V vocabulary.
+Shape letters: B batch, S tokens given to the graph, P earlier tokens, represented by the cache, V vocabulary.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from onnxtool.reports import Dimension
 
 TOTAL = f"{PAST} + {SEQUENCE}"
 
-# How a prompt is run: all its tokens at once, or, where a model cannot be traced so, one after the other.
+# How to run a prompt: all its tokens at once, or one after another if a model cannot be traced that way.
 PROMPTS = ("parallel", "token by token")
 
 _FLAGS = ("use_cache", "return_dict")
@@ -51,16 +51,16 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     """Trace `model`, which must be in evaluation mode, with its cache as inputs and outputs.
 
     Args:
-        model: a transformers model that generates.
+        model: a generative transformers model.
         prompts: one of PROMPTS.
-        opset: None for the exporter's own.
+        opset: None for the exporter's default.
 
     Returns:
-        A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and a cache, and gives logits float
-        [B, S, V] and the cache after these tokens. It starts from an empty cache: P of 0, and zeros for a state that
-        has no such axis. `present.0.key` is what the next call takes as `past_key_values.0.key`. Positions are
-        counted from the mask, as `generate` counts them. Where the model takes prompts in chunks, the graph for one
-        token after others stands beside that for prompts, within an If.
+        A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and a cache, and returns logits float
+        [B, S, V] and the cache after these tokens. It starts from an empty cache: P is 0, and states without such an
+        axis are zeros. `present.0.key` is the next call's `past_key_values.0.key`. Positions are counted from the mask,
+        as in `generate`. If the model takes prompts in chunks, an If contains both the graph for prompts and the graph
+        for a single later token.
 
     Raises:
         ExportError: the model does not generate with a cache, or cannot be traced.
@@ -80,7 +80,7 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
 
 
 def _traced_step(model: Any, opset: int | None, *, parallel: bool) -> tuple[ir.Model, dict[str, tuple[Dimension, ...]]]:
-    """Trace a step of `generate`, and return its graph, all of it named, and the axes of each cache input."""
+    """Trace a step of `generate`, and return its graph, with everything named, and the axes of each cache input."""
     step = capture_step(model, parallel=parallel)
     traced = guarded(
         lambda: _trace(model, step, opset),
@@ -104,7 +104,7 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
     leaves = iter(step.axes.values())
 
     def moving(spec: Any) -> Any:
-        """Keep those axes that move, of the specification that transformers makes, which has all of them."""
+        """Keep the dynamic axes of the specification that transformers makes, which has all axes."""
         if isinstance(spec, dict) and all(isinstance(axis, int) for axis in spec):
             return {axis: Dim.AUTO for axis, size in enumerate(next(leaves)) if isinstance(size, str)}
         if isinstance(spec, dict):
@@ -120,7 +120,7 @@ def _trace(model: Any, step: Step, opset: int | None) -> ir.Model:
 
 
 def _counting_positions(model: Any, step: Step) -> Any:
-    """Return the model with a forward that counts the positions itself: one input less for a caller to get wrong."""
+    """Return the model with a forward that counts positions itself: one input fewer for callers to get wrong."""
     if step.leading is None:
         return model
     model = copy.copy(model)
@@ -135,10 +135,10 @@ def _counting_positions(model: Any, step: Step) -> Any:
 
 
 def _name(model: ir.Model, step: Step) -> None:
-    """Name inputs and outputs, put constants into the graph, and drop the outputs that are not used.
+    """Name inputs and outputs, move constants into the graph, and drop unused outputs.
 
     Raises:
-        ExportError: an axis is fixed that moves, or the cache does not come out as it went in.
+        ExportError: a dynamic axis is fixed, or the cache is not returned as it was passed.
     """
     graph = model.graph
     renames: dict[str, str] = {}
@@ -165,7 +165,7 @@ def _name(model: ir.Model, step: Step) -> None:
 
 
 def _set_shapes(graph: ir.Graph, cache: Mapping[str, tuple[Dimension, ...]]) -> None:
-    """Order inputs and outputs, and name their axes as every exporter's graph has them."""
+    """Order inputs and outputs, and name their axes the same for every exporter."""
     inputs = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [inputs[name] for name in (IDS, MASK, *cache)]
     known = {IDS: (BATCH, SEQUENCE), MASK: (BATCH, TOTAL), **cache}
@@ -182,15 +182,15 @@ _STEP = "step"
 
 
 def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
-    """Make one graph of two, which are taken apart: `step` is for one token with tokens before it.
+    """Combine two graphs, consuming them: `step` is used for one token that follows others.
 
     Args:
-        prompts: takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and a cache, and gives logits and the
+        prompts: takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and a cache, and returns logits and the
             cache after the tokens, in the same order.
-        step: the same for S of 1; it may leave inputs out.
+        step: the same with S = 1; it may omit inputs.
 
     Returns:
-        A graph with the inputs and outputs of `prompts`. Weights that both have are there once.
+        A graph with the inputs and outputs of `prompts`. Shared weights are stored once.
     """
     outer = Writer(naming=scoped("tokens"))
     given = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
@@ -231,9 +231,9 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
 
 
 def _share_weights(graph: ir.Graph, other: ir.Graph) -> list[ir.Value]:
-    """Let `graph` read the initializers of `other` that are the same; take out and return those that are its own.
+    """Make `graph` read equal initializers from `other`; remove and return its remaining initializers.
 
-    They are told by what they hold: a matrix that was transposed is called by a number, another one in each trace.
+    They are matched by content: a transposed matrix is named by a number, which differs between traces.
     """
     known = {_content(value): value for value in other.initializers.values()}
     own: list[ir.Value] = []
@@ -260,7 +260,7 @@ def _content(value: ir.Value) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _branch(graph: ir.Graph, given: Mapping[str, ir.Value], name: str) -> ir.Graph:
-    """Make a branch of a graph, whose inputs are those around it."""
+    """Make a branch from a graph, using the surrounding inputs."""
     for value in list(graph.inputs):
         value.replace_all_uses_with(given[str(value.name)])
     results, nodes = list(graph.outputs), list(graph)
@@ -271,19 +271,19 @@ def _branch(graph: ir.Graph, given: Mapping[str, ir.Value], name: str) -> ir.Gra
 
 
 def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]]) -> ir.Model:
-    """Wrap `step` into a loop over the tokens that it is given.
+    """Wrap `step` in a loop over the tokens it is given.
 
-    A row's state stays as it is where the mask says that the token is padding. Keys and values, which grow by a token
-    each time, grow by padding as well, which the step itself masks.
+    A row's state is unchanged where the mask marks a token as padding. Keys and values, which grow by a token each
+    time, also grow by padding, which the step itself masks.
 
     Args:
-        step: takes input_ids int64 [B, 1], attention_mask int64 [B, P + 1] (or leaves it out) and the cache, and
-            gives logits [B, 1, V] and the cache after the token, in the same order. It is taken apart.
-        cache: the cache inputs, and their axes.
+        step: takes input_ids int64 [B, 1], attention_mask int64 [B, P + 1] (or omits it) and the cache, and returns
+            logits [B, 1, V] and the cache after the token, in the same order. It is consumed.
+        cache: the cache inputs and their axes.
 
     Returns:
-        A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and the cache, and gives logits
-        [B, S, V] and the cache after all tokens. Only its logits say their width; other axes are not named yet.
+        A graph that takes input_ids int64 [B, S], attention_mask int64 [B, P + S] and the cache, and returns logits
+        [B, S, V] and the cache after all tokens. Only the width of the logits is set; other axes are not named yet.
     """
     outer = Writer(naming=scoped("tokens"))
     ids, mask = (ir.val(name, ir.DataType.INT64) for name in (IDS, MASK))
@@ -335,7 +335,7 @@ def _body(
     before: ir.Value,
     initializers: MutableMapping[str, ir.Value],
 ) -> ir.Graph:
-    """Make the body of the loop from the nodes of `step`: its token and mask are slices of all tokens and the mask."""
+    """Make the loop body from the nodes of `step`: its token and mask are slices of all tokens and the full mask."""
     inner = Writer(naming=scoped("token"), initializers=initializers)
     number, going = ir.val("token/number", ir.DataType.INT64, []), ir.val("token/going", ir.DataType.BOOL, [])
     taken = {str(value.name): value for value in step.graph.inputs}
@@ -374,7 +374,7 @@ def _body(
 
 
 def _rename_past(value: ir.Value) -> None:
-    """Name P apart within the loop, where it grows by one each time."""
+    """Give P a separate name within the loop, where it grows by one each time."""
     if value.shape is not None:
         value.shape = ir.Shape(
             size if isinstance(size, int) or size.value is None else size.value.replace(PAST, "tokens_before")

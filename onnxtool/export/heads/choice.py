@@ -1,10 +1,10 @@
-"""What an exported graph computes on top of the model: a table of heads, and which one a checkpoint wants.
+"""Choose what an exported graph computes on top of the model: a table of heads, and which one a checkpoint needs.
 
-A head is a sequence of pooling modules over one output of the model. SPLADE is trained by scripts that save a plain
-BertForMaskedLM: nothing in the weights or in config.json tells it from a model that fills in masks, so the name, the
-model card and what the training wrote down are read. Pickles, such as training_args.bin, never are.
+A head is a sequence of pooling modules on one model output. SPLADE is trained by scripts that save a plain
+BertForMaskedLM: nothing in the weights or config.json distinguishes it from a mask-filling model, so the name, the
+model card and training logs are read. Pickles, such as training_args.bin, are never read.
 
-Letters of shapes: B batch, S sequence, V vocabulary, W width of a vector.
+Shape letters: B batch, S sequence, V vocabulary, W vector width.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ if TYPE_CHECKING:
 class _HeadKind:
     """A head before its checkpoint is known; `pooling` is the module that pools the tokens, before all others.
 
-    In late interaction nothing does, and `pooling` says which tokens count. A user may ask for `task`, or for one of
-    the `general` tasks, whose architectures give what the head reads.
+    Late interaction does not pool, and `pooling` says which tokens count. Users may request `task`, or one of the
+    `general` tasks, whose architectures provide the output that the head reads.
     """
 
     name: str
@@ -80,23 +80,23 @@ _KINDS: tuple[_HeadKind, ...] = (
     ),
     _HeadKind("reranker", "logits", "logits", RANKING, LogitScore, ("text-generation",)),
 )
-# What a head goes with beside that: sides of dual encoders, and rerankers that score a vector of a pair.
+# Other uses of heads: sides of dual encoders, and rerankers that score a vector of a pair.
 _ALSO = {"embedding": (TASK_OF_PICTURES,), "reranker": ("text-classification",)}
-# How the names of architectures end that weigh a vocabulary at every token; the second is older.
+# Endings of architecture names that weigh the vocabulary at every token; the second is older.
 _MASKED = ("ForMaskedLM", "WithLMHeadModel")
-# What a reranker without modules says of a document, as CrossEncoder of sentence-transformers asks it.
+# The answers of a reranker without modules about a document, as in CrossEncoder of sentence-transformers.
 _VERDICTS = ("yes", "no")
 _CROSS_ENCODER = "CrossEncoder"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The head that is exported.
+    """The head to export.
 
     Attributes:
-        name: one of `ExportOptions`' heads, and not `auto`.
+        name: one of `ExportOptions`' heads, but not `auto`.
         head: what it adds to the graph; None for the model's own outputs.
-        why: what a user who did not choose it should know; empty where one chose, or there is nothing to say.
+        why: the reason to show to users who did not choose it; empty if they did, or if there is nothing to say.
     """
 
     name: str
@@ -105,18 +105,19 @@ class Choice:
 
 
 def recognize_head(source: Source, architecture: str) -> Choice:
-    """Tell which head a checkpoint was trained with, and by what it is known.
+    """Determine which head a checkpoint was trained with, and the evidence for it.
 
     Args:
         source: the checkpoint.
         architecture: the class that its weights are loaded into, e.g. `BertForMaskedLM`.
 
     Returns:
-        The head called `splade`, `embedding`, `late-interaction` or `m3`, with the reason in words; or `none`, where no
+        The head named `splade`, `embedding`, `late-interaction` or `m3`, with the reason in words; or `none` if no file
+        mentions one.
         file speaks of one.
 
     Raises:
-        CheckpointError: the checkpoint has modules or settings that are not computed here.
+        CheckpointError: the checkpoint has modules or settings that are not supported.
     """
     modules = source.sentence_modules
     if modules.is_late_interaction:
@@ -150,7 +151,7 @@ def recognize_head(source: Source, architecture: str) -> Choice:
 
 
 def read_head(name: str, source: Source) -> Head | None:
-    """Read the settings and weights of the head called `name`; None for the names that put nothing on the model.
+    """Read the settings and weights of the head named `name`; None for names that add nothing to the model.
 
     A sparse encoder without modules weighs terms as SPLADE v2.
 
@@ -169,7 +170,7 @@ def read_head(name: str, source: Source) -> Head | None:
     modules = read_pooling_modules(source.sentence_modules, kind.pooling)
     if (query := source.sentence_modules.query) is not None:
         require_same_tokens(query, source)
-        SparseStaticEmbedding.read(query)  # an export whose queries `infer` would refuse is none
+        SparseStaticEmbedding.read(query)  # fail if `infer` would refuse the export's queries
     if not modules and kind.pooling is not SpladePooling:
         raise source.refuse(
             f"{source.model_name} does not say how it pools: it has no modules.json with a {kind.pooling.__name__}",
@@ -186,7 +187,7 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
             "or HF_ColBERT",
             "pass --head auto",
         )
-    read_mask(modules)  # an export that `infer` would refuse is none
+    read_mask(modules)  # fail if `infer` would refuse the export
     expansion = QueryExpansion.of(modules, source)
     unseen = 0 if expansion is None or expansion.attend else expansion.length
     return Head(
@@ -196,10 +197,10 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
 
 
 def require_expanding_token(source: Source, tokenizer: Any) -> None:
-    """Refuse a late-interaction encoder whose tokenizer lacks the token that queries are expanded by.
+    """Refuse a late-interaction encoder whose tokenizer lacks the query expansion token.
 
     Raises:
-        CheckpointError: it does.
+        CheckpointError: the token is missing.
     """
     expansion = QueryExpansion.of(source.sentence_modules, source)
     if expansion is not None:
@@ -209,15 +210,15 @@ def require_expanding_token(source: Source, tokenizer: Any) -> None:
 
 
 def _scores_vectors(modules: SentenceModules) -> bool:
-    """Whether a reranker pools a pair before it scores it."""
+    """Return whether a reranker pools a pair before scoring it."""
     return modules.encoder_class == _CROSS_ENCODER and Pooling.__name__ in modules.kinds
 
 
 def _scored_embedding(source: Source) -> Head:
-    """Return the head of a CrossEncoder that makes scores of a vector of the pair: pooling, and a Dense at the end.
+    """Return the head of a CrossEncoder that scores a vector of the pair: pooling, with a Dense at the end.
 
     Raises:
-        CheckpointError: its last module makes no scores of a vector, or one is not computed here.
+        CheckpointError: its last module does not score vectors, or a module is not supported.
     """
     modules = source.sentence_modules
     *before, last = modules.modules
@@ -225,17 +226,17 @@ def _scored_embedding(source: Source) -> Head:
         raise source.refuse(
             f"{source.model_name} is a {_CROSS_ENCODER} whose last module, {last.kind}, makes no scores of vectors"
         )
-    # For what is computed, scores are one more vector.
+    # The computation treats scores as another vector.
     projection = replace(last, settings={**last.settings, "module_output_name": None})
     read = read_pooling_modules(replace(modules, modules=(*before, projection)), Pooling)
     return Head("reranker", "last_hidden_state", "logits", "text-classification", read)
 
 
 def _plain_reranker(checkpoint: Checkpoint) -> Head:
-    """Return the head of a causal language model without modules: `yes` less `no`.
+    """Return the head of a causal language model without modules: `yes` minus `no`.
 
     Raises:
-        CheckpointError: these are no tokens of it.
+        CheckpointError: these are not tokens of the model.
     """
     vocabulary = checkpoint.load_tokenizer().get_vocab()
     missing = [token for token in _VERDICTS if token not in vocabulary]
@@ -251,10 +252,10 @@ def _plain_reranker(checkpoint: Checkpoint) -> Head:
 
 
 def check_head(name: str, task: str) -> None:
-    """Refuse a head and a task that contradict each other, both as a user typed them.
+    """Refuse a contradictory head and task, as typed by the user.
 
     Raises:
-        ExportError: the head makes something else of the model than the task says.
+        ExportError: the head produces something other than the task requires.
     """
     own = _own_task(name)
     if own is None or task in ("auto", own, *_ALSO.get(name, ())) or task_with_head(name, task) == own:
@@ -266,30 +267,30 @@ def check_head(name: str, task: str) -> None:
 
 
 def task_with_head(name: str, task: str) -> str:
-    """Return what a model of `task` is for with the head called `name` on it."""
+    """Return the task of a model for `task` with the head named `name` added."""
     general = next((kind.general for kind in _KINDS if kind.name == name), ("feature-extraction",))
     own = _own_task(name)
     return own if own is not None and task in general else task
 
 
 def _own_task(name: str) -> str | None:
-    """Return the task of a head; None for a name that puts nothing on the model, or leaves the choice to the export."""
+    """Return a head's task; None for a name that adds nothing to the model, or leaves the choice to the export."""
     tasks = {kind.name: kind.task for kind in _KINDS} | {M3: "sentence-similarity"}
     return tasks.get(name)
 
 
 def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task: str = "auto") -> Choice:
-    """Decide on the head: the one with that name, or, for `auto`, the one that the checkpoint was trained with.
+    """Choose the head: the one with that name, or for `auto`, the one that the checkpoint was trained with.
 
     Args:
         name: one of HEAD_NAMES.
         checkpoint: the checkpoint.
-        signature: of its model.
-        task: the one that the user asked for; `auto` for that of the checkpoint.
+        signature: the signature of its model.
+        task: the task the user requested; `auto` for the checkpoint's.
 
     Raises:
         CheckpointError: the checkpoint does not say how it pools, or its modules do not fit its model.
-        ExportError: the model does not have what the head reads.
+        ExportError: the model lacks what the head reads.
     """
     if name != "auto":
         if name == "logits":
@@ -307,7 +308,7 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
         )
         why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was put on: {choice.why}"
         choice = replace(choice, why=why if choice.why else "")
-    else:  # a --task of another kind asks for what the model gives for that
+    else:  # a --task of another kind requests the model's output for that task
         if task == "auto":
             _require_own_outputs(checkpoint.source)
         choice = Choice("none", None)
@@ -319,16 +320,16 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
 
 
 def _says_little(checkpoint: Checkpoint, task: str) -> bool:
-    """Whether a checkpoint is a masked language model of which neither a user nor modules.json says what it is for."""
+    """Return whether neither a user nor modules.json says what a masked language model checkpoint is for."""
     return task == "auto" and checkpoint.task == "fill-mask" and not checkpoint.source.sentence_modules.modules
 
 
 def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
-    """Tell which head the checkpoint has for its task; `task` is the one that the user asked for.
+    """Determine the checkpoint's head for its task; `task` is the one that the user requested.
 
     Raises:
-        CheckpointError: as `recognize_head`.
-        ExportError: the checkpoint was trained for another task than a user asks for.
+        CheckpointError: as for `recognize_head`.
+        ExportError: the checkpoint was trained for a task other than the requested one.
     """
     source = checkpoint.source
     if checkpoint.task == RANKING and not source.sentence_modules.modules:
@@ -348,19 +349,19 @@ def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
 def choose_side_head(
     name: str, side: Side, source: Source, signature: Signature, *, scales: bool, pads: bool
 ) -> Choice:
-    """Decide on what follows one side of a dual encoder: what sentence-transformers computes, or the model itself.
+    """Choose what follows one side of a dual encoder: what sentence-transformers computes, or the model's own steps.
 
     Args:
         name: one of HEAD_NAMES.
-        side: what is exported of the model.
+        side: the side to export.
         source: the checkpoint.
-        signature: of the side.
-        scales: whether the model's own forward scales vectors to length 1 before it compares them.
-        pads: whether vectors of texts depend on their padding.
+        signature: the signature of the side.
+        scales: whether the model's own forward scales vectors to length 1 before comparing them.
+        pads: whether text vectors depend on padding.
 
     Raises:
-        CheckpointError: the checkpoint has modules or settings that are not computed here.
-        ExportError: the head is none of a dual encoder.
+        CheckpointError: the checkpoint has modules or settings that are not supported.
+        ExportError: the head is not for dual encoders.
     """
     if name == "none":
         return Choice(name, None)
@@ -385,10 +386,10 @@ def choose_side_head(
 
 
 def _require_known(read: Callable[[Source], object], source: Source, anyway: str) -> None:
-    """Refuse a checkpoint whose pictures `infer` would not prepare, as it would `read` how.
+    """Refuse a checkpoint whose images `infer` could not prepare, using `read` to check.
 
     Raises:
-        CheckpointError: its image processor, or a setting of that, is not computed here.
+        CheckpointError: its image processor, or one of its settings, is not supported.
     """
     try:
         read(source)
@@ -398,15 +399,15 @@ def _require_known(read: Callable[[Source], object], source: Source, anyway: str
 
 
 def choose_no_head(name: str, source: Source) -> Choice:
-    """Decide on the head of a retriever of pages, which gives vectors itself.
+    """Choose the head for a page retriever, which returns vectors itself.
 
     Args:
         name: one of HEAD_NAMES.
         source: the checkpoint.
 
     Raises:
-        CheckpointError: sentence-transformers computes more with it.
-        ExportError: another one was asked for.
+        CheckpointError: sentence-transformers adds further computations to it.
+        ExportError: a head was requested.
     """
     if name not in ("auto", "none"):
         raise ExportError(
@@ -419,10 +420,10 @@ def choose_no_head(name: str, source: Source) -> Choice:
 
 
 def _require_own_outputs(source: Source) -> None:
-    """Refuse a checkpoint whose answer is more than the outputs of its model, such as a reranker that is a decoder.
+    """Refuse a checkpoint whose answer is more than its model's outputs, such as a decoder-based reranker.
 
     Raises:
-        CheckpointError: it has further modules, or settings that are not followed.
+        CheckpointError: it has further modules, or unsupported settings.
     """
     modules = source.sentence_modules
     if modules.encodes_pictures:
@@ -439,31 +440,31 @@ def _require_own_outputs(source: Source) -> None:
     require_known_settings(modules, source)
 
 
-# Words that turn the next one round: `not-splade`, `pretrained-for-splade`, `vs_splade`. `distilsplade` is a SPLADE.
+# Words that negate the next one: `not-splade`, `pretrained-for-splade`, `vs_splade`. `distilsplade` is a SPLADE.
 _SAYS_SPLADE = re.compile(
     r"(?<![a-z])(?:not?|non|never|without|anti|pre|before|for|to|vs|versus|than)[\W_]*(?:an?[\W_]+)?splade"
     r"|splade[\W_]*(?:free|less|negatives|tokenizer)(?![a-z])"
     r"|(?P<named>splade)",
     re.IGNORECASE,
 )
-# Folders are often called after a step of the training, or after nothing, and their parent after the model.
+# Folders are often named after a training step, or nothing in particular, and their parent after the model.
 _NO_NAME = re.compile(
     r"(?:checkpoint|step|epoch|global_step)?[-_]?\d+|checkpoint|final|best|last|model|output|(?:final|best|last)[-_]"
     r"(?:model|checkpoint)|(?:model|checkpoint)[-_](?:final|best|last)|hf|pytorch|0_(?:MLM)?Transformer",
     re.IGNORECASE,
 )
-# Of the card's front matter. Not `datasets`, which may be what a SPLADE has mined, and no prose.
+# Keys of the card's front matter. Not `datasets`, which may have been mined with a SPLADE, and no prose.
 _CARD_KEYS = ("tags", "pipeline_tag", "library_name", "model_name", "base_model")
-# What trainers write beside a checkpoint, and in config.json where the weights came from.
+# Files that trainers write next to a checkpoint, and config.json keys that say where the weights came from.
 _TRAINING_FILES = ("training_args.json", "trainer_state.json", "train_args.json", "args.json", "training_config.json")
 _CONFIG_KEYS = ("_name_or_path", "name_or_path")
 _OF_OTHERS = re.compile(r"teacher|negative|data|corpus|min(?:er|ed|ing)|retriever|rerank|baseline", re.IGNORECASE)
-# Keys of sentence-transformers' SpladeLoss in the log of a training.
+# Keys of sentence-transformers' SpladeLoss in training logs.
 _LOGGED = frozenset({"document_regularizer_loss", "query_regularizer_loss"})
 
 
 def splade_evidence(source: Source) -> str:
-    """Return what says that a masked language model without modules is a SPLADE, in words; empty where nothing does."""
+    """Describe the evidence that a masked language model without modules is a SPLADE; empty if there is none."""
     if source.sentence_modules.encoder_class == "SparseEncoder":
         return f"{ENCODER_NAME} names SparseEncoder"
     if tags := [tag for tag in SPARSE_TAGS if tag in source.card_tags]:
@@ -478,30 +479,30 @@ def splade_evidence(source: Source) -> str:
         if found := _found(config.get(key)):
             return f"{key} of config.json says {found}"
     for file in _TRAINING_FILES:
-        with suppress(CheckpointError):  # no part of the model: one that cannot be parsed says nothing of it
+        with suppress(CheckpointError):  # not part of the model: a file that cannot be parsed is no evidence
             if found := _found(source.read_json(file)):
                 return f"{file} says {found}"
     return ""
 
 
 def says_splade(text: str) -> bool:
-    """Whether a name says that something is a SPLADE, rather than that it is none."""
+    """Return whether a name says that something is a SPLADE, and not that it is none."""
     return any(match["named"] for match in _SAYS_SPLADE.finditer(text))
 
 
 def _named(parts: Sequence[str]) -> str:
-    """Return the name at the end of a path, above folders that have none, where it says so; else nothing."""
+    """Return the last path component that is a real name, if it says SPLADE; else an empty string."""
     name = next((part for part in reversed(parts) if _NO_NAME.fullmatch(part) is None), "")
     return name if says_splade(name) else ""
 
 
 def _found(value: Json) -> str:
-    """Return the first text in a JSON value that says so; empty where there is none."""
+    """Return the first text in a JSON value that says SPLADE; empty if there is none."""
     return next((text for text in _texts(value) if text in _LOGGED or _named(text.rstrip("/").split("/"))), "")[:200]
 
 
 def _texts(value: Json) -> Iterator[str]:
-    """Yield the texts in a JSON value, and the keys of its objects; not what is said of other models and of data."""
+    """Yield the texts in a JSON value, and the keys of its objects; skip entries about other models and data."""
     waiting = [value]
     while waiting:
         item = waiting.pop()

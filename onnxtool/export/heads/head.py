@@ -1,7 +1,7 @@
-"""A head: a sequence of modules over one output of the model, put on a graph and computed in PyTorch.
+"""A head: a sequence of modules on one output of the model, added to a graph and also computed in PyTorch.
 
-Letters of shapes: B batch, S sequence, H hidden, N numbers of the output, V vocabulary, R rows of it that are kept,
-W width of a vector.
+Shape letters: B batch, S sequence, H hidden, N output features, V vocabulary, R vocabulary rows that are kept,
+W vector width.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class Builder(Writer):
-    """Appends operators to a graph that compute in `dtype`; equal constants are one initializer.
+    """Appends operators that compute in `dtype` to a graph; equal constants share an initializer.
 
-    A model of half precision is pooled in float32, as sentence-transformers does: sums over tokens overflow float16.
+    Half-precision models are pooled in float32, as in sentence-transformers: sums over tokens would overflow float16.
 
     Attributes:
-        dtype: float32, or float64 where the model is of that.
-        opset: that of the graph; some operators changed.
+        dtype: float32, or float64 if the model uses it.
+        opset: the graph's opset; some operators changed.
     """
 
     def __init__(self, graph: ir.Graph, dtype: ir.DataType) -> None:
@@ -51,7 +51,7 @@ class Builder(Writer):
         self.opset = default_opset(graph.opset_imports)
 
     def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
-        """Return an initializer that holds `array`, under a name of onnxtool where none is given."""
+        """Return an initializer that holds `array`, named by onnxtool if no name is given."""
         import onnx_ir as ir
 
         return self.shared_constant(
@@ -59,7 +59,7 @@ class Builder(Writer):
         )
 
     def weight(self, array: NDArray[Any], name: str) -> ir.Value:
-        """Return a trained weight as an initializer of the dtype that is computed in."""
+        """Return a trained weight as an initializer of the computation dtype."""
         return self.constant(array.astype(self.dtype.numpy()), name)
 
     def number(self, value: float) -> ir.Value:
@@ -71,11 +71,11 @@ class Builder(Writer):
         return self.constant(np.array(values, dtype=np.int64))
 
     def cast(self, value: ir.Value, dtype: ir.DataType | None = None) -> ir.Value:
-        """Cast to `dtype`, or to the one that is computed in."""
+        """Cast to `dtype`, or to the computation dtype."""
         return self.op("Cast", value, to=(self.dtype if dtype is None else dtype).value)
 
     def as_weights(self, mask: ir.Value) -> ir.Value:
-        """Return [B, S] as [B, S, 1], to be multiplied with something for each token."""
+        """Return [B, S] as [B, S, 1], to multiply with per-token values."""
         return self.op("Unsqueeze", mask, self.integers(-1))
 
     def reduce(self, op_type: str, value: ir.Value, *, axis: int = 1, keepdims: int = 0) -> ir.Value:
@@ -85,18 +85,18 @@ class Builder(Writer):
         return self.op(op_type, value, axes=[axis], keepdims=keepdims)
 
     def pick(self, states: ir.Value, scores: ir.Value) -> ir.Value:
-        """Take, for each text, the state of the first token of the highest score: [B, S, H] by [B, S] to [B, H]."""
+        """Take, for each text, the state of the first token with the highest score: [B, S, H] by [B, S] to [B, H]."""
         return self._pick_at(states, self.op("ArgMax", scores, axis=1, keepdims=1))
 
     def pick_before(self, values: ir.Value, scores: ir.Value) -> ir.Value:
-        """Do as `pick`, before a linear layer and what is made of each of its numbers: these run on one token alone.
+        """Like `pick`, but before a linear layer and the elementwise steps after it, which then run on only one token.
 
-        A product [B, S, H] by [H, N] becomes one of [B, H] by [H, N].
+        A product [B, S, H] by [H, N] becomes [B, H] by [H, N].
         """
         return self._picked_before(values, self.op("ArgMax", scores, axis=1, keepdims=1))
 
     def _picked_before(self, value: ir.Value, places: ir.Value) -> ir.Value:
-        """Follow bounds, scales, biases and casts, as models have them behind logits, up to the product."""
+        """Go back through bounds, scales, biases and casts, which models apply to logits, to the product."""
         import onnx_ir as ir
 
         match value.producer():
@@ -117,7 +117,7 @@ class Builder(Writer):
 
 
 def _is_fixed(value: ir.Value | None, most_axes: int) -> bool:
-    """Whether a value is a constant of so many axes at most, which then broadcasts to one token as to all."""
+    """Return whether a value is a constant with at most `most_axes` axes, which broadcasts to one token as to all."""
     import onnx_ir as ir
 
     tensor = None if value is None else ir.convenience.get_const_tensor(value)
@@ -126,17 +126,17 @@ def _is_fixed(value: ir.Value | None, most_axes: int) -> bool:
 
 @dataclass(frozen=True)
 class Head:
-    """A head with the settings and weights of its checkpoint.
+    """A head with its checkpoint's settings and weights.
 
     Attributes:
-        source: the output of the model that it reads, float [B, S, N], or [B, N] where no module pools.
-        output: the output of the graph that it makes, float [B, W], or [B, S, W] where tokens keep their vectors.
-        task: what a model with this head is for, whatever its checkpoint says.
-        modules: what is computed, in order.
-        keeps_tokens: whether there is a vector for each token, or a number ([B, S]).
-        unseen_length: the length of queries of which tokens count that the model does not see; 0 where there are none.
-        stored: how the vectors are stored that the graph gives; None for as they are computed.
-        beside: further heads over the same output of the model, whose outputs follow.
+        source: the model output that it reads, float [B, S, N], or [B, N] if no module pools.
+        output: the graph output that it produces, float [B, W], or [B, S, W] if tokens keep their vectors.
+        task: the task of a model with this head, regardless of its checkpoint.
+        modules: the modules to compute, in order.
+        keeps_tokens: whether there is a vector per token, or a number ([B, S]).
+        unseen_length: query length whose tokens count although the model does not see them; 0 if there are none.
+        stored: how the graph's vectors are stored; None for as computed.
+        beside: further heads on the same model output, whose outputs follow.
     """
 
     name: str
@@ -151,23 +151,23 @@ class Head:
 
     @property
     def all(self) -> tuple[Head, ...]:
-        """This head and those beside it."""
+        """This head and the ones in `beside`."""
         return (self, *self.beside)
 
     @property
     def leaves_prompt_out(self) -> bool:
-        """Whether tokens of a prompt are not pooled over, for which the graph has the input `pooling_mask`."""
+        """Whether prompt tokens are excluded from pooling, for which the graph has the input `pooling_mask`."""
         return any(isinstance(module, Pooling) and not module.includes_prompt for module in self.modules)
 
     def reference(self, value: Any, mask: Any, pooled: Any = None) -> Any:
         """Compute the head in PyTorch: tensors [B, S, N] and int64 [B, S] to [B, W], or to [B, S, W].
 
-        Tensors [B, N], of a model that pools itself, take no mask. They are the vectors before they are stored.
+        Tensors [B, N], from a model that pools itself, take no mask. Vectors are returned as they are before storage.
 
         Args:
-            value: the output of the model.
+            value: the model output.
             mask: 0 for padding.
-            pooled: int64 [B, S], 0 for tokens of a prompt, for a head that leaves it out.
+            pooled: int64 [B, S], 0 for prompt tokens, for a head that excludes the prompt.
         """
         import torch
 
@@ -180,7 +180,7 @@ class Head:
         return value
 
     def width(self, before: int) -> int:
-        """Return W for a model of N = `before`.
+        """Return W for a model with N = `before`.
 
         Raises:
             CheckpointError: the modules do not fit each other or the model.
@@ -196,10 +196,10 @@ class Head:
         return before
 
     def truncated(self, dimensions: int, signature: Signature) -> Head:
-        """Return the head that keeps the first `dimensions` of W numbers.
+        """Return the head that keeps only the first `dimensions` of W numbers.
 
         Raises:
-            ExportError: the model has no more of them.
+            ExportError: the model does not have more than that.
         """
         before = signature.outputs[self.source][-1]
         if isinstance(before, int) and self.width(before) <= dimensions:
@@ -210,10 +210,10 @@ class Head:
         return replace(self, modules=truncated(self.modules, dimensions))
 
     def stored_as(self, stored: VectorType, signature: Signature) -> Head:
-        """Return the head whose vectors are stored so.
+        """Return the head with this vector storage.
 
         Raises:
-            InputError: they cannot be, by their width.
+            InputError: the vector width does not allow it.
         """
         before = signature.outputs[self.source][-1]
         if isinstance(before, int):
@@ -221,11 +221,11 @@ class Head:
         return replace(self, stored=stored)
 
     def check(self, signature: Signature) -> None:
-        """Refuse a model that cannot have this head.
+        """Refuse a model that does not support this head.
 
         Raises:
             CheckpointError: the modules do not fit the model.
-            ExportError: the model lacks the output or the mask that the head reads.
+            ExportError: the model lacks the output or mask that the head reads.
         """
         require_output(self.name, self.source, signature)
         shape = signature.outputs[self.source]
@@ -252,7 +252,7 @@ def require_output(head: str, output: str, signature: Signature) -> None:
     """Refuse a model without the output that a head reads.
 
     Raises:
-        ExportError: it does not have it.
+        ExportError: the output is missing.
     """
     if output not in signature.outputs:
         raise ExportError(
@@ -262,7 +262,7 @@ def require_output(head: str, output: str, signature: Signature) -> None:
 
 
 def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
-    """Put `head` on the graph, in place of its outputs; with `keep_raw`, before the output that it reads."""
+    """Replace the graph's outputs with those of `head`; with `keep_raw`, also keep the output that it reads."""
     import onnx_ir as ir
     import onnx_ir.passes.common as common
 
@@ -277,7 +277,7 @@ def append_head(model: ir.Model, head: Head, *, keep_raw: bool = False) -> None:
         graph.inputs.append(pooled)
     outputs = [_build(graph, one, source, mask, pooled) for one in head.all]
     graph.outputs[:] = [*outputs, source] if keep_raw else outputs
-    common.RemoveUnusedNodesPass()(model)  # what only the outputs before used, such as BERT's pooler
+    common.RemoveUnusedNodesPass()(model)  # what only the previous outputs used, such as BERT's pooler
 
 
 def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled: ir.Value | None) -> ir.Value:
@@ -291,7 +291,7 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
             output = module.build(build, output, mask, pooled)
         else:
             output = module.build(build, output, mask)
-    if output is source:  # which stays under its own name
+    if output is source:  # the source keeps its own name
         output = build.op("Identity", source)
     dtype = source.dtype
     before = source.shape[-1] if source.shape is not None else None
@@ -314,16 +314,16 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
 
 
 def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, Signature]:
-    """Replace the output head [V, H] of `model` by its rows [R, H] for the tokens that `head` reads, in place.
+    """Replace the output head [V, H] of `model` with its rows [R, H] for the tokens that `head` reads, in place.
 
-    What the model makes of logits, such as Gemma's bounds, stays: it is computed for each of them alone. Where the
-    rows are those of the table of embeddings, this keeps all of its own.
+    What the model does to logits afterward, such as Gemma's bounds, stays: it is elementwise. If the rows belong to the
+    embedding table, the table itself keeps all its rows.
 
     Returns:
-        The head and the signature for logits [B, S, R]; as they were given for a head that scores nothing.
+        The head and signature for logits [B, S, R]; unchanged for a head that does not score.
 
     Raises:
-        ExportError: the output head is no linear layer.
+        ExportError: the output head is not a linear layer.
     """
     import torch
 
@@ -354,17 +354,17 @@ def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, 
 
 
 _BATCH_SIZE = 16
-_UNLIMITED = 1 << 20  # tokens, for a model without a limit
+_UNLIMITED = 1 << 20  # tokens, for models without a limit
 
 
 def choose_storage(
     options: ExportOptions, model: Any, head: Head, modality: Modality, source: Source
 ) -> tuple[VectorType, tuple[str, ...]]:
-    """Return how vectors are stored, and what a user should know of the ranges.
+    """Return how vectors are stored, and notes for the user about the ranges.
 
     Raises:
         InputError: ranges or texts cannot be read.
-        ExportError: texts were passed for a model that takes none, or pads them to a length of its own.
+        ExportError: texts were passed for a model that takes none, or pads them to its own length.
     """
     name = options.vectors_as or ""
     if options.calibration is None:
@@ -385,7 +385,7 @@ def choose_storage(
 def _vectors(
     model: Any, head: Head, text: TextInputs, source: Source, texts: Sequence[str]
 ) -> Iterator[NDArray[np.float32]]:
-    """Yield the vectors of texts as `onnxtool infer` reads them, float32 [B, W]; texts of like length together."""
+    """Yield vectors of texts, read as in `onnxtool infer`, float32 [B, W]; texts of similar length are batched."""
     import torch
 
     modules = source.sentence_modules
@@ -397,7 +397,7 @@ def _vectors(
     for start in range(0, len(read), size):
         together = read[start : start + size]
         feeds = text.tokenize(together, longest=longest, add_special_tokens=modules.adds_special_tokens)
-        real = feeds["attention_mask"].any(axis=1)  # a tokenizer that frames nothing may find no token in a text
+        real = feeds["attention_mask"].any(axis=1)  # without special tokens, a text may have no token at all
         if real.any():
             mask = torch.from_numpy(feeds["attention_mask"]).to(model.device)
             states = run_torch_tensors(model, feeds)[head.source].float()
@@ -409,6 +409,6 @@ def _vectors(
 
 
 def _num_prompt(text: TextInputs, prompt: str, longest: int, *, add_special_tokens: bool) -> int:
-    """Return how many tokens a prompt has, without a special one at its end, as sentence-transformers counts them."""
+    """Return a prompt's number of tokens, without a trailing special token, as sentence-transformers counts them."""
     ids = text.tokenize([prompt], longest=longest, add_special_tokens=add_special_tokens)["input_ids"][0]
     return len(ids) - int(len(ids) > 0 and ids[-1] in text.tokenizer.all_special_ids)

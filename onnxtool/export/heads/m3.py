@@ -1,7 +1,7 @@
-"""M3 embedders (bge-m3): one vector for a text, a weight for each token and a vector for each token, from one pass.
+"""M3 embedders (bge-m3): a text vector, a weight per token and a vector per token, from one pass.
 
-Chen et al., 2024, arXiv:2402.03216; the layout and the formulas of FlagEmbedding 1.4: beside the transformer lie
-`sparse_linear.pt` and `colbert_linear.pt`, each a linear layer on the states of tokens.
+Chen et al., 2024, arXiv:2402.03216; layout and formulas of FlagEmbedding 1.4: next to the transformer are
+`sparse_linear.pt` and `colbert_linear.pt`, each a linear layer on token states.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _STATES = "last_hidden_state"
 def read_m3(source: Source) -> Head:
     """Read the head with all three outputs.
 
-    The vector of a text is pooled as modules.json says; without one by the first token and scaled, as FlagEmbedding
-    does. Weights and vectors of padding are 0. Those of the first token, and weights of tokens that frame a text, are
-    for a consumer to leave out, as `infer` does: a graph does not know which tokens these are.
+    The text vector is pooled as modules.json says; without one, it is the scaled first token, as in FlagEmbedding.
+    Weights and vectors of padding are 0. Consumers must drop the vector of the first token and the weights of special
+    tokens, as `infer` does: a graph does not know which tokens these are.
 
     Raises:
-        CheckpointError: a layer is missing, or its file is no state of a linear layer.
+        CheckpointError: a layer is missing, or its file is not the state of a linear layer.
     """
     modules = read_pooling_modules(source.sentence_modules, Pooling) or (Pooling(("cls",)), Normalize())
     weight, bias = _read_linear(source, _SPARSE)
@@ -52,14 +52,14 @@ def read_m3(source: Source) -> Head:
 
 
 def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
-    """Read weight and bias of a linear layer that torch.save wrote: float32 [W, H] and [W].
+    """Read the weight and bias of a linear layer written by torch.save: float32 [W, H] and [W].
 
-    The file is a zip with a pickle, which could run code. PyTorch reads it by an unpickler of its own
-    (`weights_only=True`): it knows the opcodes that make tensors, numbers and containers, and fails on a name of any
-    other class or function. What it gives is checked here: two tensors, no larger than the file.
+    The file is a zip with a pickle, which could run code. PyTorch reads it with a restricted unpickler
+    (`weights_only=True`): it supports the opcodes that make tensors, numbers and containers, and fails on the name of
+    any other class or function. The result is checked here: two tensors, no larger than the file.
 
     Raises:
-        CheckpointError: the file is missing, or anything else.
+        CheckpointError: the file is missing, or contains anything else.
     """
     import torch
 
@@ -70,14 +70,14 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
         content = load_pickle(path, partial(_damaged, source, name))
     except CheckpointError:
         raise
-    except Exception as error:  # zip, pickle and tensors each fail in their own way
+    except Exception as error:  # zip, pickle and tensors each fail differently
         if refused := refused_object(error):
             raise _damaged(source, name, f"it holds more than tensors ({refused}), which would run code") from error
         raise _damaged(source, name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
     if content.keys() != {"weight", "bias"}:
         raise _damaged(source, name, f"it holds {sorted(map(str, content))}, and not weight and bias")
     for key, tensor in content.items():
-        # A view of few numbers may have a shape of very many.
+        # A view of a few numbers may claim a huge shape.
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.is_contiguous():
             raise _damaged(source, name, f"{key} is no plain tensor of floating point numbers")
     weight, bias = (content[key].detach().to(torch.float32).numpy() for key in ("weight", "bias"))

@@ -1,1 +1,1 @@
-"""Model inputs: a module per modality, and `finding`, which tells the modality of a model."""
+"""Model inputs: one module per modality, and `finding`, which determines a model's modality."""

@@ -1,4 +1,4 @@
-"""Sound, as the model's feature extractor prepares it: samples [B, T] or features [B, T, F] and [B, F, T]."""
+"""Audio, as prepared by the model's feature extractor: samples [B, T] or features [B, T, F] and [B, F, T]."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _SAMPLING_RATE = 16_000
 
 @dataclass(frozen=True)
 class AudioInputs:
-    """Prepared sound.
+    """Prepared audio.
 
     Attributes:
         extractor: the feature extractor.
-        prepared: what it makes of one second, for the inputs that the model takes: [1, …] each.
-        moving: input name to the axis that follows the length of the sound; without those that do not.
-        time: the name of that axis, with its sizes after one second and after a little more.
+        prepared: its result for one second, for the inputs that the model takes: [1, …] each.
+        moving: input name to the axis that follows the audio's length; inputs without such an axis are omitted.
+        time: the name of that axis, with its sizes for one second and for a little more.
     """
 
     extractor: Any
@@ -48,11 +48,11 @@ class AudioInputs:
 
     @classmethod
     def of(cls, model: Any, extractor: Any, accepted: Sequence[str]) -> AudioInputs:
-        """Find out what the extractor gives and the model takes; `accepted` are the parameters of its forward.
+        """Determine what the extractor provides and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
             CheckpointError: the extractor does not run.
-            ExportError: they agree on no input.
+            ExportError: they have no input in common.
         """
         offered, longer = (_prepare(extractor, [_sound(extractor, length)]) for length in (_SECONDS, _OTHER_SECONDS))
         prepared = {name: array for name, array in offered.items() if name in accepted}
@@ -74,20 +74,20 @@ class AudioInputs:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """B, and T where the extractor lets it follow the sound."""
+        """B, and T if it follows the audio's length."""
         batch = Axis(BATCH, 2, 3, may_fail=False, when_fixed=1)
         return (batch,) if self.time is None else (batch, self.time)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
-        """Make noise: standard normal, as normalized sound is."""
+        """Make noise: standard normal, like normalized audio."""
         return self._fill([1.0] * sizes[BATCH], sizes, seed)
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return noise, one row of it shorter where there is a mask."""
+        """Return noise, with one shorter row if there is a mask."""
         return self._fill([1.0, 0.6][: fixed.get(BATCH, 2)], usual_sizes(self) | dict(fixed), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Several batches and lengths, rows of different lengths, silence, real sound."""
+        """Several batches and lengths, rows of different lengths, silence, real audio."""
         usual, full = usual_sizes(self), (1.0,)
         wanted: list[tuple[str, tuple[float, ...], float]] = [
             ("one row", full, 1.0),
@@ -116,11 +116,11 @@ class AudioInputs:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Masks, and numbers as those of normalized sound."""
+        """Masks, and numbers like normalized audio."""
         return {name: InputKind(MASK if "mask" in name else NORMAL) for name in self.prepared}
 
     def _fill(self, shares: list[float], sizes: Sizes, seed: int) -> Feeds:
-        """Make one row for each of `shares`, the part of it that is sound; the rest is padding, by the mask."""
+        """Make one row for each of `shares`, the fraction of it that is audio; the rest is padding, by the mask."""
         generator = np.random.default_rng(seed)
         feeds: Feeds = {}
         for name, array in self.prepared.items():

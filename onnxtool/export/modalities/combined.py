@@ -16,14 +16,14 @@ _LONGEST = 64
 
 @dataclass(frozen=True)
 class WithDecoder:
-    """What the encoder takes, and ids for the decoder: int64 [batch_size, decoder_sequence].
+    """The encoder's inputs, plus decoder ids: int64 [batch_size, decoder_sequence].
 
     Attributes:
-        vocabulary_size: how many ids the decoder knows.
-        start_id: what every text begins with.
-        longest: the most tokens that the decoder takes; None for no limit.
-        pad_id: what stands behind a text that is shorter than others beside it, which some decoders (FSMT's) look for
-            among the ids themselves; None where nothing does.
+        vocabulary_size: the number of ids the decoder knows.
+        start_id: the first token of every text.
+        longest: the maximum number of decoder tokens; None for no limit.
+        pad_id: the padding after texts shorter than others in the batch, which some decoders (FSMT's) detect among the
+            ids themselves; None if they do not.
     """
 
     encoder: Modality
@@ -34,7 +34,7 @@ class WithDecoder:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those of the encoder, and the decoder's length."""
+        """The encoder's axes, and the decoder length."""
         return (*self.encoder.axes, Axis(DECODER_SEQUENCE, 5, 6, when_fixed=1 << (self._long.bit_length() - 1)))
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
@@ -42,13 +42,13 @@ class WithDecoder:
         return self._add(self.encoder.feeds(sizes, seed=seed), sizes[DECODER_SEQUENCE], seed)
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return what the encoder is traced on, with ids beside it: one text is shorter, so that there is padding."""
+        """Return the encoder's sample with decoder ids added: one text is shorter, so that there is padding."""
         return self._add(self.encoder.sample(fixed), fixed.get(DECODER_SEQUENCE, 5), seed=1, ragged=True)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """The encoder's cases, with texts of several lengths beside them, and some once more with padding.
+        """The encoder's cases, combined with texts of several lengths, some again with padding.
 
-        A case that differs from another in its padding only has the same text beside it.
+        Cases that differ only in padding get the same text.
         """
         cases: list[Case] = []
         seeds: dict[str, int] = {}
@@ -64,7 +64,7 @@ class WithDecoder:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Those of the encoder, and the ids of the decoder."""
+        """The encoder's kinds, and the decoder ids."""
         ids = InputKind(IDS, self.vocabulary_size, first=self.start_id, pad=self.pad_id)
         return {**self.encoder.kinds, "decoder_input_ids": ids}
 
@@ -74,7 +74,7 @@ class WithDecoder:
 
     @property
     def _lengths(self) -> tuple[int, ...]:
-        """Return the lengths of the decoder's input over the cases; 1 is the first step of generation."""
+        """Return the decoder input lengths for the cases; 1 is the first step of generation."""
         return (5, 1, 9, self._long, 2, 7)
 
     def _add(self, feeds: Feeds, length: int, seed: int, *, ragged: bool = False) -> Feeds:
@@ -82,7 +82,7 @@ class WithDecoder:
         ids = np.random.default_rng(seed).integers(0, self.vocabulary_size, (batch, length))
         if self.pad_id is not None:
             ids[ids == self.pad_id] = (self.pad_id + 1) % self.vocabulary_size
-            if ragged:  # rows of two or three lengths, which begin with the shorter ones
+            if ragged:  # rows of two or three lengths, shorter ones first
                 missing = (np.arange(batch)[:, None] + 1) % min(length, 3)
                 ids[np.arange(length)[None] >= length - missing] = self.pad_id
         ids[:, 0] = self.start_id
@@ -91,13 +91,13 @@ class WithDecoder:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Two modalities with a batch each: every text is compared with every picture."""
+    """Two modalities with a batch each: every text is compared with every image."""
 
     parts: tuple[Modality, ...]
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those of all parts, which have different names."""
+        """The axes of all parts, which have different names."""
         return tuple(axis for part in self.parts for axis in part.axes)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
@@ -105,11 +105,11 @@ class SideBySide:
         return _merge(part.feeds(sizes, seed=seed) for part in self.parts)
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return what all parts are traced on."""
+        """Return the samples to trace all parts on."""
         return _merge(part.sample(fixed) for part in self.parts)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Combine the cases of the parts; the cases of parts that have fewer repeat."""
+        """Combine the cases of the parts; parts with fewer cases repeat theirs."""
         columns = [part.cases(fixed) for part in self.parts]
         cases = []
         for row in range(max(map(len, columns))):
@@ -125,7 +125,7 @@ class SideBySide:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Those of all parts."""
+        """The kinds of all parts."""
         return {name: kind for part in self.parts for name, kind in part.kinds.items()}
 
 

@@ -1,8 +1,8 @@
-"""Find the modality of a model from the parameters of its forward, or restrict the forward to one side of the model.
+"""Determine a model's modality from its forward parameters, or restrict its forward to one side of the model.
 
-A dual encoder such as CLIP has two sides: pictures or texts, each to a vector in the space that both share.
+A dual encoder such as CLIP has two sides: images or texts, each mapped to a vector in a shared space.
 
-Letters of shapes: B batch, S sequence, H hidden, W width of the shared space.
+Shape letters: B batch, S sequence, H hidden, W width of the shared space.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxtool.export.modalities.pages import find_page_inputs, restrict_to_pages
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
 from onnxtool.export.signature import run_torch_tensors
 
-# Far above the rounding of float32, and far below what another formula would give.
+# Far above float32 rounding, and far below the effect of a different formula.
 _SAME = 1e-4
 
 
@@ -37,10 +37,10 @@ class Side:
     """One side of a dual encoder.
 
     Attributes:
-        task: by which a user asks for it.
-        method: the method of the model that encodes it.
-        features: what the method gives, float [B, W].
-        embeddings: what the model's own forward makes of that before it compares both sides, float [B, W].
+        task: the task that users select it with.
+        method: the model's method that encodes it.
+        features: the method's result, float [B, W].
+        embeddings: what the model's own forward turns that into before comparing both sides, float [B, W].
     """
 
     task: str
@@ -56,16 +56,16 @@ SIDES = (
 
 
 def find_side(model: Any, task: str) -> Side | None:
-    """Return the side that `task` asks for; None where the model is no dual encoder, or the task is another."""
+    """Return the side that `task` selects; None if the model is not a dual encoder, or the task is another."""
     side = next((side for side in SIDES if side.task == task), None)
     return side if all(hasattr(model, one.method) for one in SIDES) else None
 
 
 def restrict(model: Any, checkpoint: Checkpoint) -> Any:
-    """Make the forward of a dual encoder, or of a retriever of pages, that of the side that its task asks for.
+    """Replace the forward of a dual encoder or page retriever with that of the side its task selects.
 
-    Any other model stays as it is. The forward is replaced on this one model: its class, configuration and weights
-    stay, which exporters look at.
+    Other models are unchanged. Only this model instance's forward is replaced: exporters look at its class,
+    configuration and weights, which stay.
     """
     if checkpoint.is_of_pages:
         return restrict_to_pages(model, checkpoint)
@@ -82,7 +82,7 @@ def restrict(model: Any, checkpoint: Checkpoint) -> Any:
 
 
 def _signature_with_self(method: Any) -> Any:
-    """Return the signature of a bound method as that of a function, whose first parameter is bound once more."""
+    """Return a bound method's signature as a function's, whose first parameter will be bound again."""
     own = inspect.signature(method)
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     kept = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -90,13 +90,13 @@ def _signature_with_self(method: Any) -> Any:
 
 
 def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: Side) -> bool:
-    """Find out by running the model whether its own forward scales the features of a side before it compares them.
+    """Determine by running the model whether its own forward scales a side's features before comparing them.
 
     Args:
         model: a dual encoder, restricted to `side`.
-        modality: what that takes.
-        both: what its own forward takes: texts and pictures.
-        side: which of them.
+        modality: the inputs of the restricted model.
+        both: the inputs of its own forward: texts and images.
+        side: the side it is restricted to.
 
     Raises:
         ExportError: it compares neither these features, nor the features at length one.
@@ -125,12 +125,12 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
 
 
 def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
-    """Pad texts to the longest that the model takes where what a side makes of a text depends on its padding.
+    """Pad texts to the model's maximum if a side's result for a text depends on its padding.
 
-    SigLIP's text encoder reads the last token of all, padding or not, and was trained on texts of one length.
+    SigLIP's text encoder reads the last token, padding or not, and was trained on texts of one length.
 
     Raises:
-        ExportError: the model depends on it, and takes texts of any length.
+        ExportError: the result depends on padding, but the model accepts any length.
     """
     if not isinstance(modality, TextInputs):
         return modality
@@ -151,33 +151,33 @@ def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
 
 
 _DUAL_TASKS = ("zero-shot-image-classification",)
-# For these, a model that may see pictures or hear sound as well is exported as one of text.
+# For these, a model that could also take images or audio is exported for text.
 _TEXT_TASKS = (
     *("fill-mask", "text-classification", "token-classification", "feature-extraction"),
     *("text-generation", TASK_WITH_CACHE, RANKING),
     *("text2text-generation", TEXT_TO_TEXT_WITH_CACHE),
 )
-# Image GPT takes pictures as the numbers of their colours, under the name of a text's ids.
+# Image GPT takes images as color numbers, under the name of text ids.
 _PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
-# What the names of inputs have in them, by what goes in there: `pixel_values_videos`, `audio_input_features`.
+# Substrings of input names by their content: `pixel_values_videos`, `audio_input_features`.
 _BESIDE_TEXT = {"pictures": ("pixel_values",), "sound": _SOUNDS}
-# Encoder-decoders that do not generate shift their decoder's input out of the encoder's.
+# Encoder-decoders that do not generate derive the decoder input by shifting the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
 
 def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None) -> Modality:
-    """Return what `model` takes, with the tokenizer or processor of its checkpoint to make it.
+    """Return the inputs of `model`, with its checkpoint's tokenizer or processor to prepare them.
 
     Args:
         model: a transformers model.
-        checkpoint: where it came from.
-        text: what to trace a model of text on, beside a text of our own.
+        checkpoint: the checkpoint it comes from.
+        text: a text to trace text models on, next to our own.
 
     Raises:
-        CheckpointError: the checkpoint lacks the tokenizer or processor that this takes.
-        ExportError: the processor does not fit the model, or the model takes something that onnxtool does not know.
+        CheckpointError: the checkpoint lacks the required tokenizer or processor.
+        ExportError: the processor does not fit the model, or the model takes inputs that onnxtool does not know.
     """
     parameters = inspect.signature(model.forward).parameters
     accepted = tuple(parameters)
@@ -215,7 +215,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
 
 
 def find_both_sides(model: Any, checkpoint: Checkpoint) -> Modality:
-    """Return texts and pictures for a dual encoder, whichever side of it its forward encodes now.
+    """Return texts and images for a dual encoder, regardless of the side its forward encodes now.
 
     Raises:
         CheckpointError: the checkpoint lacks the tokenizer or the image processor.
@@ -227,7 +227,7 @@ def find_both_sides(model: Any, checkpoint: Checkpoint) -> Modality:
 
 
 def text_of(modality: Modality) -> TextInputs | None:
-    """Return the part of a modality that is text; None where there is none."""
+    """Return the text part of a modality, or None if there is none."""
     if isinstance(modality, WithDecoder):
         return text_of(modality.encoder)
     if isinstance(modality, SideBySide):
@@ -236,7 +236,7 @@ def text_of(modality: Modality) -> TextInputs | None:
 
 
 def left_out_notes(modality: Modality, architecture: str) -> tuple[str, ...]:
-    """Say which of the model's modalities a file of text does not take; empty where it takes all."""
+    """Report which of the model's modalities a text file does not take; empty if it takes all."""
     text = text_of(modality)
     if text is None or not text.left_out:
         return ()
@@ -244,24 +244,24 @@ def left_out_notes(modality: Modality, architecture: str) -> tuple[str, ...]:
 
 
 def _reads(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> bool:
-    """Whether a model of sound is exported as one of text, which it takes as well."""
+    """Return whether an audio model is exported for text, which it also takes."""
     return "input_ids" in accepted and checkpoint.task in _TEXT_TASKS and not _is_dual(model)
 
 
 def _left_out(accepted: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what a file of text alone leaves out of a model that accepts these inputs."""
+    """Return what a text-only file leaves out of a model that accepts these inputs."""
     return tuple(
         kind for kind, parts in _BESIDE_TEXT.items() if any(part in name for part in parts for name in accepted)
     )
 
 
 def _is_dual(model: Any) -> bool:
-    """Whether a model compares what two encoders make: it has a weight for how clearly they agree."""
+    """Return whether a model compares the results of two encoders: it has a weight for how clearly they agree."""
     return any(name.startswith("logit_scale") for name, _ in model.named_parameters(recurse=False))
 
 
 def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...], text: str | None) -> Modality:
-    # A dual encoder projects both into one space; models that read pictures among words need them placed by hand.
+    # A dual encoder projects both into one space; models that read images among words need them placed manually.
     dual = checkpoint.task in _DUAL_TASKS or _is_dual(model)
     if not dual and checkpoint.task not in _TEXT_TASKS:
         raise ExportError(
@@ -283,7 +283,7 @@ _LAST, _ALL = "last_hidden_state", "hidden_states"
 
 
 def give_states(model: Any, states: TokenStates) -> None:
-    """Replace `last_hidden_state` of what `model` returns, float [B, S, H], in place.
+    """Replace `last_hidden_state` in the results of `model`, float [B, S, H], in place.
 
     Raises:
         CheckpointError: when the model runs, if it does not have the layers.

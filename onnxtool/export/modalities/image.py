@@ -1,6 +1,6 @@
-"""Pictures, as the model's image processor prepares them.
+"""Images, as prepared by the model's image processor.
 
-Letters of shapes: B batch, C channels, H height, W width.
+Shape letters: B batch, C channels, H height, W width.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from onnxtool.export.modalities.modality import (
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind
 
-_PICTURES = ("pixel_values", "input_ids")  # the second one holds the number of a colour for each pixel
-# The axes that may move of the inputs that we know; of others, only the first, which is the batch.
+_PICTURES = ("pixel_values", "input_ids")  # the second holds a color number for each pixel
+# Axes of known inputs that may vary; for others only the first, which is the batch.
 _MASK = ("pixel_mask", 3)
 _AXES: dict[tuple[str, int], dict[int, str]] = {
     ("pixel_values", 4): {2: HEIGHT, 3: WIDTH},
     _MASK: {1: HEIGHT, 2: WIDTH},
 }
-# Which part of height and width is picture, row by row; the rest is padding. Less than half, so that a mask that is
-# scaled down to features a few pixels wide still has a zero.
+# The fraction of height and width that is image, row by row; the rest is padding. Less than half, so that a mask scaled
+# down to features a few pixels wide still has a zero.
 _SHARES = ((0.4, 0.7), (1.0, 1.0), (0.7, 0.4))
 _PICTURE_SIZES = ((480, 640), (300, 200), (224, 224))
 
 
 @dataclass(frozen=True)
 class ImageInputs:
-    """Prepared pictures.
+    """Prepared images.
 
     Attributes:
         processor: the image processor.
-        prepared: what it makes of one picture, for the inputs that the model takes: [1, …] each.
+        prepared: its result for one image, for the inputs that the model takes: [1, …] each.
         batch_axis: the name of axis B.
     """
 
@@ -56,11 +56,11 @@ class ImageInputs:
 
     @classmethod
     def of(cls, model: Any, processor: Any, accepted: Sequence[str]) -> ImageInputs:
-        """Find out what the processor gives and the model takes; `accepted` are the parameters of its forward.
+        """Determine what the processor provides and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
             CheckpointError: the processor does not run.
-            ExportError: they agree on no pixels.
+            ExportError: they have no pixel input in common.
         """
         offered = _prepare(processor, [draw_picture(*_PICTURE_SIZES[0])])
         prepared = {name: array for name, array in offered.items() if name in accepted}
@@ -70,7 +70,7 @@ class ImageInputs:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """B, and H and W where the pixels have them."""
+        """B, and H and W if the pixel inputs have them."""
         axes = [Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1)]
         for name, array in self.prepared.items():
             for position, axis in _AXES.get((name, array.ndim), {}).items():
@@ -79,16 +79,16 @@ class ImageInputs:
         return tuple(axes)
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
-        """Make noise: standard normal, as normalized pictures are."""
+        """Make noise: standard normal, like normalized images."""
         generator = np.random.default_rng(seed)
         return {name: self._random(name, array, sizes, generator) for name, array in self.prepared.items()}
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return noise of the usual size, one row of it smaller where there is a mask."""
+        """Return noise of the usual size, with one smaller row if there is a mask."""
         return self._ragged(usual_sizes(self) | dict(fixed), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Several batches and sizes, pictures smaller than their batch, black, with strong contrast, real ones."""
+        """Several batches and sizes, images smaller than their batch, black, high-contrast and real ones."""
         usual = usual_sizes(self)
         wanted: list[tuple[str, dict[str, int]]] = [
             ("one picture", {self.batch_axis: 1}),
@@ -119,7 +119,7 @@ class ImageInputs:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Pixels, masks over them, numbers of colours, and sizes as the processor gives them."""
+        """Pixels, masks over them, color numbers, and sizes as the processor provides them."""
         return {name: self._kind(name, array) for name, array in self.prepared.items()}
 
     def _kind(self, name: str, array: NDArray[Any]) -> InputKind:
@@ -148,7 +148,7 @@ class ImageInputs:
         return name in self.prepared and self.prepared[name].ndim == rank
 
     def _ragged(self, sizes: Sizes, seed: int) -> Feeds:
-        """Make noise; by the mask, a part of most rows is padding, in which there is noise as well."""
+        """Make noise; by the mask, part of most rows is padding, which also contains noise."""
         feeds = self.feeds(sizes, seed=seed)
         if self._has_mask:
             for row, picture in enumerate(feeds[_MASK[0]]):
@@ -184,7 +184,7 @@ def _prepare(processor: Any, pictures: list[NDArray[np.uint8]]) -> Feeds:
 
 
 def draw_picture(height: int, width: int) -> NDArray[np.uint8]:
-    """Draw a gradient with a bright disc and dark stripes: edges, areas and colours, uint8 [H, W, 3]."""
+    """Draw a gradient with a bright disc and dark stripes: edges, areas and colors, uint8 [H, W, 3]."""
     rows, columns = np.mgrid[0:height, 0:width] / (height, width)[0]
     disc = ((rows - 0.5) ** 2 + (columns - 0.5) ** 2 < 0.09)[..., None] * 120
     stripes = ((columns * 16).astype(int) % 2)[..., None] * 40

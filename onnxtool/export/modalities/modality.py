@@ -1,6 +1,6 @@
-"""The interface of a modality: named axes, random inputs of any size along them, and the cases to verify a file on.
+"""The modality interface: named axes, random inputs of any size along them, and cases to verify a file on.
 
-And what modalities share: running a tokenizer or processor, and scaling the inputs that it makes.
+Also what modalities share: running a tokenizer or processor, and scaling inputs.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NUM_SAMPLES, NUM_FRAMES = "num_samples", "num_frames"
 Feeds = dict[str, "NDArray[Any]"]
 Sizes = Mapping[str, int]
 DescribedInputs = tuple[Mapping[str, InputKind], Sequence[Case]]
-"""What the inputs of a file hold, and the cases that it runs on."""
+"""Descriptions of a file's inputs, and the cases that it runs on."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of the inputs that may be dynamic.
+    """An input axis that may be dynamic.
 
     Attributes:
-        name: as it stands in the exported file.
-        usual: its size in the first run of the model, at least 2: dynamo takes an axis of size 1 as fixed.
-        other: another size; where the model runs on it, the axis moves.
-        may_fail: whether the model may refuse other sizes, which fixes the axis; a model that refuses another batch
-            is broken.
-        is_covered: whether the cases reach the largest size that it can have, or so many sizes that a graph which holds
-            a decision about one of them would fail.
+        name: its name in the exported file.
+        usual: its size in the model's first run, at least 2: dynamo treats an axis of size 1 as fixed.
+        other: another size; if the model runs on it, the axis is dynamic.
+        may_fail: whether the model may refuse other sizes, which fixes the axis; refusing another batch size is an
+            error.
+        is_covered: whether the cases reach its largest possible size, or so many sizes that a graph with a hard-coded
+            decision about one of them would fail.
         when_fixed: its size in a file where it cannot be dynamic; 0 for `usual`.
     """
 
@@ -57,36 +57,36 @@ class Axis:
 
 
 class Modality(Protocol):
-    """What goes into a model: text, pictures, sound, or several of them.
+    """The inputs of a model: text, images, audio, or several of them.
 
-    `fixed` holds the sizes of those axes that the exported file does not leave open.
+    `fixed` holds the sizes of axes that the exported file does not leave open.
     """
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The axes of the inputs, by names that no two modalities of one model share unless they are equal."""
+        """The input axes; no two modalities of a model share a name unless the axes are equal."""
         ...
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
-        """Make random inputs, input name to array, without padding. `sizes` names every axis."""
+        """Make random inputs, input name to array, without padding. `sizes` has a size for every axis."""
         ...
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return what to trace the model on."""
+        """Return the inputs to trace the model on."""
         ...
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Return what to verify the file on: several sizes and masks, and real content."""
+        """Return the cases to verify the file on: several sizes and masks, and real content."""
         ...
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """What each input holds, for whoever makes inputs for the file."""
+        """Descriptions of each input, for anyone who prepares inputs for the file."""
         ...
 
 
 def text_case(modality: Modality, fixed: Sizes, length: int) -> Case:
-    """Return a case of one text of `length` tokens, without padding."""
+    """Return a case with one text of `length` tokens, without padding."""
     ones = {axis.name: 1 for axis in modality.axes if not axis.may_fail}
     sizes = {**usual_sizes(modality), **ones, **fixed, SEQUENCE: length}
     return Case(f"a text of {length} tokens", modality.feeds(sizes, seed=length), None)
@@ -102,27 +102,27 @@ TOKENIZER_FILE = "tokenizer_config.json"
 
 
 def run(call: Callable[[], Mapping[str, Any]], kind: str, file: str) -> Mapping[str, Any]:
-    """Return what `call`, which runs a processor alone, gives.
+    """Return the result of `call`, which runs only a processor.
 
     Args:
         call: runs it.
-        kind: what it is, e.g. `image processor`.
-        file: where its settings are.
+        kind: its kind, e.g. `image processor`.
+        file: the file with its settings.
 
     Raises:
-        CheckpointError: it fails, as one does whose settings load and make no sense.
+        CheckpointError: it fails, for example because its settings load but make no sense.
     """
     try:
         with panics_as_exceptions():
             return call()
-    except Exception as error:  # settings are checked nowhere, and fail wherever one is first used
+    except Exception as error:  # settings are not validated, and fail where they are first used
         raise CheckpointError(
             f"the checkpoint's {kind} does not run: {reason(error)}", f"check its settings in {file}, or save it again"
         ) from error
 
 
 def prepare(call: Callable[[], Mapping[str, Any]], kind: str) -> Feeds:
-    """Return the tensors that an image processor or feature extractor gives, integers as int64.
+    """Return the tensors from an image processor or feature extractor, integers as int64.
 
     Raises:
         CheckpointError: it fails.
@@ -135,7 +135,7 @@ def prepare(call: Callable[[], Mapping[str, Any]], kind: str) -> Feeds:
 
 
 def disagreement(model: Any, accepted: Sequence[str], kind: str, offered: Iterable[str]) -> ExportError:
-    """Make the error for a model and a tokenizer or processor that agree on no input."""
+    """Make the error for a model that has no input in common with its tokenizer or processor."""
     return ExportError(
         f"{type(model).__name__} takes {', '.join(accepted)}, and its {kind} gives {', '.join(offered)}",
         "the folder may mix two models; or this model takes something that onnxtool does not know",
@@ -143,7 +143,7 @@ def disagreement(model: Any, accepted: Sequence[str], kind: str, offered: Iterab
 
 
 def scaled(feeds: Feeds, factor: float) -> Feeds:
-    """Multiply the real numbers among `feeds`, and leave masks and sizes."""
+    """Multiply the floating-point `feeds`, leaving masks and sizes unchanged."""
     return {
         name: (array * factor).astype(array.dtype) if np.issubdtype(array.dtype, np.floating) else array
         for name, array in feeds.items()

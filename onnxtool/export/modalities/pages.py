@@ -1,9 +1,9 @@
-"""Retrievers of pages as pictures (ColPali and its kin): a page, or a query, to a vector for each of its tokens.
+"""Retrievers of pages as images (ColPali and similar): map a page or a query to a vector per token.
 
-A page is what the processor of the retriever prepares: pixels, and a token for each part of the page.
+A page is prepared by the retriever's processor: pixels, and a token for each part of the page.
 
-Letters of shapes: B batch, S tokens, P parts of a page or their tokens, T tiles of a page, N its patches,
-K tokens that they become, W width of a vector.
+Shape letters: B batch, S tokens, P parts of a page or their tokens, T tiles of a page, N its patches,
+K tokens made from these, W vector width.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from onnxtool.runtime.input_stamp import GIVEN, MASK, NORMAL, InputKind
 from onnxtool.runtime.pictures import GRID, PIXELS
 
 _IDS, _MASK = "input_ids", "attention_mask"
-# Of several proportions: retrievers cut each otherwise. A tile of a real model is work for a second, so that there are
-# few of them in all cases.
+# Several aspect ratios, as retrievers cut each differently. A tile takes a real model about a second, so there are only
+# a few across all cases.
 _PAGES = ((640, 480), (120, 30), (40, 120))
 
 
@@ -53,10 +53,10 @@ class PageInputs:
     """Prepared pages.
 
     Attributes:
-        processor: the checkpoint's own.
-        prepared: what it makes of one page: [1, …] each.
-        image_id: the id of the token that stands for a part of a page.
-        unit: patches in a square that becomes one token, as height and width; 1 where pages are tiles.
+        processor: the checkpoint's own processor.
+        prepared: its result for one page: [1, …] each.
+        image_id: the id of the token that represents a part of a page.
+        unit: height and width in patches of a square that becomes one token; 1 if pages are split into tiles.
     """
 
     processor: Any
@@ -66,11 +66,11 @@ class PageInputs:
 
     @classmethod
     def of(cls, processor: Any, accepted: Sequence[str], model: Any, image_id: int) -> PageInputs:
-        """Find out what the processor gives for a page; `accepted` are the parameters of the model's forward.
+        """Determine what the processor provides for a page; `accepted` are the parameters of the model's forward.
 
         Raises:
             CheckpointError: the processor does not run.
-            ExportError: it does not give what the model takes.
+            ExportError: it does not provide what the model takes.
         """
         offered = _prepare(processor, [_PAGES[0]])
         if any(name not in offered for name in accepted) or not (offered[_IDS] == image_id).any():
@@ -80,7 +80,7 @@ class PageInputs:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """B, S and P, of which no file has a use that fixes one."""
+        """B, S and P; fixing any of them would make a file useless."""
         parts, step = "num_patches" if GRID in self.prepared else "num_tiles", self.unit**2
         return (
             Axis(BATCH, 2, 3, may_fail=False),
@@ -90,9 +90,9 @@ class PageInputs:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What a file says of its inputs: whose they are, and which token stands for pixels, how often.
+        """File metadata about its inputs: the architecture, the token that represents pixels, and how often it repeats.
 
-        `onnxtool.image_tokens` is the number of these tokens for one of P.
+        `onnxtool.image_tokens` is the number of these tokens per P.
         """
         count = int((self.prepared[_IDS] == self.image_id).sum())
         return {
@@ -102,7 +102,7 @@ class PageInputs:
         }
 
     def feeds(self, sizes: Sizes, *, seed: int = 0) -> Feeds:
-        """Make noise, and tokens of a page in any order."""
+        """Make noise, and page tokens in any order."""
         generator = np.random.default_rng(seed)
         batch, length, parts = (sizes[axis.name] for axis in self.axes)
         feeds: Feeds = {}
@@ -116,12 +116,12 @@ class PageInputs:
         return feeds
 
     def sample(self, fixed: Sizes) -> Feeds:
-        """Return noise, of which the last row is smaller than the others."""
+        """Return noise whose last row is smaller than the others."""
         self._require_open(fixed)
         return self._ragged(usual_sizes(self), seed=1)
 
     def cases(self, fixed: Sizes) -> list[Case]:
-        """Real pages of several proportions, alone and together, and noise of few and of many parts."""
+        """Real pages with several aspect ratios, alone and batched, and noise with few and many parts."""
         self._require_open(fixed)
         batch, length, parts = (axis.name for axis in self.axes)
         usual, step = usual_sizes(self), self.unit**2
@@ -138,7 +138,7 @@ class PageInputs:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Pixels, masks, and the tokens and sizes of a page, which random ones would not be."""
+        """Pixels, masks, and the tokens and sizes of a page, which cannot be random."""
         kinds = {PIXELS: NORMAL, _MASK: MASK}
         return {name: InputKind(kinds.get(name, GIVEN)) for name in self.prepared}
 
@@ -148,7 +148,7 @@ class PageInputs:
         return Case(f"pages of {shown}", {name: feeds[name] for name in self.prepared}, None)
 
     def pages(self) -> Feeds:
-        """Return all that the processor gives for pages of several sizes, which are padded to one."""
+        """Return the processor's full result for pages of several sizes, padded to one."""
         return _prepare(self.processor, _PAGES[1:])
 
     def _ragged(self, sizes: Sizes, seed: int) -> Feeds:
@@ -173,7 +173,7 @@ def _prepare(processor: Any, pages: Sequence[tuple[int, int]]) -> Feeds:
     return prepare(lambda: processor.process_images(images=pictures, return_tensors="pt"), "processor")
 
 
-# Of the classes of transformers 5.23 that are retrievers of pages, the one whose pages all have the same tokens.
+# The one page retriever class of transformers 5.23 whose pages all have the same tokens.
 _SAME_TOKENS = "ColPaliForRetrieval"
 _REFUSED = {
     "NeoMMEForRetrieval": "transformers prepares its pages by torchvision alone, whose pixels are not computed here, "
@@ -181,19 +181,19 @@ _REFUSED = {
 }
 _TASKS = (TASK_OF_PICTURES, LATE_INTERACTION)
 _PICTURE = (64, 48, 3)
-_SAME = 1e-4  # above the rounding of float32, and far below what another formula would give
+_SAME = 1e-4  # above float32 rounding, and far below the effect of a different formula
 
 
 def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
-    """Make the forward of a retriever of pages that of pages or of queries.
+    """Replace the forward of a page retriever with one for pages or one for queries.
 
-    A page of ColPali is `pixel_values` alone, float [B, 3, H, W] to [B, P, W]: the tokens beside the picture are always
-    the same, and become constants. A page of others is what their processor gives, to [B, S, W], zeros for padding. A
-    query is what the tokenizer gives, [B, S] to [B, S, W], likewise.
+    A ColPali page is only `pixel_values`, float [B, 3, H, W] to [B, P, W]: the other tokens are always the same and
+    become constants. For other retrievers, a page is the processor's result, mapped to [B, S, W], zeros for padding.
+    A query is the tokenizer's result, [B, S], mapped to [B, S, W] in the same way.
 
     Raises:
         CheckpointError: the checkpoint has no processor, or it does not run.
-        ExportError: the model is none that is known, or the task is another.
+        ExportError: the model is not supported, or the task is another.
     """
     if checkpoint.architecture not in (_SAME_TOKENS, *_FORWARDS):
         raise ExportError(
@@ -218,11 +218,11 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
 
 
 def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ...]) -> PageInputs:
-    """Return what a retriever takes that was restricted to pages of any size.
+    """Return the inputs of a retriever that was restricted to pages of any size.
 
     Raises:
         CheckpointError: the checkpoint has no processor, or it does not run.
-        ExportError: the processor does not fit the model, or the restricted forward is not the model's own.
+        ExportError: the processor does not fit the model, or the restricted forward differs from the model's own.
     """
     image_id = model.config.vlm_config.image_token_id
     inputs = PageInputs.of(checkpoint.load_processor("processor"), accepted, model, image_id)
@@ -242,7 +242,7 @@ def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
 
 
 def _page_tokens(checkpoint: Checkpoint) -> Any:
-    """Return the tokens beside each picture, as the checkpoint's own processor makes them: int64 [P]."""
+    """Return the non-image tokens of a page, as made by the checkpoint's own processor: int64 [P]."""
     processor = checkpoint.load_processor("processor")
     blank = np.full(_PICTURE, 255, np.uint8)
     inputs = run(lambda: processor(images=[blank, blank], return_tensors="pt"), "processor", PROCESSOR_FILE)
@@ -281,10 +281,10 @@ def _query_forward(model: Any, *, has_types: bool) -> Any:
 
 
 def _tiled_forward(model: Any) -> Any:
-    """Make the forward of ColModernVBERT for pages: `pixel_values` float [B, T, 3, E, E].
+    """Make ColModernVBERT's forward for pages: `pixel_values` float [B, T, 3, E, E].
 
-    The model's own leaves tiles out that are padding, which it knows by their zeros. Here they are computed as well,
-    and no token stands for them.
+    The model's own forward skips padding tiles, which it recognizes by their zeros. Here they are also computed, but no
+    token represents them.
     """
     whole = type(model).forward
 
@@ -298,13 +298,13 @@ def _tiled_forward(model: Any) -> Any:
 
 
 def _patched_forward(model: Any) -> Any:
-    """Make the forward of ColQwen2 for pages: `pixel_values` float [B, N, C], `image_grid_thw` int64 [B, 3].
+    """Make ColQwen2's forward for pages: `pixel_values` float [B, N, C], `image_grid_thw` int64 [B, 3].
 
-    The model's own takes the patches of all pages as one row, cut by lists of lengths that a trace would keep. Here a
-    page is a row, and its padding is masked.
+    The model's own forward takes the patches of all pages as one row, split by lists of lengths that a trace would
+    freeze. Here each page is a row, and its padding is masked.
 
     Raises:
-        ExportError: its vision tower is another one.
+        ExportError: its vision tower is a different one.
     """
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 
@@ -323,7 +323,7 @@ def _patched_forward(model: Any) -> Any:
     ) -> dict[str, Any]:
         places, mask = _places_and_mask(pixel_values, image_grid_thw, self.vlm.visual.spatial_merge_size)
         patches = pixel_values.flatten(0, 1)
-        # The model's own blocks hand on what they call cu_seqlens, lengths of pages, to their attention.
+        # The model's own blocks pass the page lengths on to their attention as cu_seqlens.
         features = self.vlm.visual(patches, grid_thw=None, position_ids=places, cu_seqlens=mask).pooler_output
         embeddings = _with_pictures(self, input_ids, features)
         return {TOKENS: whole(self, inputs_embeds=embeddings, attention_mask=attention_mask).embeddings}
@@ -332,15 +332,15 @@ def _patched_forward(model: Any) -> Any:
 
 
 def _places_and_mask(pixel_values: Any, grid: Any, merged: int) -> tuple[Any, Any]:
-    """Return rows and columns of patches, int64 [B * N, 2], and float [B, 1, 1, N]: 0, and the least on padding.
+    """Return rows and columns of patches, int64 [B * N, 2], and float [B, 1, 1, N]: 0, or the lowest value on padding.
 
-    Patches come square by square, each of `merged` x `merged` of them, row by row.
+    Patches are ordered square by square, each with `merged` x `merged` patches, row by row.
     """
     import torch
 
     number = torch.arange(pixel_values.shape[1], device=pixel_values.device)[None]
     square, inner = _divided(number, merged**2)
-    # At least one, as a division by zero ends the process of onnxruntime.
+    # At least one, because a division by zero crashes onnxruntime.
     square_row, square_column = _divided(square, _divided(grid[:, 2:], merged)[0].clamp(min=1))
     row, column = _divided(inner, merged)
     places = torch.stack([square_row * merged + row, square_column * merged + column], dim=-1)
@@ -357,11 +357,11 @@ def _divided(numbers: Any, by: Any) -> tuple[Any, Any]:
 
 
 def _attend(self: Any, hidden_states: Any, cu_seqlens: Any, position_embeddings: Any, **others: Any) -> Any:
-    """Attend within pages: `hidden_states` float [B * N, W], where `cu_seqlens` is the mask of `_places_and_mask`."""
+    """Attend within pages: `hidden_states` float [B * N, W], with the mask of `_places_and_mask` as `cu_seqlens`."""
     import torch
     from transformers.models.qwen2_vl.modeling_qwen2_vl import apply_rotary_pos_emb_vision
 
-    if cu_seqlens.ndim == 1:  # lengths, by which the model's own forward calls it
+    if cu_seqlens.ndim == 1:  # lengths, as passed by the model's own forward
         return type(self).forward(self, hidden_states, cu_seqlens, position_embeddings, **others)
     batch, heads = cu_seqlens.shape[0], self.num_heads
     query, key, value = self.qkv(hidden_states).unflatten(-1, (3, heads, -1)).unbind(1)
@@ -372,12 +372,12 @@ def _attend(self: Any, hidden_states: Any, cu_seqlens: Any, position_embeddings:
 
 
 def _with_pictures(model: Any, input_ids: Any, features: Any) -> Any:
-    """Return the embeddings of tokens, float [B, S, W], with a page's `features` where its tokens stand for them.
+    """Return token embeddings, float [B, S, W], with a page's `features` inserted at the tokens that represent them.
 
     Args:
-        model: a retriever of pages.
+        model: a page retriever.
         input_ids: int64 [B, S].
-        features: float [B * K, W] or [B * T, K / T, W], in the order of the tokens of each page.
+        features: float [B * K, W] or [B * T, K / T, W], in the token order of each page.
     """
     import torch
 

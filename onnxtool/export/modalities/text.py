@@ -1,6 +1,6 @@
 """Text: ids, masks and token types, as the model's tokenizer names them.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TEXTS = (
 )
 _LONGEST_SAMPLE = 128
 _UNLIMITED = 10**6
-FEW_IDS = 256  # drawn from where the model does not say how many it knows
-_FIXED_SEQUENCE = 512  # of a model without a limit, in a file that cannot leave the length open
+FEW_IDS = 256  # number to draw from if the model does not say how many ids it knows
+_FIXED_SEQUENCE = 512  # for a model without a limit, in a file that cannot leave the length open
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class TextInputs:
     """Tokenized text.
 
     Attributes:
-        names: the inputs that tokenizer and model agree on, in the tokenizer's order, to the shape of one token: `()`
-            for ids [B, S], `(4,)` for boxes [B, S, 4].
+        names: the inputs common to tokenizer and model, in the tokenizer's order, with the shape per token: `()` for
+            ids [B, S], `(4,)` for boxes [B, S, 4].
         bounds: input name to the number of ids it may hold.
-        longest: the most tokens that the model takes; None for no limit.
-        end_id: what ends a text for models that look for it (BART's classifiers); None where nothing does.
-        text: what to trace the model on, beside a text of our own.
+        longest: the maximum number of tokens the model accepts; None for no limit.
+        end_id: the end token for models that look for it (BART's classifiers); None if they do not.
+        text: a text to trace the model on, next to our own.
         batch_axis: the name of axis B.
-        left_out: what the model takes beside text, and this does not: `pictures`, `sound`.
-        padded_length: what all texts are padded to, for an encoder whose answer depends on its padding (SigLIP's); None
-            for others.
+        left_out: the model's non-text inputs that are not included: `pictures`, `sound`.
+        padded_length: the length that all texts are padded to, for an encoder whose result depends on padding (SigLIP);
+            None for others.
     """
 
     tokenizer: Any
@@ -61,11 +61,11 @@ class TextInputs:
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
-        """Find out what the tokenizer gives and the model takes; `accepted` are the parameters of its forward.
+        """Determine what the tokenizer provides and the model takes; `accepted` are the parameters of its forward.
 
         Raises:
             CheckpointError: the tokenizer does not run.
-            ExportError: they agree on no ids.
+            ExportError: they have no ids in common.
         """
         tokens = run(lambda: tokenizer(["a"]), "tokenizer", TOKENIZER_FILE)
         offered = {name: np.asarray(array).shape[2:] for name, array in tokens.items()}
@@ -84,11 +84,11 @@ class TextInputs:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """B and S; B alone where texts are padded to one length."""
+        """B and S; only B if texts are padded to one length."""
         longest = min(self.longest or _FIXED_SEQUENCE, _FIXED_SEQUENCE)
         sequence, other = (8, 11) if longest >= 11 else (longest, longest - 1)
         batch = Axis(self.batch_axis, 2, 3, may_fail=False, when_fixed=1)
-        # A power of two, which windows and Fourier transforms are made for.
+        # A power of two, which suits windows and Fourier transforms.
         fixed = 1 << (longest.bit_length() - 1)
         length = Axis(SEQUENCE, sequence, other, is_covered=self._is_covered, when_fixed=fixed)
         return (batch, length) if self.padded_length is None else (batch,)
@@ -118,7 +118,7 @@ class TextInputs:
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
-        """Masks, and ids below their bounds; those of a text end with its end token."""
+        """Masks, and ids below their bounds; text ids end with the end token."""
         return {
             name: InputKind(MASK)
             if "mask" in name
@@ -136,7 +136,7 @@ class TextInputs:
     ) -> Feeds:
         """Tokenize `texts` into int64 [B, S] arrays, padded to the longest or to `sequence_length`, cut to `longest`.
 
-        A tokenizer that knows no padding token (GPT-2's) repeats the first text, which then needs none.
+        For a tokenizer without a padding token (GPT-2), the first text is repeated, which needs no padding.
         """
         can_pad = self.tokenizer.pad_token is not None
         options = {
@@ -162,7 +162,7 @@ class TextInputs:
         sequence = fixed.get(SEQUENCE, shape.sequence_length)
         lengths = tuple(length and max(1, length * sequence // shape.sequence_length) for length in shape.lengths)
         if fixed.get(self.batch_axis):
-            lengths = (min(lengths),)  # the shortest row, which has padding where any row has
+            lengths = (min(lengths),)  # the shortest row, which has padding if any row does
         description = shape.description if not fixed else f"{shape.description}, {len(lengths)} x {sequence}"
         return replace(shape, description=description, lengths=lengths, sequence_length=sequence)
 
@@ -179,7 +179,7 @@ class TextInputs:
     def _random_ids(
         self, name: str, shape: FeedShape, rest: tuple[int, ...], generator: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Draw ids from the whole vocabulary, in the padding as well, so that a mask which is not applied shows."""
+        """Draw ids from the whole vocabulary, including in padding, so that an unapplied mask is detected."""
         dims = (shape.batch_size, shape.sequence_length, *rest)
         ids = generator.integers(0, self.bounds.get(name, 2), dims)
         if name == "input_ids" and self.end_id is not None:
@@ -204,10 +204,10 @@ def _everything_attended(case: Case) -> Case:
 
 
 def longest_text(model: Any, tokenizer: Any) -> int | None:
-    """Return how many tokens the model takes, as far as its configuration and tokenizer tell; None for no limit."""
+    """Return how many tokens the model accepts according to configuration and tokenizer; None for no limit."""
     positions = getattr(text_config(model), "max_position_embeddings", None)
     limits = [positions, getattr(tokenizer, "model_max_length", None)]
-    # RoBERTa and models like it count positions from the padding id on.
+    # RoBERTa and similar models start counting positions after the padding id.
     embeddings = getattr(getattr(model, "base_model", model), "embeddings", None)
     padding_id = getattr(embeddings, "padding_idx", None)
     if isinstance(positions, int) and padding_id is not None:
@@ -218,9 +218,9 @@ def longest_text(model: Any, tokenizer: Any) -> int | None:
 
 
 def vocabulary_size(model: Any) -> int | None:
-    """Return how many ids the model knows: the smaller of its embedding and what its configuration says.
+    """Return how many ids the model knows: the smaller of its embedding size and its configured number.
 
-    None where neither says anything, as CANINE's, which hashes characters.
+    None if neither is available, as for CANINE, which hashes characters.
     """
     sizes = [getattr(text_config(model), "vocab_size", None)]
     with contextlib.suppress(AttributeError, NotImplementedError):
@@ -241,7 +241,7 @@ def _check_vocabulary(tokenizer: Any, model: Any) -> None:
 
 
 def text_config(model: Any) -> Any:
-    """Return the part of a model's configuration that is about text."""
+    """Return the text part of a model's configuration."""
     config: Any = getattr(model, "config", None)
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
