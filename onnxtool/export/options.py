@@ -1,4 +1,4 @@
-"""What a user may ask of an export."""
+"""The options of an export."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     from onnxtool.runtime.comparison import Tolerance
 
-LOWEST_OPSET = 13  # what heads are written in
+LOWEST_OPSET = 13  # the opset that heads are written for
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
 DTYPES = {"float32": "fp32", "float16": "fp16"}
 
-# Those of the tables in `heads/choice.py` and `tracing.py`: the help of the command lists them without loading these.
-# `logits` and `none` put nothing on the model; the first insists on logits.
+# Copies of the tables in `heads/choice.py` and `tracing.py`, so that the command's help lists them without loading
+# these. `logits` and `none` add nothing to the model; `logits` requires that it gives logits.
 HEAD_NAMES = ("auto", "logits", "splade", "embedding", "late-interaction", "m3", "reranker", "none")
 EXPORTER_NAMES = ("auto", "dynamo", "torchscript")
 
-# Options that no other entry of the metadata tells.
+# Options that are not recorded in any other metadata entry.
 _STAMPED = (
     "max_length",
     *("target", "dimensions", "route", "keep_raw", "opset", "text", "allow_missing_weights", "allow_pickle", "device"),
@@ -34,40 +34,40 @@ _STAMPED = (
 )
 
 
-# What training artifacts are made of is a checkpoint as well.
+# Training artifacts are also made from a checkpoint.
 Task = Annotated[
     str,
     Option(
-        f"What the model is for: {', '.join(TASK_NAMES)}. auto reads config.json, modules.json and the model card.",
+        f"The model's task: {', '.join(TASK_NAMES)}. auto reads config.json, modules.json and the model card.",
         choices=("auto", *TASK_NAMES),
         metavar="TASK",
     ),
 ]
 Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.")]
-TrustRemoteCode = Annotated[bool, Option("Let code in the checkpoint run.")]
-AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint does not have.")]
-AllowUnusedWeights = Annotated[bool, Option("Leave out weights that fit nowhere in the model.")]
-AllowPickle = Annotated[bool, Option("Load weights from a pickle where there are no safetensors.")]
+TrustRemoteCode = Annotated[bool, Option("Allow code in the checkpoint to run.")]
+AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint lacks.")]
+AllowUnusedWeights = Annotated[bool, Option("Ignore weights that fit nowhere in the model.")]
+AllowPickle = Annotated[bool, Option("Load weights from a pickle if there are no safetensors.")]
 
 
 class ExportOptions(Options):
-    """What to export and how.
+    """What to export, and how.
 
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
-        target: what will run the model, one of TARGET_NAMES.
-        dimensions: how many numbers of an embedding are kept, its first; None for all.
-        route: the modules that a Router has for some of its texts, by their name.
-        vectors_as: what the numbers of an embedding are stored as, one of VECTOR_TYPES; None for as computed.
+        target: the consumer that will run the model, one of TARGET_NAMES.
+        dimensions: how many leading numbers of an embedding to keep; None for all.
+        route: the modules that a Router has for some of its texts, by name.
+        vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
         ranges: a file with the range of each number, for int8 and uint8.
-        calibration: texts to measure these ranges on, in place of that file.
-        keep_raw: keep the output that the head reads beside the head's own.
-        text: what to trace a model of text on, beside a text of our own.
+        calibration: texts to measure these ranges on, instead of that file.
+        keep_raw: keep the output that the head reads, next to the head's own.
+        text: a text to trace text models on, next to our own.
         require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
-        atol: replaces the tolerance of the dtype; so do `rtol` and `min_cosine`.
+        atol: replaces the dtype's tolerance; `rtol` and `min_cosine` do the same.
     """
 
-    model_name: Annotated[NameField, Option("An id on the hub, or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
+    model_name: Annotated[NameField, Option("A hub id or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
     output: Annotated[
         OptionalPath,
         Option("The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/"),
@@ -76,14 +76,14 @@ class ExportOptions(Options):
     head: Annotated[
         str,
         Option(
-            "What the graph computes from the model's output: nothing (none, logits), a vector or a score; auto does "
-            "what the model was trained with.",
+            "What the graph computes from the model's output: nothing (none, logits), a vector or a score; auto uses "
+            "the head that the model was trained with.",
             choices=HEAD_NAMES,
         ),
     ] = "auto"
     target: Annotated[
         str,
-        Option("What will run the model: names, layout and files are as it expects them.", choices=TARGET_NAMES),
+        Option("The consumer of the model; names, layout and files match what it expects.", choices=TARGET_NAMES),
     ] = "plain"
     dimensions: Dimensions = None
     vectors_as: VectorsAs = None
@@ -92,14 +92,14 @@ class ExportOptions(Options):
     route: Annotated[
         str | None,
         Option(
-            "Of a checkpoint with a Router, the modules to export, e.g. query or document.",
+            "For a checkpoint with a Router, the modules to export, e.g. query or document.",
             metavar="NAME",
-            default="both, where these have encoders of their own",
+            default="both, if they have separate encoders",
         ),
     ] = None
-    keep_raw: Annotated[bool, Option("Keep the output that the head reads beside the head's own.")] = False
+    keep_raw: Annotated[bool, Option("Also keep the output that the head reads.")] = False
     exporter: Annotated[
-        str, Option("How to trace; auto takes the first result that verifies.", choices=EXPORTER_NAMES)
+        str, Option("How to trace; auto uses the first result that passes verification.", choices=EXPORTER_NAMES)
     ] = "auto"
     opset: Annotated[int | None, Option("ONNX opset.", minimum=LOWEST_OPSET, default="the exporter's own")] = None
     text: Annotated[str | None, Option("A text to trace the model on.")] = None
@@ -108,22 +108,20 @@ class ExportOptions(Options):
     allow_missing_weights: AllowMissingWeights = False
     allow_unused_weights: AllowUnusedWeights = False
     allow_pickle: AllowPickle = False
-    require_dynamic: Annotated[bool, Option("Fail where the file would fix an axis that is dynamic in the model.")] = (
-        False
-    )
-    dtype: Annotated[str, Option("Of the weights.", choices=tuple(DTYPES))] = "float32"
-    device: Annotated[str, Option("Where PyTorch runs the model, e.g. cuda.")] = "cpu"
+    require_dynamic: Annotated[bool, Option("Fail if the file would fix an axis that is dynamic in the model.")] = False
+    dtype: Annotated[str, Option("The dtype of the weights.", choices=tuple(DTYPES))] = "float32"
+    device: Annotated[str, Option("The device that PyTorch runs the model on, e.g. cuda.")] = "cpu"
     verify: Annotated[bool, Option("Compare the file with PyTorch.")] = True
-    atol: Annotated[float | None, Option("Allowed absolute error, in place of the dtype's.", minimum=0)] = None
+    atol: Annotated[float | None, Option("Allowed absolute error, instead of the dtype's default.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
     min_cosine: Annotated[
         float | None,
-        Option("The least cosine of an output with PyTorch's, in place of the dtype's.", minimum=0, maximum=1),
+        Option("The minimum cosine similarity with PyTorch's output, instead of the dtype's.", minimum=0, maximum=1),
     ] = None
     max_length: Annotated[
         int | None,
         Option(
-            "The most tokens of a text that the file is for: verified there whatever that takes.",
+            "The maximum text length in tokens that the file supports, verified at any cost.",
             minimum=1,
             default="the checkpoint's, within a budget",
         ),
@@ -141,13 +139,13 @@ class ExportOptions(Options):
 
     @property
     def choices(self) -> dict[str, Json]:
-        """What of all that goes into the file was chosen otherwise than by default, and is not in its metadata yet."""
+        """The non-default choices that affect the file and are not in its metadata yet."""
         defaults = {option.name: option.default for option in fields(self)}
         return {name: value for name in _STAMPED if (value := getattr(self, name)) != defaults[name]}
 
     @property
     def tolerance(self) -> Tolerance:
-        """The tolerance of the dtype, with what the user replaced."""
+        """The dtype's tolerance, with the user's replacements."""
         from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 
         base = TOLERANCES[DTYPES[self.dtype]]
@@ -159,10 +157,10 @@ class ExportOptions(Options):
 
 
 def check_opset(opset: int | None) -> None:
-    """Refuse an opset that no exporter can give, before anything is loaded; None is the exporter's own.
+    """Refuse an opset that no exporter can write, before anything is loaded; None is the exporter's default.
 
     Raises:
-        ExportError: torch cannot write it by the onnx that is installed, or onnxruntime cannot read it.
+        ExportError: torch cannot write it with the installed onnx, or onnxruntime cannot read it.
     """
     if opset is None:
         return

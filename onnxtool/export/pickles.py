@@ -1,7 +1,7 @@
-"""Read tensors from a pickle of PyTorch that the user allowed: no code runs, and a child process reads it first.
+"""Read tensors from a PyTorch pickle that the user allowed: no code runs, and a child process reads it first.
 
-`torch.load(..., weights_only=True)` knows only what makes tensors, numbers and containers. A file can still fill the
-memory (its entries are a zip's, and may be packed), or take forever (a key of a dictionary that holds itself twice, 60
+`torch.load(..., weights_only=True)` supports only what makes tensors, numbers and containers. A file can still exhaust
+memory (it is a zip whose entries may be compressed), or take forever (a dictionary key that holds itself twice, 60
 times over, is hashed 2^60 times).
 """
 
@@ -14,21 +14,21 @@ from typing import Any
 from onnxtool.errors import OnnxtoolError
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 
-_SECONDS = 10  # of the child's processor time, and one more for every so many bytes
+_SECONDS = 10  # of processor time for the child, plus one for every so many bytes
 _BYTES_A_SECOND = 50_000_000
-_BYTES = 2 << 30  # of memory, with PyTorch, beside twice the file
+_BYTES = 2 << 30  # of memory, with PyTorch, in addition to twice the file
 # One process for all pickles: importing PyTorch takes two seconds.
 _CHILD = GuardedChild(f"{__name__}:try_pickle", ("torch",))
 _harmless: set[tuple[str, int, int]] = set()
 
 
 def load_pickle(path: Path, make: Callable[[str], OnnxtoolError], device: str | None = "cpu") -> Mapping[str, Any]:
-    """Return what a pickle holds, by name; what is no dictionary, by an empty name.
+    """Return the content of a pickle by name; if it is not a dictionary, under an empty name.
 
     Args:
         path: the file.
-        make: makes the error of a reason.
-        device: where tensors are put; None for where they were.
+        make: makes the error for a reason.
+        device: where to put tensors; None for where they were.
 
     Raises:
         OnnxtoolError: it takes too long, or too much memory.
@@ -42,7 +42,7 @@ def load_pickle(path: Path, make: Callable[[str], OnnxtoolError], device: str | 
     if version not in _harmless:
         try:
             attempt(_CHILD, str(path), seconds=seconds, num_bytes=num_bytes)
-        except ChildError:  # which is met again
+        except ChildError:  # it will occur again
             pass
         except ChildEndedError as error:
             raise make(f"{path.name} {error.reason(seconds, num_bytes)}") from None

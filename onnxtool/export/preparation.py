@@ -1,7 +1,7 @@
-"""Prepare an export before any exporter traces: the checkpoint, its model, what goes into it, and what the file gives.
+"""Prepare an export before any tracing: the checkpoint, its model, the model's inputs, and the file's outputs.
 
-One direction: the options name a checkpoint and a target (`Request`), the checkpoint gives a model and its inputs
-(`_Subject`), and these decide on head, pipeline and lengths (`Job`). What depends on the strategy comes after.
+Data flows one way: the options name a checkpoint and a target (`Request`), the checkpoint gives a model and its inputs
+(`_Subject`), and these determine head, pipeline and lengths (`Job`). Whatever depends on the strategy comes after.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ _ROLES = ("query", "document")
 _CHAT = "What is the capital of France?\n Paris, <of> course; naïve café."
 
 ExportPipeline = SingleCallPipeline | GenerationPipeline | EncoderDecoderPipeline
-"""How one kind of file is made: its strategies, a trace by one of them, reference outputs, verification, and notes."""
+"""How one kind of file is made: its strategies, tracing, reference outputs, verification, and notes."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One file to export: of which checkpoint, for which target, and where to.
+    """One file to export: its checkpoint, target and output path.
 
     Attributes:
-        options: those of the user; of a Router's two encoders, with the route and the output of this one.
-        stamps: what the file says of the one that is exported with it; empty where there is one export.
+        options: the user's; for a Router's two encoders, with the route and output of this one.
+        stamps: metadata about the file that is exported with it; empty if there is only one.
     """
 
     options: ExportOptions
@@ -82,13 +82,13 @@ class Request:
 
     @classmethod
     def of(cls, options: ExportOptions) -> Request:
-        """Find the checkpoint, the target and where the files go.
+        """Find the checkpoint, the target and the output paths.
 
         Raises:
             CheckpointError: the checkpoint cannot be found.
             ExportError: the head and the task contradict each other.
-            TargetError: options were passed on which the target decides.
-            OutputExistsError: the output is there and `force` is not set.
+            TargetError: options were passed that the target decides itself.
+            OutputExistsError: the output exists and `force` is not set.
         """
         source = Source.find(
             options.model_name,
@@ -123,13 +123,13 @@ class Request:
 
 
 def find_requests(options: ExportOptions) -> tuple[Request, ...]:
-    """Return the exports that `options` ask for: of a Router's two encoders, first the one that reads any text.
+    """Return the exports that `options` request; for a Router's two encoders, the one that reads any text comes first.
 
-    That one has the output's name, and the other one what it reads behind it: NAME.onnx and NAME-query.onnx.
+    The first gets the output's name, and the other one appends what it reads: NAME.onnx and NAME-query.onnx.
 
     Raises:
-        ExportError: ranges of numbers would be measured for each side, and be others.
-        OnnxtoolError: the checkpoint cannot be found or read, or an output is there.
+        ExportError: number ranges would be measured separately for each side, and differ.
+        OnnxtoolError: the checkpoint cannot be found or read, or an output exists.
     """
     request = Request.of(options)
     modules, graph = request.source.sentence_modules, request.paths.graph
@@ -160,23 +160,23 @@ def find_requests(options: ExportOptions) -> tuple[Request, ...]:
 
 
 def partner_paths(path: Path) -> tuple[Path, ...]:
-    """Return where the partner of the first file may go."""
+    """Return the possible paths of the first file's partner."""
     return tuple(_other_path(path, role) for role in _ROLES)
 
 
 def _other_path(path: Path, role: str) -> Path:
-    """Return where the file for the texts of a role goes: NAME-query.onnx beside NAME.onnx."""
+    """Return the path of the file for a role's texts: NAME-query.onnx next to NAME.onnx."""
     return path.with_name(f"{path.stem}-{role}{path.suffix}")
 
 
 class Models:
-    """Loads the model as a strategy wants it; the one that was examined serves the first strategy."""
+    """Loads the model as a strategy requires; the already examined one is used for the first strategy."""
 
     def __init__(self, request: Request, checkpoint: Checkpoint, states: TokenStates | None, examined: Any) -> None:
         self._request, self._checkpoint, self._states, self._examined = request, checkpoint, states, examined
 
     def take(self, attention: str | None) -> Any:
-        """Return a model that nothing has traced yet, and keep no reference to it."""
+        """Return a model that has not been traced, without keeping a reference to it."""
         model, self._examined = self._examined, None
         if model is not None and attention is not None and hasattr(model, "set_attn_implementation"):
             model.set_attn_implementation(attention)
@@ -185,7 +185,7 @@ class Models:
         return as_floats(model) if is_quantized(model) else model
 
     def reference(self) -> Any:
-        """Load the model that files are compared with: in float32, as half precision rounds itself."""
+        """Load the model that files are compared with, in float32 because half precision rounds."""
         model = self._load(None)
         return model if is_quantized(model) else model.float()
 
@@ -197,7 +197,7 @@ class Models:
 
 
 def _load(request: Request, checkpoint: Checkpoint, attention: str | None) -> Any:
-    """Load the weights; the forward is that of the side or the pages that are exported."""
+    """Load the weights; the forward is the one of the side or pages to export."""
     options = request.options
     model = checkpoint.load_model(
         dtype=options.dtype,
@@ -211,15 +211,15 @@ def _load(request: Request, checkpoint: Checkpoint, attention: str | None) -> An
 
 @dataclass(frozen=True)
 class Plan:
-    """What becomes of a model.
+    """Decisions about a model's export.
 
     Attributes:
-        task: what the file is for.
-        head_name: one of `ExportOptions`' heads, and not `auto`.
-        head: what is put on the graph; None for nothing.
-        specification: what the consumer needs; None where it takes any graph.
-        states: those that the model gives instead of its last layer's; None for these.
-        reasons: decisions that were made for the user, and why.
+        task: the task of the file.
+        head_name: one of `ExportOptions`' heads, but not `auto`.
+        head: the head to add to the graph; None for none.
+        specification: the consumer's requirements; None if it accepts any graph.
+        states: hidden states that the model returns instead of its last layer's; None for the last layer's.
+        reasons: decisions made for the user, with reasons.
     """
 
     task: str
@@ -233,11 +233,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Job:
-    """An export, with all that does not depend on the strategy.
+    """An export, with everything that does not depend on the strategy.
 
     Attributes:
-        tokenizer: that of a model of text, or that lies beside another model; None where there is none.
-        lengths: how long texts are that the file is for and verified on.
+        tokenizer: a text model's tokenizer, or the one that accompanies another model; None if there is none.
+        lengths: the text lengths that the file supports and is verified on.
     """
 
     request: Request
@@ -251,10 +251,10 @@ class Job:
 
 @dataclass(frozen=True)
 class _Subject:
-    """A loaded model and what goes into it.
+    """A loaded model and its inputs.
 
     Attributes:
-        side: the side of a dual encoder that is exported; None for other models.
+        side: the exported side of a dual encoder; None for other models.
     """
 
     request: Request
@@ -265,7 +265,7 @@ class _Subject:
 
     @classmethod
     def of(cls, request: Request) -> _Subject:
-        """Load the model, and find out what it takes."""
+        """Load the model, and determine its inputs."""
         checkpoint = request.open()
         model = _load(request, checkpoint, None)
         modality = find_modality(model, checkpoint, text=request.options.text)
@@ -278,23 +278,23 @@ class _Subject:
 
     @property
     def text(self) -> TextInputs | None:
-        """The part of its inputs that is text; None where there is none."""
+        """The text part of its inputs, or None."""
         return text_of(self.modality)
 
     @property
     def tokenizer(self) -> Any:
-        """That of the text; None where there is none."""
+        """The text's tokenizer, or None."""
         return None if self.text is None else self.text.tokenizer
 
 
 def prepare(request: Request) -> Job:
-    """Load the model once, and find out all that does not depend on the strategy.
+    """Load the model once, and determine everything that does not depend on the strategy.
 
     Raises:
         CheckpointError: the checkpoint cannot be understood or loaded.
-        ExportError: an option would do nothing, or the model cannot have what it asks for.
-        TargetError: the consumer takes no such model.
-        OutputExistsError: the output is there and `force` is not set.
+        ExportError: an option would have no effect, or the model does not support it.
+        TargetError: the consumer does not accept such a model.
+        OutputExistsError: the output exists and `force` is not set.
     """
     stopwatch = Stopwatch()
     tell(f"loading {request.options.model_name}")
@@ -305,7 +305,7 @@ def prepare(request: Request) -> Job:
     _refuse_unused(subject, plan.head)
     if text is not None:
         _check_chat_template(subject, plan)
-    elif request.source.locate(TOKENIZER_NAME) is not None:  # of what it writes, or of pages
+    elif request.source.locate(TOKENIZER_NAME) is not None:  # for generated text, or for pages
         tokenizer = checkpoint.load_tokenizer()
     stopwatch.lap("load")
     models = Models(request, checkpoint, plan.states, subject.model)
@@ -313,15 +313,15 @@ def prepare(request: Request) -> Job:
 
 
 def _choose_lengths(subject: _Subject) -> Lengths:
-    """Choose how long texts are that the file is for.
+    """Choose the text lengths that the file supports.
 
-    What sentence-transformers cuts queries or documents to replaces the tokenizer's limit, longer or shorter.
+    sentence-transformers' maximum for queries or documents replaces the tokenizer's limit, whether longer or shorter.
 
     Raises:
-        ExportError: --max_length was passed for a model that takes no texts, or none of this length.
+        ExportError: --max_length was passed for a model that takes no text, or none of this length.
     """
     options, text = subject.request.options, subject.text
-    if text is None or all(axis.name != SEQUENCE for axis in subject.modality.axes):  # of one length, compared there
+    if text is None or all(axis.name != SEQUENCE for axis in subject.modality.axes):  # a single length, compared there
         if options.max_length is not None:
             raise ExportError("--max_length was passed for a model whose texts have no length", "leave it out")
         return Lengths.fixed(None if text is None else text.longest)
@@ -334,11 +334,11 @@ def _choose_lengths(subject: _Subject) -> Lengths:
 
 
 def _plan_with_cache(subject: _Subject) -> Plan:
-    """Plan for a model that writes, step by step."""
+    """Plan for a model that generates step by step."""
     request, checkpoint = subject.request, subject.checkpoint
     if not request.target.takes_any_graph:
         request.target.use_for(checkpoint.task, (), pads_left=False)
-    # Decoders that hear sound are among the sequence-to-sequence models of transformers.
+    # Audio decoders are among transformers' sequence-to-sequence models.
     if not checkpoint.writes_from_encoder:
         return Plan(TASK_WITH_CACHE, GenerationPipeline(subject.modality))
     check_model_output(encoder_path(request.paths.graph), force=request.options.force)
@@ -347,7 +347,7 @@ def _plan_with_cache(subject: _Subject) -> Plan:
 
 
 def _refuse_for_pictures(request: Request) -> None:
-    """Refuse what encoders of pictures, and of the texts beside them, do not have."""
+    """Refuse options that image encoders, and the text encoders that go with them, do not support."""
     if not request.target.takes_any_graph:
         raise TargetError(
             f"the target {request.target.name} takes no side of an encoder of pictures", "leave --target out"
@@ -382,7 +382,7 @@ def _plan_single_call(subject: _Subject) -> Plan:
 
 
 def _choose_head(subject: _Subject, signature: Signature) -> Choice:
-    """Choose the head where no consumer decides on it, and say what a user should know of that."""
+    """Choose the head if the consumer does not, and add a note for the user."""
     options, source, side = subject.request.options, subject.request.source, subject.side
     if side is not None:
         both = find_both_sides(subject.model, subject.checkpoint)
@@ -401,7 +401,7 @@ def _choose_head(subject: _Subject, signature: Signature) -> Choice:
 
 
 def _refuse_unused(subject: _Subject, head: Head | None) -> None:
-    """Refuse options that would do nothing."""
+    """Refuse options that would have no effect."""
     options, task = subject.request.options, subject.checkpoint.task
     if task in _WITH_CACHE and options.head not in ("auto", "logits", "none"):
         raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
@@ -425,11 +425,11 @@ def _refuse_unused(subject: _Subject, head: Head | None) -> None:
 def _choose_states(
     subject: _Subject, head: Head | None, specification: TargetSpecification | None
 ) -> TokenStates | None:
-    """Let the model give the states that an embedder pools, and return them; None for those of its last layer.
+    """Make the model return the states that an embedder pools, and return them; None for its last layer's.
 
     Raises:
-        CheckpointError: the weights of layers cannot be read.
-        TargetError: a consumer would pool others.
+        CheckpointError: the layer weights cannot be read.
+        TargetError: the consumer would pool other states.
     """
     source, task = subject.request.source, subject.checkpoint.task if head is None else head.task
     pools = head is not None and any(isinstance(module, Pooling) for module in head.modules)
@@ -449,11 +449,11 @@ def _choose_states(
 
 
 def _check_chat_template(subject: _Subject, plan: Plan) -> None:
-    """Render a few chats, and compare each with the template and the tokens that the tokenizer of transformers has.
+    """Render a few chats, and compare each with transformers' template and tokens.
 
     Raises:
-        CheckpointError: the template fails, leaves out a part of a pair, or renders otherwise here.
-        TargetError: the target would run texts as they are.
+        CheckpointError: the template fails, leaves out part of a pair, or renders differently here.
+        TargetError: the target would use texts without the template.
     """
     source, tokenizer = subject.request.source, subject.tokenizer
     template = ChatTemplate.of(source, source.sentence_modules, plan.task)

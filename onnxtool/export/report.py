@@ -15,15 +15,15 @@ class ExportReport:
 
     Attributes:
         output: the ONNX file.
-        files: the folder beside it with tokenizer and configuration.
-        task: what the model is for, in the hub's words.
+        files: the folder next to it with tokenizer and configuration.
+        task: the model's task, as named on the hub.
         head: what the graph computes on top of the encoder.
-        attention: the attention implementation that was asked for to trace it; empty for transformers' own choice.
-        fixed_axes: the axes that have one size in this file, with that size.
+        attention: the attention implementation requested for tracing; empty for transformers' own choice.
+        fixed_axes: the axes that have a single size in this file, with that size.
         metadata: what was stamped into the file.
-        notes: what a user should know, such as an exporter that failed before another did it.
+        notes: remarks for the user, such as an exporter that failed before another succeeded.
         duration_ms: wall time by stage.
-        partner: of a checkpoint that encodes queries and documents by different models, the export of the other one.
+        partner: the other file's export, for a checkpoint with different query and document models.
     """
 
     output: str

@@ -1,4 +1,4 @@
-"""Export a checkpoint: load it once, then trace, save and verify by one strategy after another until one is right."""
+"""Export a checkpoint: load it once, then trace, save and verify with one strategy after another until one works."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ from onnxtool.version import __version__
 _LOGGER = logging.getLogger(__name__)
 _PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript")
 
-# The names that onnxruntime's optimizer and the tutorials go by, and transformers' common names for them.
+# The names that onnxruntime's optimizer and tutorials use, and transformers' common names for them.
 _FIGURES = {
     "num_heads": "num_attention_heads",
     "hidden_size": "hidden_size",
@@ -88,18 +88,18 @@ _Failure = ExportError | VerificationError | SessionError
 
 @checked
 def export_model(options: ExportOptions) -> ExportReport:
-    """Export a checkpoint to an ONNX file with its tokenizer or processor beside it, verified against PyTorch.
+    """Export a checkpoint to an ONNX file with its tokenizer or processor next to it, verified against PyTorch.
 
-    A checkpoint whose Router encodes queries and documents by different models becomes two files, both or none.
+    A checkpoint whose Router encodes queries and documents with different models becomes two files, both or none.
 
-    Strategies are tried in their order until one gives a file with the model's outputs; the report says which, and its
-    notes why the ones before did not.
+    Strategies are tried in order until one gives a file with the model's outputs; the report names it, and its notes
+    say why earlier ones failed.
 
     Raises:
         CheckpointError: the checkpoint cannot be found, understood or loaded.
-        ExportError: no strategy gives a graph that follows the model, or none can have the opset.
-        VerificationError: the graph's outputs are not the model's; no file is left.
-        OutputExistsError: the output is there and `force` is not set.
+        ExportError: no strategy gives a graph that matches the model, or none supports the opset.
+        VerificationError: the graph's outputs differ from the model's; no file is left.
+        OutputExistsError: the output exists and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
     with ExitStack() as outputs:
@@ -112,7 +112,7 @@ def export_model(options: ExportOptions) -> ExportReport:
 
 
 def _require_comparable(first: ExportReport, second: ExportReport) -> None:
-    """Refuse queries and documents of which no similarity could be computed."""
+    """Refuse query and document vectors that cannot be compared."""
     shapes = [(report.outputs[0].name, report.outputs[0].shape[-1]) for report in (first, second)]
     if shapes[0] != shapes[1]:
         found = " and ".join(f"{name} of {width}" for name, width in shapes)
@@ -122,7 +122,7 @@ def _require_comparable(first: ExportReport, second: ExportReport) -> None:
 
 
 def _export(request: Request, outputs: ExitStack) -> ExportReport:
-    """Export one file by the first strategy that is right; it gets its name when `outputs` closes."""
+    """Export one file with the first strategy that works; the file gets its name when `outputs` closes."""
     options = request.options
     job = prepare(request)
     if not options.force:
@@ -148,7 +148,7 @@ def _export(request: Request, outputs: ExitStack) -> ExportReport:
         strategy, limit = shorter
         try:
             report = _export_by(strategy, replace(job, lengths=limit.lengths), verifier, outputs)
-        except ShorterError as error:  # below the maximum thresholds are tried that were not before
+        except ShorterError as error:  # below the maximum, previously untested thresholds are tried
             shorter = (strategy, error)
         else:
             return _with_reasons(report, strategy, others)
@@ -163,13 +163,13 @@ def _export(request: Request, outputs: ExitStack) -> ExportReport:
 
 
 def _best_shorter(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> tuple[ExportStrategy, ShorterError] | None:
-    """Return the strategy whose file is right for the longest texts, the first of several; None without any."""
+    """Return the strategy whose file works for the longest texts, the first in a tie; None if there is none."""
     found = [(strategy, error) for strategy, error in failures if isinstance(error, ShorterError)]
     return max(found, key=lambda row: row[1].longest, default=None)
 
 
 def _has_longer_texts(failures: Sequence[tuple[ExportStrategy, _Failure]], strategy: ExportStrategy) -> bool:
-    """Whether a dynamic file for shorter texts is better than what is next: a file of one length, or the same limit."""
+    """Return whether a dynamic file for shorter texts beats the next: a file of one length, or with the same limit."""
     shorter = _best_shorter(failures)
     if shorter is None:
         return False
@@ -179,7 +179,7 @@ def _has_longer_texts(failures: Sequence[tuple[ExportStrategy, _Failure]], strat
 def _with_reasons(
     report: ExportReport, strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]
 ) -> ExportReport:
-    """Add to a report why the strategies before did not give the file."""
+    """Add to a report why earlier strategies failed."""
     _LOGGER.info("strategy %s is taken", strategy.name)
     reasons = dict.fromkeys(_without_staging(failure.message) for _, failure in failures)
     return replace(report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons)))
@@ -187,10 +187,10 @@ def _with_reasons(
 
 @checked
 def plan_export(options: ExportOptions) -> WritePlan:
-    """Check the options and the configuration of the checkpoint, and say what would be written; loads no weights.
+    """Check the options and the checkpoint's configuration, and describe what would be written; loads no weights.
 
     Raises:
-        OnnxtoolError: as `export_model`, as far as it is known without the model.
+        OnnxtoolError: as `export_model`, as far as it can be known without the model.
     """
     plans = [_plan_files(request) for request in find_requests(options)]
     files = [file for plan in plans for file in plan.files]
@@ -205,7 +205,7 @@ def _plan_files(request: Request) -> WritePlan:
         graphs.append(encoder_path(paths.graph))
         check_model_output(graphs[-1], force=options.force)
     names = dict.fromkeys((*SIDECAR_FILES, *(all_files() if source.is_local else ()), *module_files(source)))
-    if source.route is not None:  # the files of a route are of its modules alone
+    if source.route is not None:  # a route's files describe only its modules
         names.pop(ROUTER_NAME)
     found = {name: file for name in names if (file := source.locate(name)) is not None}
     existing = {name for name in found if (paths.files / name).is_file()}
@@ -228,7 +228,7 @@ def _plan_files(request: Request) -> WritePlan:
 
 
 def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[ExportStrategy, _Failure]]) -> bool:
-    """Whether its exporter reached the time limit before: another attention has as many sizes to reason about."""
+    """Return whether its exporter has already timed out: another attention has as many sizes to reason about."""
     return strategy.timeout_s is not None and any(
         earlier.exporter is strategy.exporter and isinstance(error.__cause__, TimeoutError)
         for earlier, error in failures
@@ -236,7 +236,7 @@ def _would_take_too_long(strategy: ExportStrategy, failures: Sequence[tuple[Expo
 
 
 def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: ExitStack) -> ExportReport:
-    """Trace, write, verify and stamp by one strategy."""
+    """Trace, write, verify and stamp with one strategy."""
     options, plan, paths, stopwatch = job.request.options, job.plan, job.request.paths, job.stopwatch
     specification = plan.specification
     model = job.models.take(strategy.attention)
@@ -266,7 +266,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
         files += [save_beside(encoder, staging, encoder_path(files[0]).name) for encoder in encoders]
         staging.obsolete.extend([] if encoders else _encoder_of(paths.graph))
         del graph, second, encoders, one, model
-        gc.collect()  # graphs are full of cycles, and what they hold is as large as the model
+        gc.collect()  # graphs are full of reference cycles, and hold as much memory as the model
         sidecars = staging.folder / paths.files.relative_to(paths.root)
         _write_sidecar_files(job, sidecars)
         staging.obsolete.extend(obsolete_sidecar_files(job.request.source, sidecars, paths.files))
@@ -317,7 +317,7 @@ def _export_by(strategy: ExportStrategy, job: Job, verifier: Verifier, outputs: 
 
 
 def _write_sidecar_files(job: Job, folder: Path) -> None:
-    """Write the sidecar files to `folder`: the checkpoint's own, and those of the target."""
+    """Write the sidecar files to `folder`: the checkpoint's own, and the target's."""
     checkpoint, source, specification = job.checkpoint, job.request.source, job.plan.specification
     with_weights = specification is not None and specification.needs_module_weights
     write_sidecar_files(source, job.tokenizer, folder, job.request.paths.files, module_weights=with_weights)
@@ -331,10 +331,10 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
 
 
 def _check_tokens(job: Job) -> None:
-    """Read hard texts by the files that will be written, as onnxtool does and as the target does.
+    """Tokenize hard texts with the files to be written, as onnxtool does and as the target does.
 
     Raises:
-        CheckpointError: transformers reads one of them otherwise.
+        CheckpointError: transformers tokenizes one of them differently.
     """
     if job.tokenizer is None:
         return
@@ -343,7 +343,7 @@ def _check_tokens(job: Job) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         _write_sidecar_files(job, folder)
-        if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint that is exported beside itself keeps its own
+        if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint exported into its own folder keeps its own
             folder = job.request.paths.files
         if not (folder / TOKENIZER_NAME).is_file():
             return
@@ -354,14 +354,14 @@ def _check_tokens(job: Job) -> None:
 
 
 def _stamp_tokenizer(file: Path, job: Job, folder: Path) -> None:
-    """Write into a file which tokenizer.json reads texts as transformers does, so that nothing needs to ask it."""
+    """Record in a file which tokenizer.json tokenizes like transformers, so that later commands need not check."""
     path = folder / TOKENIZER_NAME
     if job.tokenizer is not None and path.is_file():
         stamp(file, {TOKENIZER_KEY: hashlib.sha256(read_bytes(path)).hexdigest()})
 
 
 def _encoder_of(decoder: Path) -> list[Path]:
-    """Return the encoder that an earlier export wrote beside the file that is replaced; nothing where it wrote none."""
+    """Return the encoder that an earlier export wrote next to the file being replaced, if there is one."""
     try:
         encoder = ModelFile.open(encoder_path(decoder))
     except ModelFileError:
@@ -370,16 +370,16 @@ def _encoder_of(decoder: Path) -> list[Path]:
 
 
 def _stamp_inputs(file: Path, described: DescribedInputs) -> None:
-    """Write into a file what inputs it takes, as far as it takes those of the model, and how long its texts were."""
+    """Record a file's inputs, as far as they are the model's, and how long its texts were."""
     found = InputStamp.of(ModelFile.open(file).structure.inputs, *described)
     if found.kinds:
         stamp(file, {INPUTS_KEY: found.json})
 
 
 def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
-    """Return the metadata of an export. The same export with the same packages has the same, whenever and wherever.
+    """Return the metadata of an export; the same export with the same packages always has the same metadata.
 
-    A folder is named without its path, which is of no use elsewhere.
+    Folders are named without their path, which is useless elsewhere.
     """
     checkpoint, options, max_length = job.checkpoint, job.request.options, job.lengths.longest
     config = checkpoint.config
@@ -418,18 +418,18 @@ def _describe(job: Job, strategy: ExportStrategy) -> dict[str, str]:
 
 
 def _figure(config: Any, name: str) -> Any:
-    """Return a figure of an architecture; None where it has none, or not the same one in all layers."""
+    """Return a number of an architecture; None if it has none, or it differs between layers."""
     try:
         return getattr(config, name, None)
-    except RuntimeError:  # of transformers, for a figure that its layers do not share
+    except RuntimeError:  # from transformers, for a number that differs between layers
         return None
 
 
 def _date() -> str:
-    """Return the day of SOURCE_DATE_EPOCH, or nothing: the day of an export would make every export another file.
+    """Return the day in SOURCE_DATE_EPOCH, if set: the export day would make each export a different file.
 
     Raises:
-        ExportError: the variable is set to something else than seconds.
+        ExportError: the variable is set to something other than seconds.
     """
     epoch: Any = os.environ.get("SOURCE_DATE_EPOCH", "")
     if not epoch:
@@ -443,7 +443,7 @@ def _date() -> str:
 
 
 def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Say what of the checkpoint the file does not hold, and what it holds that the checkpoint does not."""
+    """Report what in the checkpoint the file lacks, and what the file has that the checkpoint lacks."""
     notes = list(checkpoint.notes)
     if checkpoint.initialized:
         notes.append(f"random, because the checkpoint does not have them: {some(checkpoint.initialized)}")
@@ -453,22 +453,22 @@ def _loading_notes(checkpoint: Checkpoint) -> tuple[str, ...]:
 
 
 def _tokenizer_notes(job: Job) -> tuple[str, ...]:
-    """Say where no file of the export can read texts."""
+    """Report if no file of the export can tokenize text."""
     tokenizer = job.tokenizer
     if tokenizer is None or hasattr(tokenizer, "backend_tokenizer"):
         return ()
-    if job.request.source.locate(TOKENIZER_NAME) is not None:  # which was compared
+    if job.request.source.locate(TOKENIZER_NAME) is not None:  # already compared
         return ()
     return (f"no {TOKENIZER_NAME}, because {type(tokenizer).__name__} runs in Python: `onnxtool infer` reads no texts",)
 
 
 def _without_staging(message: str) -> str:
-    """Leave out the folder in which a file was staged: it has a random name, and is gone when a user reads this."""
+    """Remove the staging folder from a message: it has a random name, and no longer exists when a user reads it."""
     return re.sub(r"\S*\.partial/", "", message)
 
 
 def _sum_up(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> _Failure:
-    """Return the only error; of several, the first where all are of verification, else one that names all reasons."""
+    """Return the only error; of several, the first if all are from verification, else one that lists all reasons."""
     errors = [error for _, error in failures]
     if len(errors) == 1 or all(isinstance(error, VerificationError) for error in errors):
         errors[0].message = _without_staging(errors[0].message)

@@ -1,7 +1,7 @@
 """The sidecar files of an exported graph: tokenizer, configuration, pooling.
 
-They are the checkpoint's own, byte for byte; what a consumer needs and the checkpoint lacks is written, and so is a
-tokenizer.json where transformers reads texts otherwise than the checkpoint's says.
+They are the checkpoint's own, byte for byte. Files that a consumer needs and the checkpoint lacks are added, and so is
+a tokenizer.json if transformers tokenizes differently from the checkpoint's.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from onnxtool.export.source import Source, all_files, files_of, own_files
 from onnxtool.reading import read_json, read_text
 from onnxtool.reports import Json
 
-_VOCABULARY = "vocab.txt"  # of WordPiece
-# What a consumer may need beside the graph and beside the files that the tokenizer's class names. Only those that a
+_VOCABULARY = "vocab.txt"  # for WordPiece
+# Files that consumers may need in addition to the graph and the files named by the tokenizer's class. Only files that a
 # checkpoint has are copied.
 SIDECAR_FILES = (
     "config.json",
@@ -60,16 +60,15 @@ SIDECAR_FILES = (
 def write_sidecar_files(
     source: Source, tokenizer: Any, folder: Path, existing: Path, *, module_weights: bool = False
 ) -> None:
-    """Write the sidecar files of `source` to `folder`, which is staged to become `existing`.
+    """Write the sidecar files of `source` to `folder`, a staging folder that will become `existing`.
 
-    With `module_weights`, those of modules such as Dense too, for a consumer that computes them itself.
+    With `module_weights`, weights of modules such as Dense are included, for a consumer that computes them itself.
 
-    A tokenizer.json, which the tokenizers library reads, and a vocab.txt for WordPiece are written where the
-    checkpoint has none, or has others than transformers makes of its files. A checkpoint that is exported beside itself
-    (`existing` is its own folder) keeps its files.
+    A tokenizer.json, for the tokenizers library, and a vocab.txt for WordPiece are written if the checkpoint lacks them
+    or transformers would generate others. A checkpoint exported into its own folder (`existing`) keeps its files.
 
     Raises:
-        CheckpointError: a checkpoint that is exported beside itself cannot keep them.
+        CheckpointError: a checkpoint exported into its own folder cannot keep its files.
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules, derived = source.sentence_modules, dict[str, Json]()
@@ -85,7 +84,7 @@ def write_sidecar_files(
         derived[MODULES_NAME] = _modules_of_route(source)
     elif modules.query is not None and source.locate(IDF_NAME) is None:
         derived[IDF_NAME] = dict(SparseStaticEmbedding.read(modules.query).named_weights(modules.query))
-    if source.label in INSTRUCTORS:  # sentence-transformers knows them by that, and no copy of them
+    if source.label in INSTRUCTORS:  # sentence-transformers recognizes these by name, but not copies of them
         pooling = [module for module in modules.modules if module.kind == Pooling.__name__]
         derived |= {module.file("config.json"): {**module.settings, "include_prompt": False} for module in pooling}
     names = (*SIDECAR_FILES, *_tokenizer_files(source, tokenizer), *module_files(source, weights=module_weights))
@@ -99,7 +98,7 @@ def write_sidecar_files(
     for name, content in derived.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    if modules.kinds[:1] != (STATIC,):  # sentence-transformers reads its tokenizer.json as it is
+    if modules.kinds[:1] != (STATIC,):  # sentence-transformers reads its tokenizer.json unchanged
         _write_effective(source, tokenizer, folder, existing)
     found = source.locate(_VOCABULARY)
     keeps_vocabulary = found is not None and _is_same_file(found, existing / _VOCABULARY)
@@ -108,7 +107,7 @@ def write_sidecar_files(
 
 
 def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Path) -> None:
-    """Write tokenizer.json and the settings of tokenizer_config.json where transformers' tokenizer has others."""
+    """Write tokenizer.json and tokenizer_config.json settings if transformers' tokenizer differs from them."""
     stored = source.locate(TOKENIZER_NAME)
     effective = EffectiveTokenizer.of(tokenizer, stored)
     if effective is None:
@@ -131,7 +130,7 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
 
 
 def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
-    """Whether a vocab.txt has the tokens of a tokenizer under the same ids; those that were added may be missing."""
+    """Return whether vocab.txt has a tokenizer's tokens with the same ids; added tokens may be missing."""
     if path is None:
         return False
     try:
@@ -144,10 +143,10 @@ def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
 
 
 def state_length(folder: Path, longest: int) -> None:
-    """Let the sidecar files in `folder` state that texts have at most so many tokens, where they state more."""
+    """Lower the maximum text length in the sidecar files in `folder` to `longest` tokens, if they state more."""
     for name in (TOKENIZER_CONFIG, *TRANSFORMER_NAMES):
         path = folder / name
-        if not path.is_file():  # the checkpoint has none, or is exported beside itself
+        if not path.is_file():  # the checkpoint has none, or is exported into its own folder
             continue
         key = "model_max_length" if name == TOKENIZER_CONFIG else "max_seq_length"
         content = read_json(path)
@@ -158,9 +157,9 @@ def state_length(folder: Path, longest: int) -> None:
 
 
 def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:
-    """Return the sidecar files in `existing` that a replaced model left and that `folder` does not replace.
+    """Return sidecar files in `existing` left by a replaced model that `folder` does not replace.
 
-    Empty where `existing` is the checkpoint itself.
+    Empty if `existing` is the checkpoint itself.
     """
     if not existing.is_dir() or (source.is_local and existing.samefile(source.model_name)):
         return []
@@ -170,7 +169,7 @@ def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list
 
 
 def _modules_of_route(source: Source) -> Json:
-    """Return modules.json of the route that is exported: its modules alone, and the transformer at the top."""
+    """Return modules.json for the exported route: only its modules, with the transformer at the top."""
     return [
         {
             "idx": index,
@@ -183,16 +182,16 @@ def _modules_of_route(source: Source) -> Json:
 
 
 def _tokenizer_files(source: Source, tokenizer: Any) -> tuple[str, ...]:
-    """Return what the loaded tokenizer is read from, and the class that the checkpoint names for it."""
+    """Return the files the loaded tokenizer is read from, plus those of the class that the checkpoint names."""
     if tokenizer is None:
         return ()
     return (*files_of(tokenizer), *own_files(source, str(source.read("config.json").get("model_type"))))
 
 
 def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
-    """Return the configurations of the modules in folders of their own, e.g. `1_Pooling`, and their weights.
+    """Return the configurations of modules in their own folders, e.g. `1_Pooling`, optionally with their weights.
 
-    Those of a module that encodes queries without a model are always among them: `infer` needs its table.
+    A module that encodes queries without a model always includes its weights: `infer` needs its table.
 
     Raises:
         CheckpointError: modules.json is malformed, or names a path outside the checkpoint.
@@ -209,7 +208,7 @@ def module_files(source: Source, *, weights: bool = False) -> tuple[str, ...]:
 
 
 def query_weights(folder: Path) -> NDArray[np.float32]:
-    """Return what each token of a query weighs, float32 by its id, from the sidecar files of an inference-free encoder.
+    """Return the weight of each query token, float32 by id, from the sidecar files of an inference-free encoder.
 
     Raises:
         OnnxtoolError: the table cannot be read.
@@ -225,15 +224,15 @@ def _is_same_file(first: Path, second: Path) -> bool:
 
 
 def is_wordpiece(tokenizer: Any) -> bool:
-    """Whether the tokenizer is BERT's, whose vocabulary is a list of words and pieces."""
+    """Return whether the tokenizer is BERT's, whose vocabulary is a list of words and word pieces."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and type(backend.model).__name__ == "WordPiece"
 
 
 def wordpiece_vocabulary(tokenizer: Any, size: int = 0) -> str:
-    """Return the content of vocab.txt: a token a line, in the order of their ids, `size` lines at least.
+    """Return the content of vocab.txt: one token per line, in id order, with at least `size` lines.
 
-    An id without a token, which many models have, gets its own line: the number of a line is the id.
+    Ids without a token, which many models have, get a line of their own, so that line numbers are ids.
     """
     tokens = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     size = max(size, max(tokens) + 1)

@@ -1,8 +1,8 @@
-"""What goes into a model and what comes out, found by running it on other sizes; and a traced graph in line with that.
+"""Determine a model's inputs and outputs by running it with other sizes, and make a traced graph match them.
 
-An axis has a name where running the model moves it, and stays a number where it does not: a pooled output [B, H] gets
-no sequence axis, and a vision transformer that takes one size of picture keeps it. A traced graph gets these names, its
-nodes are called by their scope, and it loses the metadata of the exporter.
+An axis has a name if running the model moves it, and a number otherwise: a pooled output [B, H] gets no sequence axis,
+and a vision transformer that accepts a single image size keeps it. A traced graph gets these names, its nodes are named
+by scope, and exporter metadata is removed.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from onnxtool.reports import Dimension
 
 Shape = tuple[Dimension, ...]
 
-# What encoder-decoders and dual encoders return beside what was asked for.
+# Outputs that encoder-decoders and dual encoders return in addition to what is needed.
 _BESIDE = frozenset({"encoder_last_hidden_state", "loss"})
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Inputs and outputs of a model, in order.
+    """The inputs and outputs of a model, in order.
 
     Attributes:
         inputs: name to shape.
         outputs: name to shape.
         axes: the dynamic axes of the inputs.
-        given: sizes of the axes that the model itself fixes, by name.
-        fixed: sizes of the axes that this file fixes, though the model does not.
+        given: sizes of axes that the model itself fixes, by name.
+        fixed: sizes of axes that this file fixes, although the model does not.
     """
 
     inputs: Mapping[str, Shape]
@@ -48,20 +48,20 @@ class Signature:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of all axes that are not dynamic."""
+        """The sizes of all non-dynamic axes."""
         return {**self.given, **self.fixed}
 
 
 def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None) -> Signature:
-    """Find the signature of a transformers model by running it, once for each axis that may move.
+    """Determine the signature of a transformers model by running it, once for each axis that may be dynamic.
 
     Args:
         model: a transformers model.
-        modality: what it takes.
-        fixed: sizes of axes that are not to be dynamic.
+        modality: its inputs.
+        fixed: sizes of axes that should not be dynamic.
 
     Raises:
-        ExportError: the model does not run on what its processor gives, or takes one batch size only.
+        ExportError: the model does not run on its processor's output, or accepts only one batch size.
     """
     fixed = dict(fixed or {})
     usual = usual_sizes(modality) | fixed
@@ -77,7 +77,7 @@ def detect_signature(model: Any, modality: Modality, fixed: Sizes | None = None)
             if not axis.may_fail:
                 raise
             given[axis.name] = axis.usual
-    # Qwen2-Audio gives its mask back.
+    # Qwen2-Audio returns its mask.
     kept = [name for name in outputs if name not in inputs and (name not in _BESIDE or len(outputs) == 1)]
     return Signature(
         {name: _shape(name, inputs[name], {axis: run[0][name] for axis, run in moved.items()}) for name in inputs},
@@ -92,7 +92,7 @@ _Shapes = dict[str, tuple[int, ...]]
 
 
 def _shapes_of_run(model: Any, modality: Modality, sizes: Sizes) -> tuple[_Shapes, _Shapes]:
-    """Return the shapes of inputs and outputs of one run."""
+    """Return the input and output shapes of one run."""
     feeds = modality.feeds(sizes)
     outputs = run_torch_tensors(model, feeds)
     return {name: array.shape for name, array in feeds.items()}, {n: tuple(one.shape) for n, one in outputs.items()}
@@ -111,12 +111,12 @@ def _dimension(name: str, size: int, moved: Mapping[Axis, int]) -> Dimension:
         return size
     if len(movers) == 1 and size == movers[0].usual and moved[movers[0]] == movers[0].other:
         return movers[0].name
-    # A window, a product, …: dynamic, but none of the inputs' own.
+    # A window, a product, …: dynamic, but not one of the input axes.
     return "_".join([name, *(axis.name for axis in movers)])
 
 
 def run_torch_tensors(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a transformers model on numpy arrays and return its tensors by name.
+    """Run a transformers model on NumPy arrays and return its tensors by name.
 
     Raises:
         ExportError: the model does not run on these inputs.
@@ -137,7 +137,7 @@ def run_torch_tensors(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_tensors(model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-    """Turn arrays into tensors on the model's device, floats in its dtype."""
+    """Convert arrays to tensors on the model's device, floats to its dtype."""
     import torch
 
     dtype = getattr(model, "dtype", torch.float32)
@@ -146,14 +146,14 @@ def to_tensors(model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
 
 
 def to_numpy(tensor: Any) -> Any:
-    """Return a tensor as a numpy array; numpy knows no bfloat16, which becomes float32."""
+    """Return a tensor as a NumPy array; bfloat16, which NumPy does not have, becomes float32."""
     import torch
 
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
 
 
 def _name_outputs(outputs: Any) -> dict[str, Any]:
-    """Name the tensors of a model's output: by its keys, else by position."""
+    """Name the tensors in a model's output by key, else by position."""
     import torch
 
     if isinstance(outputs, torch.Tensor):
@@ -166,10 +166,11 @@ _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
 
 
 def tidy(model: ir.Model, signature: Signature) -> None:
-    """Bring the graph in line with the signature, in place.
+    """Make the graph match the signature, in place.
 
     Raises:
-        ExportError: an input is gone or fixed to a size, or an output is missing: the trace did not follow the model.
+        ExportError: an input is missing or has a fixed size, or an output is missing: the trace did not match the
+            model.
     """
     _check_inputs(model, signature)
     _select_outputs(model.graph, signature)
@@ -217,7 +218,7 @@ def _select_outputs(graph: ir.Graph, signature: Signature) -> None:
 
 
 def _name_axes(model: ir.Model, signature: Signature) -> None:
-    """Rename the exporter's symbols (s18, s41) to what the axes mean, and set the shapes of inputs and outputs."""
+    """Rename the exporter's symbols (s18, s41) to meaningful axis names, and set the shapes of inputs and outputs."""
     renames: dict[str, str] = {}
     for value in model.graph.inputs:
         assert value.shape is not None  # noqa: S101  checked by _check_inputs
@@ -232,7 +233,7 @@ def _name_axes(model: ir.Model, signature: Signature) -> None:
 
 
 def rename_axes(model: ir.Model, renames: dict[str, str]) -> None:
-    """Replace the exporter's symbols in the shapes of all computed values by their names."""
+    """Replace the exporter's symbols with their names in the shapes of all computed values."""
     for graph in model.graphs():
         for node in graph:
             for output in node.outputs:
@@ -250,7 +251,7 @@ def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str |
 
 
 def name_nodes(graph: ir.Graph) -> None:
-    """Call a node by the module that made it, `encoder.layer.0/MatMul`: differences and profiles become readable."""
+    """Name nodes after the module that made them, `encoder.layer.0/MatMul`, which makes diffs and profiles readable."""
     seen: dict[str, int] = {}
     for node in graph:
         module = _module_of(node)
@@ -262,10 +263,10 @@ def name_nodes(graph: ir.Graph) -> None:
 
 
 def _module_of(node: ir.Node) -> str | None:
-    """Return the path of the module that made a node, empty for the model itself; None where nothing tells."""
+    """Return the path of the module that made a node, empty for the model itself; None if unknown."""
     scopes = node.metadata_props.get(_SCOPES_KEY)
     if scopes is not None:
-        # dynamo's list ends with the name of the operator's own FX node; before it are modules, outermost first.
+        # dynamo's list ends with the name of the operator's own FX node; before that are the modules, outermost first.
         modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
         return (modules or [""])[-1]
     if (node.name or "").startswith("/"):  # TorchScript's: /model/encoder/layer.0/MatMul_3
@@ -274,16 +275,16 @@ def _module_of(node: ir.Node) -> str | None:
 
 
 def strip(model: ir.Model) -> None:
-    """Drop stack traces, which hold the paths of this machine, and whatever else an exporter writes on every node."""
+    """Remove stack traces, which contain local paths, and other exporter metadata from every node."""
     common.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
 
 
 def _pad_pools_by_negative_zero(graph: ir.Graph) -> None:
-    """Let what a MaxPool reads be padded by -0.0 where it is padded by 0, which is the same number.
+    """Pad MaxPool inputs with -0.0 instead of 0, which is an equal number.
 
-    onnxruntime joins a Pad of zeros, which it knows by their bits, and the MaxPool behind it, whose own padding counts
-    as the lowest number: where all values at a border are negative, as BiT's may be, their maximum is another one then
+    onnxruntime fuses a Pad of zeros, which it recognizes bitwise, with the following MaxPool, whose own padding counts
+    as the lowest number: if all values at a border are negative, as BiT's may be, their maximum changes
     (core/optimizer/pad_fusion.cc, since 1.17 and still in 1.31; issue 290 of onnxsim is the same).
     """
     for node in graph:

@@ -1,4 +1,4 @@
-"""Export a model as it is called once: trace it, put the head on, and compare the file with PyTorch."""
+"""Export a model that is called once: trace it, add the head, and compare the file with PyTorch."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
 _FEWEST_CASES = 6
-_SAME_ANSWER = 1e-4  # of the largest value, or of 1 where all are smaller: about what a file may differ by
+_SAME_ANSWER = 1e-4  # relative to the largest value, at least 1: about as much as a file may differ
 
 
 @dataclass(frozen=True)
 class SingleCallPipeline:
-    """The model as it is called once: inputs to outputs, with a head on top.
+    """A model that is called once: inputs to outputs, with a head on top.
 
     Attributes:
-        default_attention: what transformers chooses for this model.
-        signature: with every axis dynamic that the model leaves open.
-        keep_raw: whether the output that the head reads stays beside it.
-        specification: what the target makes of the graph; None where it takes any.
+        default_attention: transformers' choice for this model.
+        signature: the signature with all axes dynamic that the model leaves open.
+        keep_raw: whether to keep the output that the head reads.
+        specification: the target's requirements for the graph; None if it accepts any.
     """
 
-    steps: ClassVar[int] = 0  # tokens that come to those of a case
+    steps: ClassVar[int] = 0  # tokens added to those of a case
 
     modality: Modality
     signature: Signature
@@ -62,15 +62,15 @@ class SingleCallPipeline:
         cls, model: Any, modality: Modality, signature: Signature, head: Head | None,
         specification: TargetSpecification | None, options: ExportOptions,
     ) -> SingleCallPipeline:  # fmt: skip
-        """Find out about a loaded model what no strategy changes."""
+        """Determine everything about a loaded model that does not depend on the strategy."""
         return cls(modality, signature, head, options.keep_raw, specification, attention_of(model))
 
     def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
-        """List the strategies; those that fix axes come last."""
+        """List the strategies; ones that fix axes come last."""
         return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
 
     def trace(self, model: Any, strategy: ExportStrategy, opset: int | None) -> tuple[ir.Model, ...]:
-        """Trace the model on a sample of its modality, name everything, and put the head on."""
+        """Trace the model on a sample of its modality, name everything, and add the head."""
         signature = self.signature
         if strategy.fixed:
             signature = detect_signature(model, self.modality, strategy.fixed)
@@ -88,11 +88,11 @@ class SingleCallPipeline:
         return (graph,)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Run the model on all cases of its modality that fit the fixed axes; with `lengths` on such texts instead."""
+        """Run the model on all cases of its modality that fit the fixed axes; with `lengths`, on such texts instead."""
         return self.reference(model, strategy).reference_outputs(lengths)
 
     def reference(self, model: Any, strategy: ExportStrategy) -> TorchReference:
-        """Return what a file has to agree with."""
+        """Return the reference that a file must match."""
         sizes = {**self.signature.given, **strategy.fixed}
         return TorchReference(model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw)
 
@@ -102,16 +102,16 @@ class SingleCallPipeline:
         return verify_file(path, reference, tolerance, self.specification, stored)
 
     def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
-        """Describe the inputs by the cases that PyTorch ran on; unverified, by all of them."""
+        """Describe the inputs by the cases that PyTorch ran on, or by all cases if unverified."""
         sizes = {**self.signature.given, **strategy.fixed}
         return ((self.modality.kinds, self.modality.cases(sizes) if cases is None else cases),)
 
     def links(self, path: Path) -> tuple[dict[str, str], ...]:
-        """Return what each graph says of the others: there are none."""
+        """Return the graphs' metadata about each other: there is none."""
         return ({},)
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
-        """Say which axes are fixed, and by whom, and which inputs are not there."""
+        """Report fixed axes, with what fixed them, and missing inputs."""
         given, fixed = (
             ", ".join(f"{axis} {size}" for axis, size in sizes.items())
             for sizes in (self.signature.given, strategy.fixed)
@@ -123,11 +123,11 @@ class SingleCallPipeline:
 
 @dataclass(frozen=True)
 class TorchReference:
-    """The PyTorch model that an exported file has to agree with, and how to call it.
+    """The PyTorch model that an exported file must match, and how to call it.
 
     Attributes:
-        outputs: those that the file has, before a head, with their shapes.
-        fixed: the sizes of the axes that are not dynamic.
+        outputs: the file's outputs, before a head, with their shapes.
+        fixed: the sizes of non-dynamic axes.
     """
 
     model: Any
@@ -138,14 +138,15 @@ class TorchReference:
     keep_raw: bool = False
 
     def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Run the model on what the file will be run on: several sizes and masks, and real content.
+        """Run the model on the inputs that the file will be run on: several sizes and masks, and real content.
 
-        With `lengths` these are texts of so many tokens, in their order, and may be few.
+        With `lengths`, these are texts with the given numbers of tokens, in order, and may be few.
 
-        What PyTorch itself refuses, such as a single token for a model that halves its sequence, is left out and said.
+        Inputs that PyTorch itself refuses, such as a single token for a model that halves its sequence, are left out
+        and reported.
 
         Raises:
-            ExportError: too few cases remain, or the model gives other outputs each time.
+            ExportError: too few cases remain, or the model's outputs vary between runs.
         """
         import torch
 
@@ -174,27 +175,27 @@ class TorchReference:
         return frozenset(names | {one.output for one in (self.head.all if self.head else ()) if one.keeps_tokens})
 
     def _unseen_tokens(self, length: int) -> list[Case]:
-        """Return texts with tokens behind them that the model does not see, and whose vectors count all the same."""
+        """Return texts followed by tokens that the model does not see, but whose vectors count."""
         sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
         if not length or sizes[SEQUENCE] != length:
             return []
         feeds = self.modality.feeds(sizes)
-        if "attention_mask" not in feeds:  # then it sees all tokens
+        if "attention_mask" not in feeds:  # it then sees all tokens
             return []
         mask = feeds["attention_mask"].copy()
         mask[0, max(1, length // 2) :] = 0
         return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
 
     def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
-        """Run a model that draws random numbers twice more: under a seed of its own it draws the same ones.
+        """Run a model that draws random numbers twice more: with its own seed, it draws the same ones.
 
-        Its first outputs are no measure: running may have changed the model, which is no matter of chance.
+        Its first outputs do not count: running may have changed the model, which is not randomness.
         """
         for case in outputs.cases:
             first = self.run(case.feeds)
             for name, again in self.run(case.feeds).items():
                 one, other = first[name].astype(np.float64), again.astype(np.float64)
-                with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones twice
+                with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones in both runs
                     apart = float(np.nanmax(np.abs(one - other), initial=0.0))
                 if apart > _SAME_ANSWER * max(1.0, float(np.nanmax(np.abs(one), initial=0.0))):
                     raise ExportError(
@@ -205,7 +206,7 @@ class TorchReference:
                     )
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run the PyTorch model, with the head in PyTorch on top."""
+        """Run the PyTorch model, with the head computed in PyTorch."""
         import torch
 
         tensors = run_torch_tensors(self.model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
@@ -220,7 +221,7 @@ class TorchReference:
 
 
 def _with_prompts(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Let each text begin with a prompt of another length, which is not pooled over."""
+    """Make each text begin with a prompt of a different length, which is not pooled over."""
     return {**feeds, POOLING_MASK: some_prompts(feeds["attention_mask"].astype(bool)).astype(np.int64)}
 
 
@@ -231,9 +232,9 @@ def verify_file(
     specification: TargetSpecification | None = None,
     stored: VectorType | None = None,
 ) -> Verification:
-    """Compare the file at `path` with the outputs of the PyTorch model; with a `specification`, run as its target does.
+    """Compare the file at `path` with the PyTorch model's outputs; with a `specification`, run it as its target does.
 
-    Vectors that the file has `stored` as codes or bits are compared by the nearest vectors of such codes.
+    Vectors that the file has `stored` as codes or bits are compared by nearest vectors among such codes.
 
     Raises:
         VerificationError: an output differs by more than `tolerance`.
@@ -242,7 +243,7 @@ def verify_file(
     dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
 
     def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        # Floats go in as the file takes them: half precision where the model is.
+        # Floats are passed in the file's dtype: half precision for a half-precision model.
         return run_file(
             {
                 name: array.astype(dtypes.get(name, "float32")) if np.issubdtype(array.dtype, np.floating) else array

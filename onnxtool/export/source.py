@@ -1,7 +1,7 @@
-"""Where a checkpoint lies, a folder or an id on the hub, and the files it has, those of its tokenizer among them.
+"""The location of a checkpoint, a folder or a hub id, and its files, including the tokenizer's.
 
-Everything is read through transformers, so that its cache, its mirrors and its authentication apply. Which files a
-tokenizer is read from its class says in `vocab_files_names`, use to name; tested with transformers 5.23.
+Everything is read through transformers, so that its cache, mirrors and authentication apply. The files of a tokenizer
+are listed by its class in `vocab_files_names`, use to name; tested with transformers 5.23.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from onnxtool.reading import read_text, require_small_settings
 from onnxtool.reports import Json
 from onnxtool.version import DISTRIBUTION
 
-_LARGE = (".safetensors", ".bin")  # as files of weights are called
+_LARGE = (".safetensors", ".bin")  # suffixes of weight files
 
 
 @dataclass(frozen=True)
 class Source(ModuleFiles):
-    """Where a checkpoint lies. Its files are looked up once: each look-up on the hub is a request.
+    """The location of a checkpoint. Each file is looked up once, because each look-up on the hub is a request.
 
     Attributes:
-        model_name: a folder, or an id on the hub.
+        model_name: a folder or a hub id.
         revision: branch, tag or commit on the hub; None for its default branch.
         trust_remote_code: whether code in the checkpoint may run.
-        local_only: take the hub's files from the cache, because the hub cannot be reached.
-        route: the one of a Router that is exported; None for a checkpoint without routes.
-        allow_pickle: whether weights may come from a pickle where there are no others.
+        local_only: read hub files from the cache because the hub is unreachable.
+        route: the exported route of a Router; None for a checkpoint without routes.
+        allow_pickle: whether weights may come from a pickle if there are no others.
     """
 
     model_name: str
@@ -107,7 +107,7 @@ class Source(ModuleFiles):
         return cls(model_name, revision, trust_remote_code, local_only=offline, route=route, allow_pickle=allow_pickle)
 
     def require_transformer(self) -> None:
-        """Refuse a checkpoint that is no model of transformers, or has it elsewhere.
+        """Refuse a checkpoint that is not a transformers model, or has it elsewhere.
 
         Raises:
             CheckpointError: there is no config.json with a model_type; modules.json may say what there is instead.
@@ -143,27 +143,27 @@ class Source(ModuleFiles):
 
     @property
     def name(self) -> str:
-        """The last part of the id or folder, after which the output is called; of a snapshot, that of its id."""
+        """The last part of the id or folder, used to name the output; for a snapshot, the last part of its id."""
         return path_parts(self.model_name)[-1]
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """What a folder of the hub's cache is of, also one that is reached by a link; None for any other."""
+        """The snapshot that a folder of the hub's cache holds, also through a link; None for other folders."""
         return Snapshot.of(Path(self.model_name).resolve()) if self.is_local else None
 
     @property
     def origin(self) -> str:
-        """What the model is called elsewhere: its id on the hub, or the name of its folder without the path."""
+        """The model's name elsewhere: its hub id, or the name of its folder without the path."""
         if not self.is_local:
             return self.model_name
         return self.name if self.snapshot is None else self.snapshot.model_id
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every from_pretrained of transformers is to be told.
+        """Arguments for every from_pretrained call in transformers.
 
         Raises:
-            OSError: a file of the folder that it would read is too large, or none.
+            OSError: a file that it would read in the folder is too large, or not a regular file.
         """
         if self.is_local:
             require_small_settings(Path(self.model_name, self.transformer_folder))
@@ -176,12 +176,12 @@ class Source(ModuleFiles):
 
     @cached_property
     def adapter(self) -> dict[str, Json]:
-        """The settings of PEFT's adapter beside or in place of the transformer; empty where there is none."""
+        """The settings of a PEFT adapter with or without a transformer; empty if there is none."""
         return self.read(ADAPTER_NAME)
 
     @cached_property
     def base(self) -> Source | None:
-        """The checkpoint that the adapter in this one is for; None where a model lies beside it, or none is needed.
+        """The checkpoint that this one's adapter is for; None if the model is included, or none is needed.
 
         Raises:
             CheckpointError: the adapter does not name it, or it cannot be found.
@@ -216,17 +216,17 @@ class Source(ModuleFiles):
 
     @property
     def weights(self) -> Source:
-        """Where config.json and the weights of the transformer are: here, or in the base of an adapter."""
+        """The location of config.json and the transformer's weights: here, or in an adapter's base."""
         return self.base or self
 
     @property
     def tokenizer(self) -> Source:
-        """Where the tokenizer is: here, or in the base of an adapter that was saved without one."""
+        """The location of the tokenizer: here, or in the base of an adapter that was saved without one."""
         return self if self.base is None or super().locate("tokenizer_config.json") is not None else self.base
 
     @property
     def label(self) -> str:
-        """The folder or id as the user wrote it."""
+        """The folder or id as written by the user."""
         return self.model_name
 
     @property
@@ -241,7 +241,7 @@ class Source(ModuleFiles):
 
     @cached_property
     def card(self) -> dict[str, Any]:
-        """The front matter of the model card; empty where it has none that can be read."""
+        """The front matter of the model card; empty if there is none, or it cannot be read."""
         import yaml
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
@@ -251,26 +251,26 @@ class Source(ModuleFiles):
             found = REGEX_YAML_BLOCK.search(text)
             card = None if found is None else yaml.safe_load(found[2])
         except (yaml.YAMLError, OSError, ValueError, RecursionError):
-            return {}  # a card is prose for people; one that does not parse tells nothing about the weights
+            return {}  # a card is prose for people; one that cannot be parsed says nothing about the weights
         return card if isinstance(card, dict) else {}
 
     @property
     def card_tags(self) -> tuple[str, ...]:
-        """The tags in the model card's front matter, and the pipeline that it names."""
+        """The tags in the model card's front matter, plus the pipeline it names."""
         tags, pipeline = self.card.get("tags"), self.card.get("pipeline_tag")
         named = [*(tags if isinstance(tags, list) else ()), *([pipeline] if pipeline else ())]
         return tuple(str(tag) for tag in named)
 
     @property
     def license(self) -> License:
-        """The license that the model card names, or else config.json."""
+        """The license named in the model card, or else in config.json."""
         return License.of_checkpoint(self.card, self.read("config.json"))
 
     def locate(self, name: str) -> Path | None:
-        """Return the path of a file of the checkpoint, from the folder or the hub's cache; None where it has none.
+        """Return the path of a checkpoint file, from the folder or the hub's cache; None if there is none.
 
-        A file of the transformer, such as config.json, is looked for in the transformer's folder first, and that of an
-        adapter in the folder of its base last.
+        A file of the transformer, such as config.json, is looked up in the transformer's folder first, and a file of an
+        adapter in its base's folder last.
         """
         found = super().locate(name)
         if found is not None or "/" in name or name in (*AT_THE_TOP, ADAPTER_NAME) or self.base is None:
@@ -278,7 +278,7 @@ class Source(ModuleFiles):
         return self.base.locate(name)
 
     def file_at(self, name: str) -> Path | None:
-        """Return the path of a file in the folder or the hub's cache; None where there is none."""
+        """Return the path of a file in the folder or the hub's cache; None if there is none."""
         from transformers.utils import cached_file
 
         if name in self._located:
@@ -292,7 +292,7 @@ class Source(ModuleFiles):
                 revision=self.revision or "main",
                 local_files_only=self.local_only,
                 _raise_exceptions_for_missing_entries=False,
-                # Offline, what the cache does not have counts as absent; online, a failed request must not.
+                # Offline, files missing from the cache count as absent; online, a failed request must not.
                 _raise_exceptions_for_connection_errors=not self.local_only,
             )
         except (OSError, ValueError) as error:
@@ -302,7 +302,7 @@ class Source(ModuleFiles):
 
     @property
     def files_read(self) -> dict[str, Path]:
-        """The files that were looked up and found so far, by their names in the checkpoint; those of a base as well."""
+        """The files looked up and found so far, including a base's, by their names in the checkpoint."""
         base = {} if self.base is None else {f"base/{name}": path for name, path in self.base.files_read.items()}
         return {**base, **{name: path for name, path in self._located.items() if path is not None}}
 
@@ -311,7 +311,7 @@ class Source(ModuleFiles):
         return {}
 
     def unpickle(self, path: Path) -> bytes:
-        """Return the tensors of a pickle as a file of safetensors; nothing but tensors is unpickled."""
+        """Convert the tensors of a pickle to safetensors; nothing but tensors is unpickled."""
         import torch
         from safetensors.torch import save
 
@@ -321,20 +321,20 @@ class Source(ModuleFiles):
         return bytes(save({str(name): value.contiguous().clone() for name, value in loaded.items()}))
 
     def malformed(self, name: str, reason: str) -> CheckpointError:
-        """Make the error for a file of the checkpoint that is not what it should be."""
+        """Make the error for a malformed file in the checkpoint."""
         return CheckpointError(
             f"{name} of {self.model_name} is malformed: {reason}",
             "the checkpoint is damaged, or made to do harm; fetch it again from where you trust it",
         )
 
     def refuse(self, message: str, hint: str = "") -> CheckpointError:
-        """Make the error for a checkpoint that asks for what onnxtool does not compute."""
+        """Make the error for a checkpoint that needs something onnxtool does not compute."""
         return CheckpointError(
             message, hint or "pass --head none, and pool after the model as sentence-transformers does"
         )
 
     def unreadable(self, error: Exception) -> CheckpointError:
-        """Turn an error of transformers or of the hub into a CheckpointError."""
+        """Convert an error from transformers or the hub to a CheckpointError."""
         if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
                 f"cannot reach the hub for {self.model_name}: it is no folder here, and not in the hub's cache",
@@ -349,7 +349,7 @@ class Source(ModuleFiles):
 
 
 def reason(error: Exception) -> str:
-    """Return the first line of what an error says, with its type where that alone says nothing, as a KeyError's."""
+    """Return the first line of an error message, with its type if the message alone says nothing, as in a KeyError."""
     kind = type(error).__name__
     text = (str(error).strip().splitlines() or [""])[0]
     if not text:
@@ -358,7 +358,7 @@ def reason(error: Exception) -> str:
 
 
 def refused_object(error: BaseException | None) -> str:
-    """Return what PyTorch's unpickler of tensors met besides tensors; empty for an error of another kind."""
+    """Return the non-tensor that PyTorch's tensor unpickler found; empty for an error of another kind."""
     while error is not None:
         if "Weights only load failed" in str(error):
             found = re.search(r"GLOBAL (\S+)", str(error))
@@ -368,14 +368,14 @@ def refused_object(error: BaseException | None) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a path inside the checkpoint, or refuse one that leaves it."""
+    """Return a path inside the checkpoint; refuse one that leaves it."""
     if not stays_inside(name):
         raise CheckpointError(f"the checkpoint refers to {name!r}, outside its folder", "do not trust this checkpoint")
     return name
 
 
 def _hub_resolves() -> bool:
-    """Whether the hub's name resolves. Without this, every file is retried for half a minute where it does not."""
+    """Return whether the hub's host name resolves; if it does not, every file would be retried for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -392,9 +392,9 @@ _MB = 1_000_000
 
 
 def fetch(model_name: str, name: str, revision: str | None) -> None:
-    """Fetch a file of a checkpoint into the hub's cache, unless it is there; failures are left to whoever reads it.
+    """Fetch a checkpoint file into the hub's cache, unless it is there; failures are left to the later reader.
 
-    Transformers fetches it as well, with a bar of its own that would run into that of the command line.
+    transformers would also fetch it, with a progress bar that would interfere with the command line's.
     """
     from huggingface_hub import hf_hub_download
 
@@ -403,10 +403,10 @@ def fetch(model_name: str, name: str, revision: str | None) -> None:
 
 
 def _bar(name: str, nowhere: IO[str]) -> Any:
-    """Return a class of bars that show nothing, of which the first tells how far it is."""
+    """Return a class of invisible progress bars, the first of which reports its progress."""
     from huggingface_hub.utils import tqdm
 
-    say = listener()  # of this thread; the hub's own may call
+    say = listener()  # for this thread; the hub may call from its own threads
     made: list[Any] = []
 
     class Told(tqdm):  # type: ignore[misc]
@@ -427,22 +427,22 @@ def _bar(name: str, nowhere: IO[str]) -> Any:
     return Told
 
 
-# What transformers reads for any tokenizer, whatever its class.
+# Files that transformers reads for any tokenizer class.
 _ANY_CLASS = "tokenizer.json"
-# Of Marian's and BARTpho's classes, which transformers can only import with sentencepiece.
+# From Marian's and BARTpho's classes, which transformers can only import with sentencepiece.
 _BEHIND_SENTENCEPIECE = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "dict.txt")
-# What a class calls the files that lie beside a vocabulary and hold no tokens.
+# Class names for files that accompany a vocabulary and hold no tokens.
 _NO_VOCABULARY = ("tokenizer_config_file", "merges_file", "normalizer_file", "emoji_file")
 _PACKAGES = {"sentencepiece": "sentencepiece", "google.protobuf": "protobuf"}
 
 
 def own_files(source: Source, model_type: str) -> tuple[str, ...]:
-    """Return the files of the tokenizer class that the checkpoint names, or else of the one of its `model_type`."""
+    """Return the files of the tokenizer class that the checkpoint names, or else of the one for its `model_type`."""
     return files_of(_own_class(source, model_type))
 
 
 def all_files(*, vocabularies: bool = False) -> Iterator[str]:
-    """Yield the files of all tokenizer classes that transformers can import here; a name may come twice."""
+    """Yield the files of all tokenizer classes that transformers can import here; names may repeat."""
     import transformers
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
 
@@ -453,10 +453,10 @@ def all_files(*, vocabularies: bool = False) -> Iterator[str]:
 
 
 def files_of(tokenizer: Any, *, vocabularies: bool = False) -> tuple[str, ...]:
-    """Return the files that a tokenizer, or a class of them, is read from; empty where it says none.
+    """Return the files that a tokenizer, or a tokenizer class, is read from; empty if it names none.
 
     Raises:
-        CheckpointError: a class of the checkpoint's own names a path outside its folder.
+        CheckpointError: the checkpoint's own class names a path outside its folder.
     """
     names = _stated(tokenizer)
     return tuple(
@@ -467,7 +467,7 @@ def files_of(tokenizer: Any, *, vocabularies: bool = False) -> tuple[str, ...]:
 
 
 def has_vocabulary(source: Source, model_type: str) -> bool:
-    """Whether the checkpoint has a vocabulary, or a tokenizer of characters or bytes (CANINE, ByT5), which has none."""
+    """Return whether there is a vocabulary, or a character or byte tokenizer, which needs none (CANINE, ByT5)."""
     own = _own_class(source, model_type)
     if isinstance(own, type) and _stated(own) == {}:
         return True
@@ -476,9 +476,9 @@ def has_vocabulary(source: Source, model_type: str) -> bool:
 
 
 def missing_packages(source: Source, model_type: str) -> tuple[str, ...]:
-    """Return the packages that reading the tokenizer takes and that are not installed, by their names on PyPI.
+    """Return the missing packages needed to read the tokenizer, by their PyPI names.
 
-    Where it cannot read a SentencePiece model, transformers names another one (tiktoken), or none.
+    If it cannot read a SentencePiece model, transformers names another package (tiktoken), or none.
     """
     missing = tuple(package for module, package in _PACKAGES.items() if not _is_installed(module))
     pieces = (name for name in (*own_files(source, model_type), *all_files()) if name.endswith((".model", ".spm")))
@@ -497,7 +497,7 @@ def _own_class(source: Source, model_type: str) -> Any:
 def _stated(tokenizer: Any) -> Any:
     try:
         return getattr(tokenizer, "vocab_files_names", None)
-    except ImportError:  # transformers puts a class that raises in place of one whose library is not installed
+    except ImportError:  # transformers substitutes a class that raises if its library is not installed
         return None
 
 
@@ -508,5 +508,5 @@ def _any(source: Source, names: Iterator[str]) -> bool:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that it lies in is not there either
+    except ModuleNotFoundError:  # the parent package does not exist either
         return False

@@ -1,9 +1,9 @@
-"""Checkpoints without a transformer: tables of vectors, or of weights, that are looked up for the tokens of a text.
+"""Checkpoints without a transformer: lookup tables of vectors or weights for the tokens of a text.
 
-They are exported as a model that looks tokens up, as any other model. The definitions are those of StaticEmbedding (as
-model2vec distils it) and SparseStaticEmbedding of sentence-transformers 6.2.
+They are exported as a model that looks up tokens, like any other model. The definitions are StaticEmbedding (as
+distilled by model2vec) and SparseStaticEmbedding in sentence-transformers 6.2.
 
-Letters of shapes: B batch, S sequence, V vocabulary, W width.
+Shape letters: B batch, S sequence, V vocabulary, W width.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class StaticCheckpoint(Checkpoint):
     """A checkpoint that is a table.
 
     Attributes:
-        table: float32 [V, W] of vectors, or [V] of weights.
+        table: float32 [V, W] for vectors, or [V] for weights.
     """
 
     table: NDArray[np.float32] = field(default_factory=lambda: np.zeros((0, 0), np.float32), repr=False)
@@ -41,8 +41,8 @@ class StaticCheckpoint(Checkpoint):
         """Read the table.
 
         Raises:
-            CheckpointError: it is missing or malformed, modules stand behind it that are not computed here, or `task`
-                is another than what it is for.
+            CheckpointError: it is missing or malformed, unsupported modules follow it, or `task` is not the table's
+                task.
         """
         from transformers import PretrainedConfig
 
@@ -71,10 +71,10 @@ class StaticCheckpoint(Checkpoint):
         return cls(source, config, kind, _TASKS[kind], table=table)
 
     def load_tokenizer(self) -> Any:
-        """Load tokenizer.json, and of a table of vectors nothing else: its limit is what that file says.
+        """Load tokenizer.json; for a table of vectors nothing else, so its limit is the one in that file.
 
         Raises:
-            CheckpointError: the checkpoint has none, or it does not load.
+            CheckpointError: the checkpoint has none, or it cannot be loaded.
         """
         if self.architecture != STATIC:
             return super().load_tokenizer()
@@ -92,9 +92,9 @@ class StaticCheckpoint(Checkpoint):
                 tokenizer = PreTrainedTokenizerFast(
                     tokenizer_file=str(path), model_max_length=positive(cut.get("max_length"))
                 )
-        except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
+        except Exception as error:  # the library raises bare Exception for anything wrong with the file
             raise self.source.unreadable(error) from error
-        if tokenizer.pad_token is None:  # any token will do: the mask leaves it out
+        if tokenizer.pad_token is None:  # any token works because the mask excludes it
             tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
         return tokenizer
 
@@ -107,14 +107,14 @@ class StaticCheckpoint(Checkpoint):
         allow_missing_weights: bool = False,
         allow_unused_weights: bool = False,
     ) -> Any:
-        """Make a model of PyTorch that looks tokens up.
+        """Make a PyTorch model that looks up tokens.
 
         Args:
-            dtype: a torch dtype by name.
-            device: where torch runs it.
-            attention: nothing here has one.
-            allow_missing_weights: none is missing.
-            allow_unused_weights: the module that reads the table accounts for its tensors.
+            dtype: a torch dtype name.
+            device: the torch device.
+            attention: unused; there is no attention.
+            allow_missing_weights: unused; no weights can be missing.
+            allow_unused_weights: unused; the module that reads the table checks its tensors.
         """
         import torch
 

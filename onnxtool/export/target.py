@@ -1,8 +1,8 @@
-"""What a consumer of exported models is: what it needs of a graph and of the files beside it.
+"""The interface of a consumer of exported models: what it requires of a graph and its accompanying files.
 
-Each consumer is a subclass of Target in a module of its own in `targets/`, where its name is found.
+Each consumer is a subclass of Target in its own module in `targets/`, where its name is looked up.
 
-Axes of shapes: batch_size, sequence; None for a width that the model decides.
+Shape axes: batch_size, sequence; None for a width that the model decides.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SCORE_LOGITS = TensorInfo("logits", "float32", (BATCH, None))
 HIDDEN_STATES = TensorInfo("last_hidden_state", "float32", (BATCH, SEQUENCE, None))
 VECTORS = TensorInfo("sentence_embedding", "float32", (BATCH, None))
 
-# What a consumer does with a model, by the tasks for which models are exported. A masked language model whose
-# checkpoint says nothing of pooling is read as SPLADE by consumers of sparse encoders.
+# What consumers do with a model, by its task. Consumers of sparse encoders treat a masked language model whose
+# checkpoint does not mention pooling as SPLADE.
 SPARSE, INFERENCE_FREE, DENSE, TOKENS, SCORES, VERDICTS, TAGS, OTHER = (
     "sparse encoders",
     "inference-free sparse encoders",
@@ -66,7 +66,7 @@ KINDS = {
     "token-classification": TAGS,
 }
 
-# What most consumers do not take, and who does.
+# Kinds that most consumers do not accept, with alternatives.
 _ELSEWHERE = {VERDICTS: "pass --target sentence-transformers, or --target plain for `onnxtool infer`"}
 
 PLAIN_SPLADE = (SpladePooling(),)
@@ -80,13 +80,13 @@ class Use:
     """How a consumer uses models of one kind.
 
     Attributes:
-        kind: of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, VERDICTS, TAGS.
-        outputs: what it reads of the graph: these, in this order, and no others.
-        head: the head that the graph has for it; `none` for the model's own outputs.
-        after: the modules that it can compute on the outputs itself; None for all that sentence-transformers knows.
-        declares: inputs that the graph has for it, in this order, even those that the model ignores.
-        unfed: inputs that it does not feed, and without which the model takes zeros.
-        prefix: what stands before the names of the inputs in the graph.
+        kind: one of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, VERDICTS, TAGS.
+        outputs: the graph outputs that it reads: exactly these, in this order.
+        head: the head in the graph; `none` for the model's own outputs.
+        after: the modules it can compute on the outputs itself; None for all known to sentence-transformers.
+        declares: the graph's inputs, in this order, including inputs that the model ignores.
+        unfed: inputs it does not feed, which the model treats as zeros.
+        prefix: the prefix of the graph's input names.
     """
 
     kind: str
@@ -98,10 +98,10 @@ class Use:
     prefix: str = ""
 
     def suits(self, modules: Sequence[PoolingModule], *, pads_left: bool) -> bool:
-        """Whether a checkpoint with these modules is computed rightly: in the graph, or by the consumer."""
+        """Return whether a checkpoint with these modules is computed correctly, in the graph or by the consumer."""
         if self.head != "none" or self.after is None:
             return True
-        if pads_left and Pooling(("cls",)) in modules:  # consumers that pool take the first place, padding or not
+        if pads_left and Pooling(("cls",)) in modules:  # pooling consumers take the first position, padding or not
             return False
         return all(module in self.after for module in modules)
 
@@ -110,7 +110,7 @@ class Use:
         return self.declares + tuple(name for name in available if name not in (*self.declares, *self.unfed))
 
 
-# Uses that several consumers have.
+# Uses shared by several consumers.
 POOLED_IN_GRAPH = Use(DENSE, (VECTORS,), head="embedding")
 POOLED_BY_CONSUMER = Use(DENSE, (HIDDEN_STATES,), after=USUAL_POOLING)
 CLASSIFIERS = Use(SCORES, (SCORE_LOGITS,))
@@ -118,15 +118,15 @@ CLASSIFIERS = Use(SCORES, (SCORE_LOGITS,))
 
 @dataclass(frozen=True)
 class TargetModel:
-    """What a consumer has to know of one model.
+    """What a consumer needs to know about a model.
 
     Attributes:
-        name: the model's.
+        name: the model's name.
         use: how the consumer uses it.
         head: what the graph computes; None for the model's own outputs.
-        modules: what the checkpoint was trained with; the consumer computes those that the head does not.
-        vocabulary_size: how many terms the model weighs; 0 where it weighs none.
-        max_tokens: what sentence-transformers cuts texts to; None where no file says it.
+        modules: the modules it was trained with; the consumer computes those that the head does not.
+        vocabulary_size: the number of terms the model weighs; 0 if it weighs none.
+        max_tokens: sentence-transformers' maximum text length; None if no file states it.
     """
 
     name: str
@@ -138,13 +138,13 @@ class TargetModel:
 
     @property
     def pooling_mode(self) -> str:
-        """The mode that the consumer has to pool by; empty where it does not pool."""
+        """The pooling mode that the consumer must use; empty if it does not pool."""
         modes = next((module.modes for module in self._computed_outside if isinstance(module, Pooling)), ("",))
         return modes[0]
 
     @property
     def is_normalized_outside(self) -> bool:
-        """Whether the consumer has to scale vectors to length 1."""
+        """Whether the consumer must scale vectors to length 1."""
         return any(isinstance(module, Normalize) for module in self._computed_outside)
 
     @property
@@ -154,13 +154,13 @@ class TargetModel:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a consumer gets files for.
+    """The data that a consumer's files are written from.
 
     Attributes:
         config: the PretrainedConfig.
         tokenizer: the checkpoint's.
-        folder: where the files are.
-        max_length: the most tokens that a text may have; None where nothing bounds it.
+        folder: the folder with the files.
+        max_length: the maximum number of tokens in a text; None for no limit.
     """
 
     model: TargetModel
@@ -171,19 +171,19 @@ class Delivery:
 
 
 class Target:
-    """One consumer. Subclasses set the attributes, and override the methods where it differs from others.
+    """A consumer. Subclasses set the attributes, and override methods where the consumer differs from others.
 
     Attributes:
-        name: as --target names it.
-        title: how its users call it.
-        uses: what it takes; of several of one kind the first that suits a checkpoint; empty where it takes any graph.
-        graph: the graph file in the folder, `{name}` standing for the model's name; empty for a file beside the folder.
-        files: what else the folder must have.
-        batch: the batch size that it calls the graph with; None for any.
-        max_ir, max_opset: the highest that its onnxruntime reads; None for no bound.
-        refused: kinds that it does not take, each with what to do instead.
-        tokenizer_of: the library that makes its tokens: tokenizers, transformers or sentence-transformers.
-        pads: what it pads, for which it needs a padding token; empty for nothing.
+        name: its --target name.
+        title: its name for users.
+        uses: the uses it accepts; for several of one kind, the first that suits a checkpoint; empty for any graph.
+        graph: the graph file in the folder, with `{name}` for the model's name; empty for a file next to the folder.
+        files: other files that the folder must have.
+        batch: the batch size it calls the graph with; None for any.
+        max_ir, max_opset: the highest versions its onnxruntime reads; None for no bound.
+        refused: kinds it does not accept, each with an alternative.
+        tokenizer_of: its tokenization library: tokenizers, transformers or sentence-transformers.
+        pads: what it pads, which requires a padding token; empty for nothing.
     """
 
     name: str
@@ -200,12 +200,12 @@ class Target:
 
     @property
     def takes_any_graph(self) -> bool:
-        """Whether graphs need not be adapted to it."""
+        """Whether it accepts graphs without adaptation."""
         return not self.uses
 
     @property
     def reads_folder(self) -> bool:
-        """Whether it reads a folder with the graph in it."""
+        """Whether it reads a folder that contains the graph."""
         return bool(self.graph)
 
     def use_for(
@@ -214,7 +214,7 @@ class Target:
         """Return how it uses a model of `task` whose checkpoint was trained with `modules`.
 
         Raises:
-            TargetError: it takes no such model, or computes something else of it than the checkpoint does.
+            TargetError: it does not accept such a model, or computes something other than the checkpoint does.
         """
         kind = kind_of(task, looks_up_queries=looks_up_queries)
         uses = [use for use in self.uses if use.kind == kind]
@@ -237,22 +237,22 @@ class Target:
         return suited
 
     def computes_all(self, kind: str) -> bool:
-        """Whether it runs all modules of checkpoints of this kind itself, so that they need not be known here."""
+        """Return whether it runs all modules of such checkpoints itself, so that they need not be known here."""
         uses = [use for use in self.uses if use.kind == kind]
         return bool(uses) and uses[0].after is None
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
-        """Refuse a checkpoint that it would load in another way, or not at all.
+        """Refuse a checkpoint that it would load differently, or not at all.
 
         Raises:
-            OnnxtoolError: it would.
+            OnnxtoolError: the checkpoint is refused.
         """
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse a tokenizer that it cannot run.
 
         Raises:
-            TargetError: it is of a kind, or has a setting, that the consumer does not have.
+            TargetError: the consumer does not support its kind or one of its settings.
         """
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise TargetError(
@@ -266,54 +266,54 @@ class Target:
             )
 
     def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids that it makes of texts by its files in `folder`; a text of more tokens than `limit` is cut."""
+        """Return the ids it makes from texts with its files in `folder`; texts longer than `limit` tokens are cut."""
         if self.tokenizer_of == "tokenizers":
             return read_file(folder / TOKENIZER_NAME, texts, limit)
         return read_by_transformers(folder, lower_cases=self.tokenizer_of == "sentence-transformers")(texts, limit)
 
     def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
-        """Whether it can be held to the tokenizer's ids of a text, or reads such texts otherwise in any model."""
+        """Return whether it should match the tokenizer's ids for a text; some are read differently for any model."""
         return True
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
-        """Turn the outputs of the head into those of `uses`, in place, where they differ."""
+        """Convert the head's outputs to those of `uses`, in place, if they differ."""
 
     def second_graph(self, graph: ir.Model, head: Head | None) -> ir.Model | None:
-        """Return another graph that is delivered beside the first, on the same weights in memory; None for none."""
+        """Return another graph to deliver next to the first, sharing its weights in memory; None for none."""
         return None
 
     def second_path(self, graph: Path, name: str) -> Path:
-        """Return where the second graph of the model called `name` goes, beside the first."""
+        """Return the path of the second graph of the model named `name`, next to the first."""
         raise NotImplementedError
 
     def restore(self, outputs: Mapping[str, NDArray[Any]], model: TargetModel, batch: int) -> dict[str, NDArray[Any]]:
-        """Turn what the graph gave for `batch` texts into the outputs of the head, to be compared with PyTorch's."""
+        """Convert the graph's result for `batch` texts to the head's outputs, to compare with PyTorch's."""
         return dict(outputs)
 
     def write_files(self, to: Delivery) -> None:
-        """Write what it reads and the checkpoint's own files lack into a folder, in which those lie already.
+        """Write the files that it reads and the checkpoint lacks to a folder that already holds the checkpoint's files.
 
         Raises:
-            TargetError: a setting that it needs is not there.
+            TargetError: a required setting is missing.
         """
 
     def pack(self, model: TargetModel, folder: Path, graph: Path) -> None:
-        """Write what it reads in place of the folder, such as an archive, when all files of it are there."""
+        """Write what it reads instead of the folder, such as an archive, once all files are there."""
 
     def instruction(self, model: TargetModel) -> str:
-        """Say what its users must tell it about this model; empty where it reads all of it from the folder."""
+        """Return what its users must configure for this model; empty if it reads everything from the folder."""
         return ""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the files of an export go.
+    """The output paths of an export.
 
     Attributes:
-        root: the folder below which all of them are.
+        root: the folder that contains all of them.
         graph: the graph file.
         files: the folder of tokenizer and configuration.
-        stamp: what the graph's metadata says of that folder, relative to the graph's; empty where it needs not be said.
+        stamp: that folder relative to the graph's, as recorded in the metadata; empty if not recorded.
     """
 
     root: Path
@@ -323,15 +323,15 @@ class Layout:
 
 
 def layout(target: Target, output: Path | None, name: str) -> Layout:
-    """Return where an export of the model called `name` goes.
+    """Return the output paths for an export of the model named `name`.
 
     Args:
         target: the consumer.
-        output: what the user asked for: a folder, or NAME.onnx where the target reads none; None for models/NAME.
+        output: the user's choice: a folder, or NAME.onnx if the target reads no folder; None for models/NAME.
         name: the model's own.
 
     Raises:
-        TargetError: a file is asked for where the consumer reads a folder.
+        TargetError: a file was requested, but the consumer reads a folder.
     """
     if not target.reads_folder:
         graph = follow_link(output or Path("models") / f"{name}.onnx")
@@ -347,18 +347,18 @@ def layout(target: Target, output: Path | None, name: str) -> Layout:
 
 
 def find_target(name: str) -> Target:
-    """Return the target called `name`, which must be one of TARGET_NAMES."""
+    """Return the target named `name`, which must be one of TARGET_NAMES."""
     target: Target = importlib.import_module(f"{targets.__name__}.{targets.MODULES[name]}").TARGET
     return target
 
 
 def kind_of(task: str, *, looks_up_queries: bool) -> str:
-    """Return the kind of a model by its task, and by whether queries are encoded without it."""
+    """Return the kind of a model from its task, and whether queries are encoded without it."""
     return INFERENCE_FREE if looks_up_queries else KINDS.get(task, OTHER)
 
 
 def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") -> None:
-    """State in tokenizer_config.json the longest text, and the padding token: all that some consumers read of them."""
+    """State the maximum text length and padding token in tokenizer_config.json, all that some consumers read there."""
     path = folder / TOKENIZER_CONFIG
     config = read_object(path)
     stated = config.pop("model_max_length", None)
@@ -372,10 +372,10 @@ def bound_texts(folder: Path, max_length: int | None, *, pad_token: str = "") ->
 
 
 def require_bound(title: str, folder: Path) -> None:
-    """Refuse files that do not state how long a text may be, which a consumer needs to know.
+    """Refuse files that do not state a maximum text length, which the consumer needs.
 
     Raises:
-        TargetError: tokenizer_config.json does not.
+        TargetError: tokenizer_config.json does not state it.
     """
     if "model_max_length" not in read_object(folder / TOKENIZER_CONFIG):
         raise TargetError(
@@ -385,7 +385,7 @@ def require_bound(title: str, folder: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Json]:
-    """Return the JSON object in a file; empty where it holds something else.
+    """Return the JSON object in a file; empty if it contains something else.
 
     Raises:
         TargetError: it is not JSON, or cannot be read.
@@ -401,7 +401,7 @@ def read_object(path: Path) -> dict[str, Json]:
 
 def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
     """Write a JSON object or list."""
-    path.unlink(missing_ok=True)  # never through a link into the checkpoint
+    path.unlink(missing_ok=True)  # never write through a link into the checkpoint
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

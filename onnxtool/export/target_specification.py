@@ -1,6 +1,6 @@
-"""What the graph and the files of one model must be for one target: made before tracing, checked on what was written.
+"""What a model's graph and files must be for a target: determined before tracing, checked on what was written.
 
-Letters of shapes: B batch, S sequence, V vocabulary.
+Shape letters: B batch, S sequence, V vocabulary.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class TargetSpecification:
-    """What the export of one model must be for one target.
+    """The requirements for exporting a model for a target.
 
     Attributes:
-        model: what the target has to know of the model.
-        inputs: what the graph declares, in order.
-        ignored: those of them that the model does not take.
-        left_out: what the checkpoint gives and the target does not take; empty where that is all of it.
+        model: what the target needs to know about the model.
+        inputs: the inputs that the graph declares, in order.
+        ignored: those inputs that the model does not take.
+        left_out: what the checkpoint provides and the target does not use; empty if it uses everything.
     """
 
     target: Target
@@ -67,7 +67,7 @@ class TargetSpecification:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What users of the target must tell it, and what it leaves out."""
+        """What the target's users must configure, and what it leaves out."""
         return tuple(filter(None, [self.target.instruction(self.model), self.left_out]))
 
     @property
@@ -77,7 +77,7 @@ class TargetSpecification:
 
     @property
     def head_name(self) -> str:
-        """The head as users call it."""
+        """The head's name for users."""
         return "none" if self.head is None else self.head.name
 
     @property
@@ -86,7 +86,7 @@ class TargetSpecification:
         return self.model.use.after is None
 
     def narrow(self, signature: Signature) -> Signature:
-        """Return the signature without what the target neither feeds nor, of the model's own outputs, reads."""
+        """Return the signature without inputs the target does not feed, and the model's outputs it does not read."""
         fed = {name: shape for name, shape in signature.inputs.items() if name not in self.model.use.unfed}
         signature = replace(signature, inputs=fed)
         if self.head is not None:
@@ -95,17 +95,17 @@ class TargetSpecification:
         return replace(signature, outputs={name: signature.outputs[name] for name in wanted})
 
     def fed(self, modality: Modality) -> Modality:
-        """Return the modality without the inputs that the target does not feed."""
+        """Return the modality without inputs that the target does not feed."""
         if not isinstance(modality, TextInputs) or not self.model.use.unfed:
             return modality
         names = {name: rest for name, rest in modality.names.items() if name not in self.model.use.unfed}
         return replace(modality, names=names)
 
     def adapt(self, model: ir.Model) -> None:
-        """Bring a graph with the head on it into the form of the target, in place.
+        """Convert a graph that has the head to the target's form, in place.
 
         Raises:
-            TargetError: it lacks an output, or is of an opset that the target cannot read.
+            TargetError: an output is missing, or the target cannot read the opset.
         """
         self.target.adapt_outputs(model, self.head)
         self._select_outputs(model)
@@ -115,7 +115,7 @@ class TargetSpecification:
         self._check_versions(model)
 
     def second_graph(self, model: ir.Model) -> ir.Model | None:
-        """Return the graph that the target wants beside the first, None for none; to call before `adapt`.
+        """Return the additional graph for the target, or None; call before `adapt`.
 
         It shares the weights of `model` in memory.
         """
@@ -126,10 +126,10 @@ class TargetSpecification:
         return twin
 
     def runner(self, path: Path) -> Callable[[Mapping[str, NDArray[Any]]], Arrays]:
-        """Return a function that runs the file as the target does, and gives the outputs of the head or the model.
+        """Return a function that runs the file as the target does, and returns the outputs of the head or the model.
 
-        So the file is verified as it is delivered: inputs that only the target has are zeros, a graph of one text is
-        called text by text, and terms are put back into a vector.
+        This verifies the file as delivered: target-only inputs are zeros, single-text graphs are called text by text,
+        and terms are converted back to a vector.
         """
         session = open_session(path, provider="cpu", frugal=True)
         batch = next(info.shape[0] for info in session.model.structure.inputs)
@@ -157,7 +157,7 @@ class TargetSpecification:
             graph: the graph file.
 
         Raises:
-            TargetError: something is missing or otherwise than the target expects.
+            TargetError: something is missing or differs from what the target expects.
         """
         file = ModelFile.open(graph)
         title = self.target.title
@@ -182,7 +182,7 @@ class TargetSpecification:
         missing = [name for name in self.files if not (root / name).is_file()]
         self._require(not missing, f"the folder lacks {', '.join(missing)}", ", ".join(self.files))
         session = open_session(graph, provider="cpu")
-        for length in (2, 7):  # numbers are compared by `runner`; here it is about names, types and shapes
+        for length in (2, 7):  # `runner` compares numbers; this checks only names, types and shapes
             array = np.ones((1, length), dtype=np.int64)
             try:
                 results = session.run({name: np.zeros_like(array) if "type" in name else array for name in declared})
@@ -192,23 +192,23 @@ class TargetSpecification:
                 self._check_output(output, results[output.name])
 
     def write_files(self, config: Any, tokenizer: Any, folder: Path, max_length: int | None) -> None:
-        """Write what the target reads into `folder`, in which the checkpoint's own files lie already.
+        """Write the files that the target reads to `folder`, which already holds the checkpoint's own files.
 
         Args:
             config: the PretrainedConfig.
             tokenizer: the checkpoint's.
-            folder: where the files are.
-            max_length: the most tokens that a text may have; None where the model does not bound it.
+            folder: the folder with the files.
+            max_length: the maximum number of tokens in a text; None if the model does not limit it.
 
         Raises:
-            TargetError: a setting that the target needs is not there.
+            TargetError: a setting that the target requires is missing.
         """
         self._complete_tokenizer(tokenizer, folder)
         bounds = [limit for limit in (self.model.max_tokens, max_length) if limit]
         self.target.write_files(Delivery(self.model, config, tokenizer, folder, min(bounds, default=None)))
 
     def check_tokens(self, own: OwnTokenizer, folder: Path, texts: Sequence[Text]) -> None:
-        """Compare the tokens that the target makes of texts, by the files in `folder`, with those of transformers.
+        """Compare the tokens that the target makes from texts, using the files in `folder`, with transformers' tokens.
 
         Raises:
             CheckpointError: they differ.
@@ -221,7 +221,7 @@ class TargetSpecification:
         own.check(self.target.title, read, given, "pass --target plain, and read texts with onnxtool")
 
     def _complete_tokenizer(self, tokenizer: Any, folder: Path) -> None:
-        """Write the tokenizer's files that the target needs and the checkpoint lacks."""
+        """Write the tokenizer files that the target needs and the checkpoint lacks."""
         names = [name for name in self.files if "token" in name and not (folder / name).is_file()]
         if not names:
             return
@@ -231,12 +231,12 @@ class TargetSpecification:
                 written = Path(scratch) / name
                 if written.is_file():
                     shutil.copyfile(written, folder / name)
-                elif name == "special_tokens_map.json":  # transformers 5 keeps them in tokenizer_config.json
+                elif name == "special_tokens_map.json":  # transformers 5 keeps its content in tokenizer_config.json
                     write_json(folder / name, dict(tokenizer.special_tokens_map))
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What must lie in the folder beside the graph."""
+        """The files that the folder must contain in addition to the graph."""
         return tuple(name.format(name=self.model.name) for name in self.target.files)
 
     def _check_output(self, wanted: TensorInfo, array: NDArray[Any]) -> None:
@@ -272,7 +272,7 @@ class TargetSpecification:
         common.RemoveUnusedNodesPass()(model)
 
     def _declare_inputs(self, model: ir.Model) -> None:
-        """Order the inputs, and declare those that the model ignores: a consumer may feed them all the same."""
+        """Order the inputs, and declare inputs that the model ignores, because a consumer may feed them anyway."""
         found = {str(value.name): value for value in model.graph.inputs}
         for name in self.inputs:
             if name not in found:
@@ -288,7 +288,7 @@ class TargetSpecification:
                 f"the graph is of opset {opset}, and {self.target.title} reads up to {highest}",
                 f"pass --opset {highest} or lower",
             )
-        # Newer versions of the format add types and devices, none of which an opset up to the highest has.
+        # Newer format versions add types and devices, none of which opsets up to the highest use.
         if self.target.max_ir is not None:
             model.ir_version = min(model.ir_version, self.target.max_ir)
 
@@ -296,18 +296,18 @@ class TargetSpecification:
 def specify(
     target: Target, checkpoint: Checkpoint, signature: Signature, tokenizer: Any, head_name: str = "auto"
 ) -> TargetSpecification:
-    """Work out what the export of a checkpoint must be for a target that does not take any graph.
+    """Determine the requirements for exporting a checkpoint for a target that does not accept any graph.
 
     Args:
         target: the consumer.
         checkpoint: the checkpoint.
-        signature: of its model.
-        tokenizer: of the checkpoint.
-        head_name: the head that a user asked for, which has to be the one that the target needs.
+        signature: its model's signature.
+        tokenizer: the checkpoint's tokenizer.
+        head_name: the head requested by the user, which must be the one that the target needs.
 
     Raises:
-        CheckpointError: the checkpoint pools as onnxtool cannot.
-        TargetError: the target takes no such model, needs something of it that it does not have, or needs another head.
+        CheckpointError: the checkpoint pools in an unsupported way.
+        TargetError: the target does not accept such a model, needs something it lacks, or needs another head.
     """
     task = task_with_head(head_name, checkpoint.task)
     source, architecture = checkpoint.source, checkpoint.architecture
@@ -381,7 +381,7 @@ def specify(
 
 
 def _trained_head(source: Source, kind: str) -> Head | None:
-    """Return what a checkpoint computes after the model; a text encoder that does not say it is not pooled.
+    """Return what a checkpoint computes after the model; a text encoder without pooling information is not pooled.
 
     Raises:
         CheckpointError: it has modules that onnxtool does not know.
@@ -396,11 +396,11 @@ def _trained_head(source: Source, kind: str) -> Head | None:
 
 
 def _fix_batch(model: ir.Model, batch: int) -> None:
-    """Set the batch axis to one size, wherever it is named."""
+    """Set the batch axis to a single size, wherever it is named."""
 
     def fixed(shape: ir.Shape) -> ir.Shape:
         sizes = [size if isinstance(size, int) else size.value for size in shape]
-        # An expression of the batch, such as its product with the sequence, is left for onnxruntime to work out.
+        # An expression with the batch, such as its product with the sequence, is left to onnxruntime.
         return ir.Shape([batch if s == BATCH else None if isinstance(s, str) and BATCH in s else s for s in sizes])
 
     values = [output for graph in model.graphs() for node in graph for output in node.outputs]

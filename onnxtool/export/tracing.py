@@ -1,11 +1,11 @@
-"""Trace a PyTorch model into an onnx_ir model, by transformers.exporters (dynamo) or TorchScript, in an order to try.
+"""Trace a PyTorch model into an onnx_ir model, with transformers.exporters (dynamo) or TorchScript, in a given order.
 
-The only module with workarounds for these two exporters. Tested with torch 2.13 and transformers 5.23.
+This is the only module with workarounds for these two exporters. Tested with torch 2.13 and transformers 5.23.
 
-torch's TorchScript exporter serializes all weights for every pass of shape inference, copies them when it folds
-constants, writes a tied one twice, and cannot hold 2 GiB. Here they enter the trace as inputs, of which it knows
-nothing but dtype and shape: the graph that comes back is small, and its weights are the tensors of the model, each
-once, read when the file is written.
+torch's TorchScript exporter serializes all weights for every shape inference pass, copies them when folding constants,
+writes tied weights twice, and cannot hold 2 GiB. Here, weights enter the trace as inputs of which it knows only dtype
+and shape: the resulting graph is small, and its weights are the model's tensors, each stored once and read when the
+file is written.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def trace(
     """Trace `model` on `sample` (input name to tensor, no dynamic axis of size 1) with the signature's axes dynamic.
 
     Raises:
-        ExportError: the model cannot be traced, or not at this opset, or not in `timeout_s`.
+        ExportError: the model cannot be traced, or not with this opset or within `timeout_s`.
     """
     return guarded(
         lambda: exporter.trace(model, sample, signature, opset),
@@ -81,23 +81,23 @@ def guarded(
     hint: str,
     timeout_s: float | None = None,
 ) -> ir.Model:
-    """Run a trace with nothing printed and no garbage collected.
+    """Run a trace without printing or garbage collection.
 
     Args:
         run: the trace.
-        subject: what the error says failed, e.g. `dynamo cannot trace BertModel`.
-        exporter: which exporter writes the graph.
-        opset: what it has to be of; None for the exporter's own.
-        hint: the way out of a failure.
-        timeout_s: how long it may take; None for as long as it takes.
+        subject: the start of the error message, e.g. `dynamo cannot trace BertModel`.
+        exporter: the exporter that writes the graph.
+        opset: the required opset; None for the exporter's default.
+        hint: the hint for a failure.
+        timeout_s: the time limit; None for no limit.
 
     Raises:
-        ExportError: the trace failed, or gave another opset.
+        ExportError: the trace failed, or has another opset.
     """
     with quiet() as said, quiet_stdout_descriptor(), _garbage_kept(), _deadline(timeout_s):
         try:
             graph = run()
-        except Exception as error:  # exporters fail with whatever an operator, a guard or a pass of theirs raises
+        except Exception as error:  # exporters fail with anything that an operator, guard or pass of theirs raises
             printed = said.getvalue()[-2000:]
             raise ExportError(f"{subject}: {reason_of(error)}", f"{hint}\n{printed}" if printed else hint) from error
     found = default_opset(graph.opset_imports)
@@ -110,7 +110,7 @@ def guarded(
 
 @contextmanager
 def _deadline(seconds: float | None) -> Iterator[None]:
-    """Raise TimeoutError in the block after `seconds`, where the system can interrupt Python code."""
+    """Raise TimeoutError in the block after `seconds`, if the system can interrupt Python code."""
     is_possible = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if seconds is None or not is_possible:
         yield
@@ -130,7 +130,7 @@ def _deadline(seconds: float | None) -> Iterator[None]:
 
 @contextmanager
 def _garbage_kept() -> Iterator[None]:
-    """Collect no garbage while the block runs: a trace makes millions of objects that live as long as it does."""
+    """Disable garbage collection inside the block: a trace makes millions of objects that live as long as it does."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -155,12 +155,12 @@ def _trace_dynamo(model: Any, sample: Mapping[str, Any], signature: Signature, o
 
 
 def operators_apart() -> AbstractContextManager[object]:
-    """Decompose two operators while the block runs, as transformers' exporter does with others: ONNX has none for them.
+    """Decompose two operators inside the block, as transformers' exporter does with others: ONNX has none for them.
 
-    These are an index of a complex tensor (Llama 4 keeps its rotary embeddings as complex numbers) and the inverse of
-    the error function (Gemma 3n works out how many activations it keeps). A patch of Tensor.__getitem__ would do it as
-    well, and would leave the class changed for good: Python then takes every tensor for a sequence, and no TorchScript
-    trace in this process works any more. Tested with transformers 5.23.
+    These are indexing a complex tensor (Llama 4 keeps its rotary embeddings as complex numbers) and the inverse error
+    function (Gemma 3n uses it to determine how many activations to keep). Patching Tensor.__getitem__ would also work,
+    but would change the class permanently: Python would then treat every tensor as a sequence, and no TorchScript trace
+    in this process would work any more. Tested with transformers 5.23.
     """
     import torch
 
@@ -169,7 +169,7 @@ def operators_apart() -> AbstractContextManager[object]:
 
     class Apart(torch.overrides.TorchFunctionMode):  # type: ignore[misc]  # torch is not followed by mypy
         def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            """Index the real and the imaginary part on their own; search for the inverse."""
+            """Index the real and imaginary parts separately; approximate the inverse."""
             if function is index and torch.is_complex(args[0]):
                 tensor, position = args
                 return torch.complex(index(tensor.real, position), index(tensor.imag, position))
@@ -181,10 +181,10 @@ def operators_apart() -> AbstractContextManager[object]:
 
 
 def _inverse_error_function(value: Any) -> Any:
-    """Find x with erf(x) = value, which is within -1 and 1: Winitzki's formula, then two of Halley's steps.
+    """Find x with erf(x) = value, for values within -1 and 1: Winitzki's formula, then two Halley steps.
 
-    S. Winitzki, A handy approximation for the error function and its inverse (2008); it is right to 0.002, and each
-    step triples the digits.
+    S. Winitzki, A handy approximation for the error function and its inverse (2008); it is accurate to 0.002, and each
+    step triples the number of digits.
     """
     import torch
 
@@ -199,22 +199,22 @@ def _inverse_error_function(value: Any) -> Any:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the type and the first line of what caused an error in the first place."""
+    """Return the type and first line of an error's root cause."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line for line in re.sub(r"\x1b\[\d*m", "", str(error)).strip().splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
 
 
-# Newer opsets than this are not written by torch's TorchScript exporter with all of its operators.
+# torch's TorchScript exporter does not write newer opsets with all of its operators.
 _OPSET = 17
 
 
 def trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signature, opset: int | None) -> ir.Model:
-    """Trace `model` on `sample` (input name to tensor) by TorchScript, with the weights kept out of the trace.
+    """Trace `model` on `sample` (input name to tensor) with TorchScript, keeping the weights out of the trace.
 
-    The graph holds its weights under the names they have in the model, matrices transposed where the graph wants them
-    so, and refers to the model's memory until it is saved.
+    The graph holds its weights under their names in the model, with matrices transposed where the graph needs it, and
+    refers to the model's memory until it is saved.
     """
     import torch
 
@@ -243,7 +243,7 @@ def trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatur
 
 
 def _weights_of(model: Any, taken: set[str]) -> dict[str, Any]:
-    """Return the parameters and buffers of a module by name, tied ones once, none under a name that is `taken`."""
+    """Return a module's parameters and buffers by name, tied ones once, none under a name in `taken`."""
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: tensor for name, tensor in tensors.items() if name not in taken}
 
@@ -251,12 +251,12 @@ def _weights_of(model: Any, taken: set[str]) -> dict[str, Any]:
 def _with_weights_as_inputs(
     model: Any, inputs: tuple[str, ...], weights: Mapping[str, Any], outputs: tuple[str, ...]
 ) -> Any:
-    """Give `model` positional inputs, its own weights the last of them, and a tuple of outputs."""
+    """Give `model` positional inputs, ending with its own weights, and a tuple of outputs."""
     import torch
 
     class Stateless(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
         def named_modules(self, *_args: Any, **_kwargs: Any) -> Iterator[tuple[str, Any]]:
-            """Yield the modules that nodes are named after; they are no children, as those would bring weights."""
+            """Yield the modules that nodes are named after; they are not children, which would bring weights."""
             yield "", self
             yield from model.named_modules(prefix="model")
 
@@ -271,14 +271,14 @@ def _with_weights_as_inputs(
 
 @contextmanager
 def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
-    """Put `tensors` in the place of the weights with these ids while the block runs.
+    """Replace the weights with these ids with `tensors` inside the block.
 
-    torch.func.functional_call is for this, and refuses to run in a trace.
+    torch.func.functional_call is meant for this, but refuses to run in a trace.
     """
     places = [
         (own, name, weight)
         for module in model.modules()
-        for own in (module._parameters, module._buffers)  # noqa: SLF001  attributes would not take a plain tensor
+        for own in (module._parameters, module._buffers)  # noqa: SLF001  attributes would not accept a plain tensor
         for name, weight in own.items()
         if id(weight) in tensors
     ]
@@ -292,7 +292,7 @@ def _replaced(model: Any, tensors: Mapping[int, Any]) -> Iterator[None]:
 
 
 def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
-    """Turn the inputs that are weights into initializers; drop those that nothing uses."""
+    """Turn inputs that are weights into initializers; drop unused ones."""
     found = {str(value.name): value for value in graph.inputs}
     graph.inputs[:] = [value for name, value in found.items() if name not in weights]
     for name, tensor in weights.items():
@@ -303,10 +303,10 @@ def _attach(graph: ir.Graph, weights: Mapping[str, Any]) -> None:
 
 
 def _transpose(graph: ir.Graph) -> None:
-    """Replace `Transpose(weight)` by a transposed weight where nothing wants it as it is.
+    """Replace `Transpose(weight)` with a transposed weight if nothing uses the original.
 
-    The fusions of onnxruntime know a MatMul by the weight at its input. A weight that is used both ways, an embedding
-    tied to the output layer, stays one with a Transpose: onnxruntime resolves that when it loads the file.
+    onnxruntime's fusions recognize a MatMul by the weight at its input. A weight used both ways, such as an embedding
+    tied to the output layer, keeps its Transpose: onnxruntime resolves that when loading the file.
     """
     for value in list(graph.initializers.values()):
         nodes = [node for node, _ in value.uses()]
@@ -325,23 +325,23 @@ def _transposes(node: ir.Node) -> bool:
     return node.op_type == "Transpose" and node.domain == "" and "perm" in node.attributes
 
 
-# Functions that make a tensor from a shape; torch's exporter writes them as nodes that draw in every run.
+# Functions that make a tensor from a shape; torch's exporter writes them as nodes that draw at every run.
 _DRAWS = ("rand", "randn", "randint", "randperm")
 _NO_SEED_OF_A_MODEL = 0x6F6E6E78746F6F6C
 
 
 @contextmanager
 def traceable_calls() -> Iterator[None]:
-    """Let a model be traced that uses strides, autograd functions of its own, or draws under a seed."""
+    """Make models traceable that use strides or their own autograd functions, or draw with a seed."""
     with _strides_of_contiguous_tensors(), _autograd_functions_called(), _seeded_draws_as_constants():
         yield
 
 
 @contextmanager
 def _strides_of_contiguous_tensors() -> Iterator[None]:
-    """Let `as_strided` see contiguous tensors, which is how ONNX lays them out; Longformer's windows are made by it.
+    """Make `as_strided` see contiguous tensors, as ONNX lays them out; Longformer's windows use it.
 
-    Of a view, the strides that it asks for are those of the view's own memory; each is scaled to what it would be.
+    For a view, the requested strides refer to the view's own memory; each is scaled to its contiguous equivalent.
     """
     import torch
 
@@ -363,21 +363,21 @@ def _strides_of_contiguous_tensors() -> Iterator[None]:
 
 @contextmanager
 def _autograd_functions_called() -> Iterator[None]:
-    """Call the `forward` of autograd functions as any function: an inference has no use for their `backward`.
+    """Call the `forward` of autograd functions like any function: inference has no use for their `backward`.
 
-    The trace knows an autograd function as one node, and torch's exporter fails to put its body there where it holds
-    modules, as Reformer's does, which holds all layers. One that brings an ONNX `symbolic` is left as it is.
+    In a trace, an autograd function is a single node, and torch's exporter fails to insert its body if that contains
+    modules, such as Reformer's, which contains all layers. Functions with an ONNX `symbolic` are left unchanged.
     """
     import torch
 
     function = torch.autograd.Function
-    original = vars(function)["apply"]  # the classmethod itself, as the attribute is bound
-    without_context = torch.autograd.function._SingleLevelFunction.setup_context  # noqa: SLF001  how torch itself asks
+    original = vars(function)["apply"]  # the classmethod itself, because the attribute is bound
+    without_context = torch.autograd.function._SingleLevelFunction.setup_context  # noqa: SLF001  torch's own check
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if hasattr(cls, "symbolic"):
             return original.__get__(None, cls)(*args, **kwargs)
-        if cls.setup_context is not without_context:  # then forward takes no context
+        if cls.setup_context is not without_context:  # forward then takes no context
             return cls.forward(*args, **kwargs)
         context = torch.autograd.function.FunctionCtx()
         context.needs_input_grad = (False,) * len(args)
@@ -392,10 +392,10 @@ def _autograd_functions_called() -> Iterator[None]:
 
 @contextmanager
 def _seeded_draws_as_constants() -> Iterator[None]:
-    """Let a model that seeds torch's generator have what it draws then as a constant, which it is: Reformer's hashes.
+    """Turn numbers drawn after a model seeds torch's generator into constants, which they are: Reformer's hashes.
 
-    What it draws without a seed of its own stays a draw, and so does what comes of a generator of its own. The state
-    of torch's generator is afterwards what it was.
+    Numbers drawn without the model's own seed, or from its own generator, are still drawn. Afterward, the state of
+    torch's generator is restored.
     """
     import torch
 
@@ -423,7 +423,7 @@ def _seeded_draws_as_constants() -> Iterator[None]:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Record nothing while the block runs; a tensor made in it is a constant of the trace."""
+    """Record nothing inside the block; tensors made in it are constants of the trace."""
     import torch
 
     state = torch._C._get_tracing_state()  # noqa: SLF001  torch.jit has no public way to pause a trace
@@ -435,7 +435,7 @@ def _untraced() -> Iterator[None]:
 
 
 def _numbers(value: Any) -> Any:
-    """Return sizes as numbers, which are tensors in a trace."""
+    """Return sizes as numbers; in a trace, they are tensors."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -445,23 +445,23 @@ def _numbers(value: Any) -> Any:
 
 EXPORTERS: tuple[Exporter, ...] = (
     Exporter("dynamo", (None, "eager"), _trace_dynamo),
-    # onnxruntime's attention fusions know the shape of eager attention under TorchScript.
+    # onnxruntime's attention fusions recognize eager attention as traced by TorchScript.
     Exporter("torchscript", ("eager",), trace_torchscript),
 )
 
-# dynamo reasons about every dynamic size, and about those of Swin's rolling windows without an end.
+# dynamo reasons about every dynamic size, and never finishes for Swin's rolling windows.
 _TIMEOUT_S = 180.0
 
 
 @dataclass(frozen=True)
 class ExportStrategy:
-    """A strategy to trace a model: an exporter with its settings.
+    """A strategy for tracing a model: an exporter with settings.
 
     Attributes:
-        attention: transformers' attention implementation; None leaves the choice to it.
+        attention: transformers' attention implementation; None for its default.
         fixed: the axes that are not dynamic in the file, with their sizes.
         prompts: how a file with a cache runs its prompts; empty for others.
-        timeout_s: how long the trace may take, where other strategies are left; None for no limit.
+        timeout_s: how long the trace may take if other strategies remain; None for no limit.
     """
 
     exporter: Exporter
@@ -472,7 +472,7 @@ class ExportStrategy:
 
     @property
     def name(self) -> str:
-        """What notes call it, e.g. `dynamo with eager attention, sequence fixed to 512`."""
+        """Its name in notes, e.g. `dynamo with eager attention, sequence fixed to 512`."""
         attention = f" with {self.attention} attention" if self.attention else ""
         fixed = "".join(f", {axis} fixed to {size}" for axis, size in self.fixed.items())
         prompts = f", prompts {self.prompts}" if self.prompts else ""
@@ -484,17 +484,16 @@ def strategies_for(
 ) -> Iterator[ExportStrategy]:
     """List the strategies for a model, the most useful file first.
 
-    All axes are dynamic in the first ones; then the lengths are fixed, which a user can pad to; then the batch as well.
-
-    TorchScript comes first where verification reaches the largest size that the model takes: it traces in a tenth of
-    the time, and onnxruntime fuses its attention. It keeps the branches that the sample took, which verification would
-    show. Where sizes have no bound, dynamo comes first, which guards what it assumes.
+    The first ones have all axes dynamic; then the lengths are fixed, which users can pad to; then the batch as well.
+    TorchScript comes first if verification reaches the largest size that the model accepts: it traces in a tenth of the
+    time, and onnxruntime fuses its attention. It keeps the branches that the sample took, which verification would
+    detect. If sizes are unbounded, dynamo comes first, because it guards what it assumes.
 
     Args:
         exporter: a name of EXPORTER_NAMES; `auto` for all of them.
         axes: the dynamic axes of the model's inputs.
-        default_attention: what transformers chooses, which need not be tried twice.
-        verified: whether the file will be verified; else dynamo, which guards what it assumes, comes first.
+        default_attention: transformers' choice, which need not be tried twice.
+        verified: whether the file will be verified; otherwise dynamo, which guards what it assumes, comes first.
     """
     axes = tuple(axes)
     chosen = [row for row in EXPORTERS if exporter in ("auto", row.name)]
@@ -512,5 +511,5 @@ def strategies_for(
 
 
 def attention_of(model: Any) -> str | None:
-    """Return the attention implementation that a loaded model has."""
+    """Return the attention implementation of a loaded model."""
     return getattr(getattr(model, "config", None), "_attn_implementation", None)

@@ -1,4 +1,4 @@
-"""Verify an export on the usual cases and on texts up to its maximum; find for how long texts it is right otherwise."""
+"""Verify an export on the usual cases and on texts up to its maximum; else find the text length it works up to."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from onnxtool.progress import tell
 from onnxtool.runtime.comparison import Case, ReferenceOutputs
 from onnxtool.verification import Verification
 
-# A file that is wrong for longer texts than these is a wrong trace, and not one side of a threshold.
+# A file that fails for texts longer than these is a wrong trace, not one side of a threshold.
 _LEAST = 60
 _IDS = ("input_ids", "inputs")
 
 
 class ShorterError(VerificationError):
-    """A file is right for texts up to some length, and wrong for longer ones.
+    """A file works for texts up to some length, but not for longer ones.
 
     Attributes:
-        lengths: those for which it is right.
-        is_own: whether the model itself does not run on longer ones, so that no other trace does.
+        lengths: the lengths that it works for.
+        is_own: whether the model itself does not run on longer texts, so no other trace can.
     """
 
     def __init__(self, error: VerificationError, lengths: Lengths, *, is_own: bool) -> None:
@@ -37,33 +37,33 @@ class ShorterError(VerificationError):
 
     @property
     def longest(self) -> int:
-        """The most tokens of a text for which it is right."""
+        """The maximum number of tokens in a text that it works for."""
         return self.lengths.longest or 0
 
 
 def lengths_of(job: Job, strategy: ExportStrategy) -> Lengths:
-    """Return the lengths of texts of the file: one alone where the model or the strategy fixes it."""
+    """Return the text lengths of the file: a single one if the model or the strategy fixes it."""
     given = {} if job.plan.pipeline.signature is None else job.plan.pipeline.signature.given
     fixed = {**given, **strategy.fixed}.get(SEQUENCE)
     return job.lengths if fixed is None or job.lengths.longest is None else Lengths(job.lengths.stated, fixed)
 
 
 class Verifier:
-    """Compares the files of an export with PyTorch, whose outputs it computes once for all strategies."""
+    """Compares an export's files with PyTorch; computes PyTorch's outputs once for all strategies."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._pipeline = job, job.plan.pipeline
-        # By the sizes of the fixed axes and, next to the usual cases, the lengths of texts.
+        # Keyed by the sizes of fixed axes and, apart from the usual cases, the text lengths.
         self._references: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], ReferenceOutputs] = {}
 
     def verify(self, path: Path, strategy: ExportStrategy, lengths: Lengths) -> Verification:
-        """Compare the file with a model that was loaded again: running and tracing may change a model.
+        """Compare the file with a freshly loaded model, because running and tracing may change a model.
 
-        The usual cases come first, then texts at the thresholds and the maximum of `lengths`.
+        The usual cases come first, then texts at the thresholds and maximum of `lengths`.
 
         Raises:
-            ShorterError: the file is right for shorter texts alone.
-            VerificationError: an output differs otherwise.
+            ShorterError: the file works only for shorter texts.
+            VerificationError: an output differs in another way.
         """
         try:
             verification, error, refused = self.measure(path, strategy, lengths)
@@ -83,7 +83,7 @@ class Verifier:
     def measure(
         self, path: Path, strategy: ExportStrategy, lengths: Lengths
     ) -> tuple[Verification, VerificationError | None, set[int]]:
-        """Compare the file as `verify` does; return the figures, the error, and the lengths that PyTorch refuses."""
+        """Compare the file like `verify`; return the figures, the error, and the lengths that PyTorch refuses."""
         steps = self._pipeline.steps
         verification, error = self._compare(path, self._reference(strategy, lengths))
         further = lengths.beyond(self.longest_case(verification), steps=steps)
@@ -100,17 +100,17 @@ class Verifier:
         return verification, error, refused
 
     def cases(self, strategy: ExportStrategy, lengths: Lengths) -> tuple[Case, ...] | None:
-        """Return all cases on which a file was verified; None where it was not."""
+        """Return all cases that a file was verified on; None if it was not verified."""
         found = [reference for (fixed, _), reference in self._references.items() if fixed == _fixed(strategy)]
         return tuple(case for one in found for case in self._shortened(one, lengths).cases) if found else None
 
     def longest_case(self, verification: Verification) -> int:
-        """Return how many tokens the longest text has that a file was verified on; 0 for none."""
+        """Return the number of tokens in the longest text that a file was verified on; 0 for none."""
         passed = (_of_ids(case.inputs) for case in verification.cases if case.passed)
         return max(passed, default=0) + self._pipeline.steps
 
     def _reference(self, strategy: ExportStrategy, lengths: Lengths, further: tuple[int, ...] = ()) -> ReferenceOutputs:
-        """Return PyTorch's outputs on the usual cases, or on texts of `further` lengths, which are computed once."""
+        """Return PyTorch's outputs on the usual cases, or on texts of `further` lengths; computed once."""
         key = (_fixed(strategy), further)
         if key not in self._references:
             self._references[key] = self._run_pytorch(strategy, further)
@@ -122,11 +122,11 @@ class Verifier:
         model = self._job.models.reference()
         reference = self._pipeline.reference_outputs(model, strategy, lengths)
         del model
-        gc.collect()  # its weights make room for onnxruntime's
+        gc.collect()  # free its weights to make room for onnxruntime's
         return reference
 
     def _shortened(self, reference: ReferenceOutputs, lengths: Lengths) -> ReferenceOutputs:
-        """Leave out the cases that are longer than the texts that the file is for."""
+        """Leave out cases longer than the texts that the file supports."""
         rows = [
             (case, outputs)
             for case, outputs in zip(reference.cases, reference.outputs, strict=True)
@@ -143,7 +143,7 @@ class Verifier:
     def _shorter(
         self, error: VerificationError, path: Path, strategy: ExportStrategy, lengths: Lengths
     ) -> VerificationError:
-        """Return an error that says for how long texts a file is right; the error itself where that is for none."""
+        """Return an error that says up to which text length a file works; the error itself if it works for none."""
         ends = [(_of_ids(case.inputs) + self._pipeline.steps, case.passed) for case in error.verification.cases]
         wrong = min(length for length, passed in ends if not passed)
         right = max((length for length, passed in ends if passed), default=0)
@@ -154,7 +154,7 @@ class Verifier:
         return ShorterError(error, lengths.up_to(longest, why), is_own=False)
 
     def _longest_right(self, path: Path, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int) -> int:
-        """Return the last length from `right` to `wrong` at which a file is right, by bisection within the budget."""
+        """Return the last length from `right` to `wrong` at which a file works, by bisection within the budget."""
         left = WORK
         named = {number for threshold in lengths.thresholds for number in (threshold, threshold + 1)}
         while wrong - right > 1:
@@ -166,7 +166,7 @@ class Verifier:
             if left < 0:
                 break
             tell(f"looking for the longest text that the file is right for: {length} tokens")
-            # A model may take a short text as the reason to compute otherwise from then on, so each has its own.
+            # A short text may make a model switch to another computation for good, so each length has its own model.
             reference = self._run_pytorch(strategy, (length,))
             if reference.cases and self._compare(path, reference)[1] is None:
                 right = length
@@ -176,10 +176,10 @@ class Verifier:
 
 
 def _require_telling(reference: ReferenceOutputs, checkpoint_name: str) -> None:
-    """Refuse a model that no verification can say anything about, as it ignores what it is given.
+    """Refuse a model that verification cannot test because it ignores its inputs.
 
     Raises:
-        CheckpointError: all of its outputs are the same for all inputs, or masking tokens out changes none.
+        CheckpointError: its outputs are the same for all inputs, or masking tokens changes none of them.
     """
     names = [name for name, array in reference.outputs[0].items() if array.dtype.kind == "f"]
     if names and set(names) == {*reference.constant}:
@@ -209,7 +209,7 @@ def _merged(first: Verification, second: Verification) -> Verification:
 
 
 def _of_ids(shapes: Mapping[str, Sequence[int]]) -> int:
-    """Return how many tokens the texts of a case have, by the shapes of its inputs; 0 where there are none."""
+    """Return the number of tokens in a case's texts, from its input shapes; 0 if there are none."""
     return next((shapes[name][1] for name in _IDS if name in shapes), 0)
 
 

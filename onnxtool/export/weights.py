@@ -1,10 +1,11 @@
 """Account for every stored tensor of a checkpoint: what the model uses, what it computes itself, and what is an error.
 
-transformers skips tensors that it has no place for, and casts integers to floats without their scales. Here the headers
-of the weight files are matched with the loaded model, by transformers' own renames. Quantized weights that transformers
-computes with are exported as the floats they stand for.
+transformers skips tensors that it has no place for, and casts integers to floats without their scales. Here, the
+headers of the weight files are matched with the loaded model, using transformers' own renames. Quantized weights that
+transformers computes with are exported as the floats they represent.
 
-The one module that reads how transformers renames weights (core_model_loading, conversion_mapping); tested with 5.23.
+This is the only module that reads how transformers renames weights (core_model_loading, conversion_mapping); tested
+with 5.23.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from onnxtool.export.source import Source, plain_name, reason, refused_object
 from onnxtool.runtime.quiet import quiet
 
 _FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # of a layer, in the name of a weight
-# By what they store beside the numbers, in this order: two methods share the scales of the last row.
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")  # a layer number in a weight's name
+# Identified by the additional tensors they store, in this order: two methods share the scales in the last row.
 _TRACES = (
     (re.compile(r"\.SCB$"), "bitsandbytes in 8 bits"),
     (re.compile(r"\.(absmax|quant_map|quant_state\.\S+)$"), "bitsandbytes in 4 bits"),
@@ -33,14 +34,14 @@ _TRACES = (
     (re.compile(r"\.weight_(packed|shape)$"), "compressed-tensors"),
     (re.compile(r"_proj_(blocks|scales)$"), "mxfp4"),
     (re.compile(r":(qdata|scale|zero_point)$|\._weight_(qdata|scale|zero_point)$"), "torchao"),
-    (re.compile(r"[._](scales?|scale_inv|scale_2|zero_point|amax)$"), "a method that keeps scales beside its weights"),
+    (re.compile(r"[._](scales?|scale_inv|scale_2|zero_point|amax)$"), "a method that keeps scales with its weights"),
 )
-# Relative errors that rounding to a stored dtype explains, of buffers that a model computes itself.
+# Relative errors explained by rounding to a stored dtype, for buffers that a model computes itself.
 _ROUNDING = {"BF16": 1e-2, "F16": 1e-3}
 FLOAT_CHECKPOINT = "export the checkpoint that it was quantized from, and quantize the file with onnxtool optimize"
 _WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
 _CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
-# What else a folder may hold its weights as.
+# Other formats in which a folder may hold its weights.
 _OTHER_WEIGHTS = (
     ("tf_model*.h5", "a model of TensorFlow", _CONVERT.format("transformers before 5, from_tf=True")),
     ("flax_model*.msgpack", "a model of Flax", _CONVERT.format("transformers before 5, from_flax=True")),
@@ -61,10 +62,10 @@ _OTHER_WEIGHTS = (
 
 
 def weight_files(source: Source) -> tuple[Path, ...]:
-    """Return the files of weights: safetensors, or pickles where there are no others and they are allowed.
+    """Return the weight files: safetensors, or pickles if there are no others and they are allowed.
 
     Raises:
-        CheckpointError: there are none, or not all of them.
+        CheckpointError: there are none, or some are missing.
     """
     files = _files(source, _WEIGHTS)
     if files:
@@ -81,7 +82,7 @@ def weight_files(source: Source) -> tuple[Path, ...]:
 
 
 def _without_weights(source: Source) -> CheckpointError:
-    """Make the error for a checkpoint without weights that are read, and say which others it has."""
+    """Make the error for a checkpoint without readable weights, and say which other formats it has."""
     folder = Path(source.model_name) / source.transformer_folder
     for pattern, kind, hint in _OTHER_WEIGHTS:
         local = sorted(folder.glob(pattern)) if source.is_local else []
@@ -97,7 +98,7 @@ def _without_weights(source: Source) -> CheckpointError:
 
 
 def _files(source: Source, name: str) -> tuple[Path, ...]:
-    """Return the file called `name`, or the shards that its index names; nothing where there is neither.
+    """Return the file named `name`, or the shards in its index; nothing if there is neither.
 
     Raises:
         CheckpointError: the index is malformed, or a shard is missing.
@@ -123,10 +124,10 @@ def _files(source: Source, name: str) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as the header of its file describes it.
+    """A tensor as described by its file's header.
 
     Attributes:
-        dtype: as safetensors calls it, e.g. `F32`, `I8`, `F8_E4M3`.
+        dtype: safetensors' name for it, e.g. `F32`, `I8`, `F8_E4M3`.
     """
 
     name: str
@@ -136,7 +137,7 @@ class StoredTensor:
 
     @property
     def is_float(self) -> bool:
-        """Whether its numbers mean what they are, without a scale."""
+        """Whether its numbers are meaningful without a scale."""
         return self.dtype in _FLOATS
 
     def load(self) -> Any:
@@ -151,12 +152,12 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What became of the tensors of a checkpoint, where none is an error.
+    """What happened to a checkpoint's tensors, if none is an error.
 
     Attributes:
-        left_out: names of a head that the checkpoint was saved with and this architecture does not have.
-        unknown: names that no architecture of this kind of model has.
-        defaults: names of parameters that transformers initializes without a word where a checkpoint lacks them.
+        left_out: names belonging to a head that the checkpoint was saved with and this architecture does not have.
+        unknown: names unknown to all architectures of this kind of model.
+        defaults: names of parameters that transformers silently initializes if a checkpoint lacks them.
     """
 
     left_out: tuple[str, ...] = ()
@@ -165,7 +166,7 @@ class Accounts:
 
 
 def read_headers(files: Iterable[Path], label: str) -> dict[str, StoredTensor]:
-    """Describe all tensors of the weight files, by name; reads their headers alone.
+    """Describe all tensors in the weight files, by name; reads only their headers.
 
     Raises:
         CheckpointError: two files hold a tensor of one name, a file cannot be read, or a pickle holds other values.
@@ -184,7 +185,7 @@ def read_headers(files: Iterable[Path], label: str) -> dict[str, StoredTensor]:
 
 
 def foreign_prefix(model: Any, stored: Mapping[str, StoredTensor]) -> str:
-    """Return what a trainer put before all names, such as `module.`; empty where stripping it makes not all fit."""
+    """Return a prefix that a trainer added to all names, such as `module.`; empty unless stripping it makes all fit."""
     if not stored:
         return ""
     parts = [name.split(".") for name in stored]
@@ -199,12 +200,12 @@ def foreign_prefix(model: Any, stored: Mapping[str, StoredTensor]) -> str:
 
 
 def key_mapping(prefix: str) -> dict[str, str]:
-    """Return the renaming of from_pretrained that strips a prefix; empty for none."""
+    """Return the from_pretrained renaming that strips a prefix; empty for none."""
     return {f"^{re.escape(prefix)}": ""} if prefix else {}
 
 
 def place(names: Iterable[str], model: Any, prefix: str = "") -> dict[str, tuple[str, bool]]:
-    """Return where transformers puts each stored tensor: the model's name, and whether it is converted on the way.
+    """Return where transformers puts each stored tensor: its name in the model, and whether it is converted.
 
     A name that the model does not have is one that transformers skips.
     """
@@ -224,17 +225,17 @@ def place(names: Iterable[str], model: Any, prefix: str = "") -> dict[str, tuple
 
 
 def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: str = "") -> Accounts:
-    """Match the stored tensors with a loaded model whose weights are no quantizer's.
+    """Match the stored tensors with a loaded, unquantized model.
 
     Args:
-        model: a transformers model, loaded.
-        stored: the tensors of its weight files.
-        label: what errors call the checkpoint.
-        prefix: what was stripped of the names.
+        model: a loaded transformers model.
+        stored: the tensors in its weight files.
+        label: the checkpoint's name in errors.
+        prefix: the prefix stripped from names.
 
     Raises:
-        CheckpointError: a tensor is of another kind than the parameter that it was loaded into, two tensors are for
-            one parameter, or one holds other numbers than the model computes in its place.
+        CheckpointError: a tensor's kind differs from its parameter's, two tensors are for one parameter, or one differs
+            from what the model computes instead.
     """
     state, places = model.state_dict(), place(stored, model, prefix)
     by_target: dict[str, list[StoredTensor]] = defaultdict(list)
@@ -275,7 +276,7 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
 
 
 def require_scaled(model: Any, stored: Mapping[str, StoredTensor], label: str) -> None:
-    """Refuse a quantized checkpoint of which transformers took some numbers as they are stored, without their scales.
+    """Refuse a quantized checkpoint if transformers used some stored numbers without their scales.
 
     Raises:
         CheckpointError: there are such numbers.
@@ -292,15 +293,15 @@ def require_scaled(model: Any, stored: Mapping[str, StoredTensor], label: str) -
 
 
 def surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
-    """Return the weights among `unused` that belong to layers of which the model has others, or an empty list.
+    """Return the weights in `unused` that belong to additional layers of a kind that the model has, or an empty list.
 
-    A weight is of such a layer where the model has one of the same name but for its numbers
-    (`stages.0.blocks.1.weight` beside `stages.0.blocks.0.weight`), or where a list of layers that its name goes
-    through has none. Both are layers that the checkpoint was trained with; what remains of another head is neither.
+    This is the case if the model has a weight whose name differs only in its numbers (`stages.0.blocks.1.weight` and
+    `stages.0.blocks.0.weight`), or if a layer list in the name is empty in the model. Both are layers that the
+    checkpoint was trained with; leftovers of another head are neither.
 
     Args:
-        model: a transformers model, loaded.
-        unused: the weights of its checkpoint that it has no place for.
+        model: a loaded transformers model.
+        unused: weights of its checkpoint that it has no place for.
     """
     import torch
 
@@ -321,7 +322,7 @@ def surplus_layers(model: Any, unused: Iterable[str]) -> list[str]:
 
 
 def misplaced(model: Any, unknown: Sequence[str]) -> str:
-    """Return what most of the names that fit nowhere begin with, where the model knows them without it; else empty."""
+    """Return the common prefix of most names that fit nowhere, if the model knows them without it; else empty."""
     state = model.state_dict()
     heads = Counter(
         f"{name[:place]}."
@@ -333,7 +334,7 @@ def misplaced(model: Any, unknown: Sequence[str]) -> str:
 
 
 def method_of(names: Iterable[str]) -> str:
-    """Return the method of quantization that stores tensors of such names; empty for none that is known."""
+    """Return the quantization method that stores tensors with such names; empty if unknown."""
     return next((method for pattern, method in _TRACES for name in names if pattern.search(name)), "")
 
 
@@ -354,7 +355,7 @@ def _coded(tensors: Sequence[StoredTensor], others: Sequence[str], label: str) -
 
 
 def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[StoredTensor]], label: str) -> None:
-    """Refuse two stored tensors of other numbers for one parameter that the model has under two names."""
+    """Refuse two different stored tensors for one parameter that the model has under two names."""
     import torch
 
     shared: dict[Any, list[StoredTensor]] = defaultdict(list)
@@ -372,12 +373,12 @@ def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[S
 
 
 def _is_computed(model: Any, name: str, tensor: StoredTensor, label: str) -> bool:
-    """Whether a tensor without a parameter is one that older versions stored, and that the model computes itself.
+    """Return whether a tensor without a parameter was stored by older versions but is computed by the model itself.
 
-    Positions, masks and frequencies, and whatever is a buffer of the model that it does not store.
+    These are positions, masks and frequencies, and any buffer that the model does not store.
 
     Raises:
-        CheckpointError: it is, and holds other numbers than the model computes.
+        CheckpointError: it is such a tensor, but differs from what the model computes.
     """
     import torch
 
@@ -407,9 +408,9 @@ def _is_computed(model: Any, name: str, tensor: StoredTensor, label: str) -> boo
 
 
 def _siblings_names(model: Any, names: Mapping[str, str]) -> set[str]:
-    """Return the names among these that another architecture of the same configuration has: those of a head.
+    """Return the given names that another architecture with the same configuration has: names of a head.
 
-    Names that transformers itself drops for this architecture, such as layers that predict several tokens, count too.
+    This includes names that transformers itself drops for this architecture, such as multi-token prediction layers.
     """
     import torch
 
@@ -419,7 +420,7 @@ def _siblings_names(model: Any, names: Mapping[str, str]) -> set[str]:
         try:
             with torch.device("meta"):
                 state = architecture(model.config).state_dict()
-        except Exception:  # noqa: BLE001, S112  a class that wants more than its configuration cannot have saved this one
+        except Exception:  # noqa: BLE001, S112  a class that needs more than its configuration cannot have saved this
             continue
         known |= {name for name in names if any(one in state for one in _with_and_without_base(model, name))}
         if known >= names.keys():
@@ -428,7 +429,7 @@ def _siblings_names(model: Any, names: Mapping[str, str]) -> set[str]:
 
 
 def _architectures(model_class: Any, config_class: Any) -> Iterator[Any]:
-    """Yield the classes beside a model's with a forward of their own, for the same configuration."""
+    """Yield other classes with their own forward for the same configuration."""
     import sys
 
     import torch
@@ -442,7 +443,7 @@ def _architectures(model_class: Any, config_class: Any) -> Iterator[Any]:
 
 
 def _defaults(model: Any, state: Mapping[str, Any], covered: Mapping[str, Any]) -> Iterator[str]:
-    """Yield parameters that no tensor was loaded into, and that transformers does not call missing."""
+    """Yield parameters that no tensor was loaded into, and that transformers does not report as missing."""
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_missing or ()]  # noqa: SLF001  as above
     pointers = {state[name].data_ptr() for name in covered}
     for name, _ in model.named_parameters():
@@ -452,7 +453,7 @@ def _defaults(model: Any, state: Mapping[str, Any], covered: Mapping[str, Any]) 
 
 
 def _with_and_without_base(model: Any, name: str) -> tuple[str, str, str]:
-    """Return a name as a model with a head, and as the base model alone, would have it."""
+    """Return a name as it is in a model with a head, and in the base model."""
     base = f"{getattr(model, 'base_model_prefix', '')}."
     return name, base + name, name.removeprefix(base)
 
@@ -462,7 +463,7 @@ def _without_numbers(name: str) -> str:
 
 
 def _numbered_lists(name: str) -> Iterator[str]:
-    """Yield what the numbers in a name count the members of: `decoder.block` of `decoder.block.3.weight`."""
+    """Yield the lists that the numbers in a name index: `decoder.block` for `decoder.block.3.weight`."""
     for match in _NUMBER.finditer(name):
         yield name[: match.start() - 1]
 
@@ -472,7 +473,7 @@ def _header(path: Path, label: str) -> Iterator[StoredTensor]:
 
     try:
         with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118  no mapping
+            for name in file.keys():  # noqa: SIM118  not a mapping
                 header = file.get_slice(name)
                 yield StoredTensor(name, header.get_dtype(), tuple(header.get_shape()), path)
     except (SafetensorError, OSError) as error:
@@ -517,12 +518,12 @@ def _harmful(label: str, reason: str) -> CheckpointError:
 
 
 _MODELOPT = "hf_quant_config.json"
-# By transformers, while it loads, where the configuration asks for it.
+# By transformers, during loading, if requested in the configuration.
 _DEQUANTIZED_ON_LOADING = ("fp8", "mxfp8", "mxfp4")
 
 
 def require_known_quantizer(config: Any, source: Source) -> None:
-    """Refuse a quantization that transformers would skip, and ask for floats of those that it can turn into them.
+    """Refuse a quantization that transformers would skip, and request floats for those it can dequantize.
 
     Raises:
         CheckpointError: transformers does not know the method.
@@ -539,7 +540,7 @@ def require_known_quantizer(config: Any, source: Source) -> None:
     try:
         with quiet():
             known = AutoHfQuantizer.supports_quant_method(settings)
-    except ValueError:  # it names no method
+    except ValueError:  # it does not name a method
         known = False
     if not known:
         raise CheckpointError(
@@ -552,18 +553,18 @@ def require_known_quantizer(config: Any, source: Source) -> None:
 
 
 def is_quantized(model: Any) -> bool:
-    """Whether a model computes with the kernels of a quantizer."""
+    """Return whether a model computes with quantization kernels."""
     return getattr(model, "hf_quantizer", None) is not None
 
 
 def as_floats(model: Any) -> Any:
-    """Return a model of plain layers with the weights that those of a quantized model stand for.
+    """Return a model of plain layers with the weights that a quantized model's layers represent.
 
-    A layer that multiplies by a matrix is that matrix times the unit vectors, plus its bias. One that does something
-    else as well, such as rounding its input, is not; the verification against the quantized model tells.
+    A matrix multiplication layer is evaluated on unit vectors to get its matrix, plus its bias. A layer that also does
+    something else, such as rounding its input, differs; verification against the quantized model detects it.
 
     Raises:
-        CheckpointError: a parameter that is no linear layer's is quantized as well.
+        CheckpointError: a quantized parameter does not belong to a linear layer.
     """
     import torch
 

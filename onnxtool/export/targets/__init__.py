@@ -1,7 +1,7 @@
-"""The consumers of exported models, a module each, found by its name: what each needs, and how it is told of a model.
+"""The consumers of exported models, one module each, found by name: what each needs, and how to configure it.
 
-A further consumer is a further module here with a subclass of Target, and an instance of it called TARGET. The module
-is called as users call the target, with `_` for `-`, and for the point of `.js`.
+To add a consumer, add a module here with a subclass of Target and an instance of it named TARGET. The module has the
+target's name for users, with `_` for `-` and for the dot in `.js`.
 """
 
 from __future__ import annotations

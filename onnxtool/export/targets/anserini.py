@@ -1,8 +1,8 @@
-"""Anserini: it reads the terms that a text has, and their weights, of a graph of one text at a time.
+"""Anserini: it reads a text's terms and their weights from a graph that takes one text at a time.
 
 From its source, SpladePlusPlusEncoder.java.
 
-Letters of shapes: B batch, V vocabulary, N terms of weight above 0, of all texts together.
+Shape letters: B batch, V vocabulary, N terms with weights above 0, over all texts.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _TEXTS, _TERMS, _WEIGHTS = "output_text", "output_idx", "output_weights"
 # It looks tokens up by name in vocab.txt and drops these ids by number.
 _DROPPED_IDS = {"[PAD]": 0, "[CLS]": 101, "[SEP]": 102}
 _VOCABULARY = "{name}-vocab.txt"
-# It takes words of up to 200 characters to pieces, where transformers' tokenizer gives up on more than 100.
+# It splits words of up to 200 characters, while transformers' tokenizer gives up above 100.
 _LONGEST_WORD = 100
 _CHINESE = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002ceaf\U0002f800-\U0002fa1f]")
 
 
 class Anserini(Target):
-    """Has a tokenizer of its own, which reads a WordPiece vocabulary. A second graph takes many texts at once."""
+    """Has its own tokenizer, which reads a WordPiece vocabulary. A second graph takes many texts at once."""
 
     name = "anserini"
     title = "Anserini"
@@ -56,7 +56,7 @@ class Anserini(Target):
     max_opset = 20
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Refuse all but uncased WordPiece with the ids that it drops by number."""
+        """Refuse everything but uncased WordPiece with the ids that it drops by number."""
         if not is_wordpiece(tokenizer):
             raise TargetError(
                 f"Anserini tokenizes with a WordPiece vocabulary; {type(tokenizer).__name__} is none",
@@ -78,11 +78,11 @@ class Anserini(Target):
             )
 
     def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids by the vocabulary alone."""
+        """Return the ids using only the vocabulary."""
         return read_vocabulary(folder / _VOCABULARY.format(name=model.name), texts, limit)
 
     def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
-        """Whether a text has no special token, Chinese character or huge word, and is one text; see `instruction`."""
+        """Return whether a text is single, without special tokens, Chinese or huge words; see `instruction`."""
         if isinstance(text, tuple):
             return False
         has_token = any(token.lower() in text.lower() for token in named_tokens(tokenizer))
@@ -90,12 +90,12 @@ class Anserini(Target):
         return not has_token and not _CHINESE.search(text) and max(map(len, words), default=0) <= _LONGEST_WORD
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
-        """Replace weights of the whole vocabulary by the terms of the text."""
+        """Replace weights over the whole vocabulary with the terms of the text."""
         if head is not None:
             _append_terms(graph, head.output, with_texts=False)
 
     def second_graph(self, graph: ir.Model, head: Head | None) -> ir.Model | None:
-        """Return a graph for many texts at once, which says of each term which text it is of."""
+        """Return a graph for many texts at once, which also outputs the text of each term."""
         if head is None:
             return None
         twin = graph.clone()
@@ -103,11 +103,11 @@ class Anserini(Target):
         return twin
 
     def second_path(self, graph: Path, name: str) -> Path:
-        """Return NAME-batched.onnx beside the first."""
+        """Return NAME-batched.onnx next to the first."""
         return graph.with_name(f"{name}-batched.onnx")
 
     def restore(self, outputs: Mapping[str, NDArray[Any]], model: TargetModel, batch: int) -> dict[str, NDArray[Any]]:
-        """Turn terms back into weights of the whole vocabulary: float32 [B, V]."""
+        """Convert terms back to weights over the whole vocabulary: float32 [B, V]."""
         if model.head is None:
             return dict(outputs)
         weights = np.zeros((batch, model.vocabulary_size), dtype=np.float32)
@@ -116,12 +116,12 @@ class Anserini(Target):
         return {model.head.output: weights}
 
     def write_files(self, to: Delivery) -> None:
-        """Write the vocabulary under its own name."""
+        """Write the vocabulary under Anserini's name for it."""
         vocabulary = wordpiece_vocabulary(to.tokenizer, to.model.vocabulary_size)
         (to.folder / _VOCABULARY.format(name=to.model.name)).write_text(vocabulary, encoding="utf-8")
 
     def instruction(self, model: TargetModel) -> str:
-        """Say where it looks, and what the second graph is for."""
+        """Say where Anserini looks for files, and what the second graph is for."""
         return (
             "Anserini looks for graph and vocabulary in ~/.cache/pyserini/encoders; "
             f"{model.name}-batched.onnx takes many texts, and its output_text says which of them a term is of. In "
@@ -130,10 +130,10 @@ class Anserini(Target):
 
 
 def _append_terms(model: ir.Model, sparse: str, *, with_texts: bool) -> None:
-    """Replace the output `sparse`, float [B, V], by the terms of weight above 0 and their weights, in place.
+    """Replace the output `sparse`, float [B, V], with the terms whose weight is above 0 and their weights, in place.
 
-    `output_idx`: int64 [N] and `output_weights`: float32 [N], by text and then by term. Which text a term is of,
-    Anserini does not ask, as it runs one at a time; `with_texts` adds it as `output_text`: int64 [N].
+    `output_idx`: int64 [N] and `output_weights`: float32 [N], sorted by text and then by term. Anserini does not need
+    the text of a term because it runs one at a time; `with_texts` adds it as `output_text`: int64 [N].
     """
     import onnx_ir as ir
 
@@ -141,7 +141,7 @@ def _append_terms(model: ir.Model, sparse: str, *, with_texts: bool) -> None:
     value = next(output for output in graph.outputs if output.name == sparse)
     build = Builder(graph, ir.DataType.FLOAT)
     weights = value if value.dtype == ir.DataType.FLOAT else build.cast(value)
-    places = build.op("NonZero", weights)  # [2, N], in the order of texts and then terms
+    places = build.op("NonZero", weights)  # [2, N], sorted by text and then by term
     found = [
         (_TEXTS, build.op("Gather", places, build.constant(np.array(0, dtype=np.int64)), axis=0)),
         (_TERMS, build.op("Gather", places, build.constant(np.array(1, dtype=np.int64)), axis=0)),

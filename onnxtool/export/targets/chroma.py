@@ -1,4 +1,4 @@
-"""Chroma: its ONNX embedding function pools by mean, and is subclassed for models other than its own MiniLM.
+"""Chroma: its ONNX embedding function uses mean pooling, and is subclassed for models other than its own MiniLM.
 
 From the source of chromadb 1.5, onnx_mini_lm_l6_v2.py.
 """
@@ -20,7 +20,7 @@ from onnxtool.export.target import (
 )
 
 _VOCABULARY = "vocab.txt"
-_NUM_TOKENS = 256  # of every text that it feeds: longer ones are cut, shorter ones padded
+_NUM_TOKENS = 256  # fed for every text: longer texts are cut, shorter ones padded
 
 
 class Chroma(Target):
@@ -31,14 +31,14 @@ class Chroma(Target):
     uses = (Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Normalize()), declares=TEXT_INPUTS),)
     graph = "model.onnx"
     files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json", _VOCABULARY)
-    max_ir = 8  # it admits onnxruntime 1.14
+    max_ir = 8  # it allows onnxruntime 1.14
     max_opset = 18
 
     def write_files(self, to: Delivery) -> None:
-        """Write a vocabulary, without which it would download its own model; it reads tokenizer.json alone.
+        """Write a vocabulary, without which it would download its own model; it reads only tokenizer.json.
 
         Raises:
-            TargetError: the checkpoint takes shorter texts than it feeds.
+            TargetError: the checkpoint's maximum is shorter than the texts it feeds.
         """
         if to.max_length is not None and to.max_length < _NUM_TOKENS:
             raise TargetError(
@@ -50,7 +50,7 @@ class Chroma(Target):
             (to.folder / _VOCABULARY).write_text(wordpiece_vocabulary(to.tokenizer), encoding="utf-8")
 
     def instruction(self, model: TargetModel) -> str:
-        """Say how to make it read the folder, and where its vectors are others than the checkpoint's."""
+        """Say how to make it read the folder, and where its vectors differ from the checkpoint's."""
         how = (
             "subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', and a "
             "name() and build_from_config() of its own"

@@ -1,4 +1,4 @@
-"""fastembed: it computes the usual pooling itself, and is told of other models by `add_custom_model`.
+"""fastembed: it computes common pooling itself, and learns about other models from `add_custom_model`.
 
 From the sources of fastembed 0.9.
 """
@@ -51,8 +51,8 @@ _VECTORS_OF_TOKENS = TensorInfo("token_embeddings", "float32", (BATCH, SEQUENCE,
 _MODES = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST_TOKEN"}
 
 
-# Its Colbert class, whose settings are written in its code: the tokens that it puts behind the first of a text, how it
-# expands queries, and which tokens of documents it leaves out.
+# Its Colbert class has hard-coded settings: the tokens inserted after the first token of a text, the query expansion,
+# and the document tokens to skip.
 _COLBERT = "colbert-ir/colbertv2.0"
 _MARKERS = {"query": 1, "document": 2}
 _EXPANSION = QueryExpansion(32, is_exact=True, attend=False, token=None)
@@ -60,28 +60,28 @@ _MASK = "[MASK]"
 
 
 class Fastembed(Target):
-    """Reads the length of texts and the padding token from tokenizer_config.json."""
+    """Reads the text length and padding token from tokenizer_config.json."""
 
     name = "fastembed"
     title = "fastembed"
     uses = (
         Use(SPARSE, (LOGITS,), after=PLAIN_SPLADE),
-        # Its IfSplade has the double log alone.
+        # Its IfSplade has only the double logarithm.
         Use(INFERENCE_FREE, (LOGITS,), after=(SpladePooling(activation="log1p_relu"),)),
         POOLED_BY_CONSUMER,
         POOLED_IN_GRAPH,
-        # It lengthens ids and mask by a marker, and would not lengthen token types.
+        # It adds a marker to ids and mask, but would not extend token types.
         Use(TOKENS, (_VECTORS_OF_TOKENS,), head=LATE_INTERACTION, unfed=("token_type_ids",)),
         CLASSIFIERS,
     )
     graph = "model.onnx"
     files = ("config.json", *TOKENIZER_FILES, "special_tokens_map.json")
-    max_ir = 9  # it admits onnxruntime 1.17
+    max_ir = 9  # it allows onnxruntime 1.17
     max_opset = 20
     pads = "every batch"
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
-        """Refuse late interaction with other tokens, another expansion or another skip list than it has."""
+        """Refuse late interaction with tokens, an expansion or a skip list different from fastembed's."""
         if use.kind == TOKENS and (other := list(other_than_colbert(source, tokenizer))):
             raise TargetError(
                 f"fastembed's late interaction is that of {_COLBERT}; {source.model_name} has {'; '.join(other)}",
@@ -89,12 +89,12 @@ class Fastembed(Target):
             )
 
     def read_texts(self, folder: Path, model: TargetModel, texts: Sequence[Text], limit: int | None) -> list[list[int]]:
-        """Return the ids of texts in which it finds the tokens of special_tokens_map.json as well."""
+        """Return the ids of texts, also recognizing the tokens in special_tokens_map.json."""
         special_tokens = read_object(folder / "special_tokens_map.json")
         return read_file(folder / TOKENIZER_NAME, texts, limit, special_tokens)
 
     def write_files(self, to: Delivery) -> None:
-        """State the length of texts, which it needs, and the padding token."""
+        """State the text length, which it requires, and the padding token."""
         max_length = to.max_length
         if to.model.use.kind == TOKENS:
             max_length = CheckpointFolder(to.folder).sentence_modules.stated_length("document") or max_length
@@ -131,7 +131,7 @@ class Fastembed(Target):
 
 
 def other_than_colbert(source: Source, tokenizer: Any) -> Iterator[str]:
-    """Yield in which its settings are others than those that are written in fastembed's code."""
+    """Yield how its settings differ from fastembed's hard-coded ones."""
     modules = source.sentence_modules
     prompts, vocabulary = as_object(modules.encoder.get("prompts")), tokenizer.get_vocab()
     for role, marker in _MARKERS.items():

@@ -30,12 +30,12 @@ _LIMIT = "max_position_embeddings"
 
 
 class Infinity(Target):
-    """Reads transformers' files, cuts texts to what config.json calls the number of positions, and runs optimum."""
+    """Reads transformers' files, cuts texts to the number of positions in config.json, and runs optimum."""
 
     name = "infinity"
     title = "infinity"
     uses = (Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Pooling(("cls",)), Normalize())), CLASSIFIERS)
-    graph = "model.onnx"  # optimum finds none in a folder of its own by the path that infinity gives
+    graph = "model.onnx"  # with the path that infinity passes, optimum finds no graph in a subfolder
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10
     max_opset = 21
@@ -46,7 +46,7 @@ class Infinity(Target):
     )
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
-        """Refuse rerankers that tell query and text by token types, of which it feeds none."""
+        """Refuse rerankers that distinguish query and text by token types, which it does not feed."""
         types = source.read("config.json").get("type_vocab_size")
         if use.kind == SCORES and isinstance(types, int) and types > 1:
             raise TargetError(
@@ -56,14 +56,14 @@ class Infinity(Target):
             )
 
     def write_files(self, to: Delivery) -> None:
-        """State in config.json how long a text may be: the one limit that it follows, and takes for the positions."""
+        """State the maximum text length in config.json, the only limit it follows, as the number of positions."""
         path = to.folder / "config.json"
         content = read_object(path)
         if to.max_length is not None and content.get(_LIMIT) != to.max_length:
             write_json(path, {**content, _LIMIT: to.max_length})
 
     def instruction(self, model: TargetModel) -> str:
-        """Say how to start it, and where its vectors are others than the checkpoint's."""
+        """Say how to start it, and where its vectors differ from the checkpoint's."""
         start = "in the folder, start infinity_emb v2 --model-id . --engine optimum"  # elsewhere it finds no graph
         if model.use.kind == SCORES:
             return f"{start}; scores are the model's logits"

@@ -1,4 +1,4 @@
-"""Milvus, by the OnnxEmbeddingFunction of pymilvus.model, which pools by mean and scales vectors to length 1.
+"""Milvus, through pymilvus.model's OnnxEmbeddingFunction, which pools by mean and scales vectors to length 1.
 
 From the source of pymilvus-model 0.3.4, dense/onnx.py.
 """
@@ -21,7 +21,7 @@ from onnxtool.export.target import (
 
 
 class Milvus(Target):
-    """Feeds one text at a time, padded to the tokenizer's limit, with token types whatever the model takes."""
+    """Feeds one text at a time, padded to the tokenizer's limit, always with token types."""
 
     name = "milvus"
     title = "Milvus"
@@ -34,12 +34,12 @@ class Milvus(Target):
     pads = "every text"
 
     def write_files(self, to: Delivery) -> None:
-        """State the length of texts, to which it pads each."""
+        """State the text length, to which it pads each text."""
         bound_texts(to.folder, to.max_length, pad_token=str(to.tokenizer.pad_token))
         require_bound(self.title, to.folder)
 
     def instruction(self, model: TargetModel) -> str:
-        """Say how it is loaded, and where its vectors are others than the checkpoint's."""
+        """Say how to load it, and where its vectors differ from the checkpoint's."""
         how = (
             "push the folder to the hub, from where it fetches model.onnx, and load it with "
             "pymilvus.model.dense.OnnxEmbeddingFunction(model_name=ID, tokenizer_name=ID)"

@@ -1,9 +1,9 @@
-"""OpenSearch: ml-commons runs a model from an archive, by the Deep Java Library's onnxruntime.
+"""OpenSearch: ml-commons runs a model from an archive, with onnxruntime in the Deep Java Library.
 
 From the sources of ml-commons 3.6: ONNXSentenceTransformerTextEmbeddingTranslator, SparseEncodingTranslator,
 TextSimilarityTranslator, SparseTokenizerModel; and of DJL: OrtSymbolBlock, HuggingFaceTokenizer.
 
-Letters of shapes: B batch, W width of a vector.
+Shape letters: B batch, W vector width.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ if TYPE_CHECKING:
 
 _VECTOR = TensorInfo("sentence_embedding", "float32", (BATCH, 1, None))
 _WEIGHTS = TensorInfo("sparse", "float32", (BATCH, None))
-# Both translators feed ids and mask, and check how many inputs the graph has before their names. The one for vectors
-# feeds token types to a `model_type` of bert or albert; the one for pairs always, before ml-commons#4946.
+# Both translators feed ids and mask, and check the number of graph inputs before their names. The vector translator
+# feeds token types for a `model_type` of bert or albert; the pair translator always did, before ml-commons#4946.
 _IDS = ("input_ids", "attention_mask")
 _TYPES = "token_type_ids"
-_MOST_TOKENS = 512  # DJL's limit; ml-commons sets none of its own
+_MOST_TOKENS = 512  # DJL's limit; ml-commons has none of its own
 _FUNCTIONS = {
     DENSE: "TEXT_EMBEDDING",
     SPARSE: "SPARSE_ENCODING",
     INFERENCE_FREE: "SPARSE_ENCODING",
     SCORES: "TEXT_SIMILARITY",
 }
-CONFIG = "ml-commons_model_config.json"  # as opensearch-py-ml calls it
+CONFIG = "ml-commons_model_config.json"  # opensearch-py-ml's name for it
 _QUERY_CONFIG = "ml-commons_tokenizer_config.json"
 _IDF = "idf.json"
 
 
 class OpenSearch(Target):
-    """Reads an archive of graph and tokenizer, and the request that registers it."""
+    """Reads an archive with graph and tokenizer, and the request that registers it."""
 
     name = "opensearch"
     title = "OpenSearch"
@@ -78,7 +78,7 @@ class OpenSearch(Target):
     max_opset = 21
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
-        """Refuse a vector of an encoder that does not say how it pools."""
+        """Refuse a vector encoder that does not say how it pools."""
         if use.kind == DENSE and source.sentence_modules.find("Pooling") is None:
             raise TargetError(
                 f"{source.model_name} does not say how it pools, and OpenSearch gets vectors from the graph",
@@ -86,7 +86,7 @@ class OpenSearch(Target):
             )
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
-        """Turn a vector float [B, W] into the state of a first token, [B, 1, W], which `pooling_mode` cls takes."""
+        """Convert a vector, float [B, W], to a first token's state, [B, 1, W], as expected with `pooling_mode` cls."""
         if head is None or head.output != _VECTOR.name:
             return
         import onnx_ir as ir
@@ -99,14 +99,14 @@ class OpenSearch(Target):
         graph.graph.outputs[:] = [state]
 
     def restore(self, outputs: Mapping[str, NDArray[Any]], model: TargetModel, batch: int) -> dict[str, NDArray[Any]]:
-        """Turn a vector back into [B, W]."""
+        """Convert a vector back to [B, W]."""
         return {name: array[:, 0] if name == _VECTOR.name else array for name, array in outputs.items()}
 
     def write_files(self, to: Delivery) -> None:
-        """State in tokenizer.json how long a text may be, which DJL follows up to its own limit.
+        """State the maximum text length in tokenizer.json, which DJL follows up to its own limit.
 
         Raises:
-            TargetError: two tokens of a query that weigh differently are the same text.
+            TargetError: two query tokens with different weights are the same text.
         """
         path = to.folder / "tokenizer.json"
         most = min(to.max_length or _MOST_TOKENS, _MOST_TOKENS)
@@ -116,7 +116,7 @@ class OpenSearch(Target):
             write_json(to.folder / _IDF, weights_by_text(query_weights(to.folder), to.tokenizer))
 
     def pack(self, model: TargetModel, folder: Path, graph: Path) -> None:
-        """Write the archive, and what registers it; for an inference-free encoder, those of its queries as well."""
+        """Write the archive and its registration; for an inference-free encoder, also those for its queries."""
         file = ModelFile.open(graph)
         kind = model.use.kind
         names = (graph.name, *file.external_locations)
@@ -128,13 +128,13 @@ class OpenSearch(Target):
             width = file.structure.outputs[0].shape[-1]
             takes_types = any(info.name == _TYPES for info in file.structure.inputs)
             settings = {
-                # It decides on one thing only: whether token types are fed.
+                # It decides only one thing: whether token types are fed.
                 "model_type": "bert" if takes_types else "roberta",
                 "embedding_dimension": width if isinstance(width, int) else 1,
                 "framework_type": "sentence_transformers" if kind == DENSE else "huggingface_transformers",
             }
         if kind == DENSE:
-            settings |= {"pooling_mode": "CLS", "normalize_result": False}  # the graph has done both
+            settings |= {"pooling_mode": "CLS", "normalize_result": False}  # the graph has already done both
         what = f"{model.name}, exported by onnxtool"
         write_json(folder / CONFIG, _request(model.name, what, _FUNCTIONS[kind], archive, settings))
         if kind == INFERENCE_FREE:
@@ -145,7 +145,7 @@ class OpenSearch(Target):
             )
 
     def instruction(self, model: TargetModel) -> str:
-        """Say how to register it, and where it differs."""
+        """Say how to register it, and where results differ."""
         how = f"register {model.name}.zip by POST /_plugins/_ml/models/_register with {CONFIG} and a `url`"
         notes = [f"{how}, or by register_model() of opensearch-py-ml"]
         if model.use.kind == INFERENCE_FREE:
@@ -158,10 +158,10 @@ class OpenSearch(Target):
 
 
 def _archive(path: Path, files: list[Path]) -> Path:
-    """Write files into an archive that is the same, byte for byte, whenever it is written of the same files."""
+    """Write files to an archive that is byte-for-byte reproducible from the same files."""
     with zipfile.ZipFile(path, "w") as archive:
         for file in files:
-            entry = zipfile.ZipInfo(file.name)  # of 1980, and not of now
+            entry = zipfile.ZipInfo(file.name)  # dated 1980, not now
             with file.open("rb") as source, archive.open(entry, "w", force_zip64=True) as target:
                 while block := source.read(1 << 22):
                     target.write(block)
@@ -185,10 +185,10 @@ def _request(name: str, what: str, function: str, archive: Path, settings: Mappi
 
 
 def weights_by_text(weights: NDArray[np.float32], tokenizer: Any) -> dict[str, float]:
-    """Return the weight of each token by its text alone, as which ml-commons looks it up, with 1 for one that it lacks.
+    """Return the weight of each token by its text, which is how ml-commons looks it up; 1 for tokens that it lacks.
 
     Raises:
-        TargetError: two tokens that weigh differently are the same text.
+        TargetError: two tokens with different weights are the same text.
     """
     found: dict[str, float] = {}
     for token_id, weight in enumerate(weights.tolist()):

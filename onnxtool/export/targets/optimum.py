@@ -1,7 +1,7 @@
 """sentence-transformers 5, through its own ONNX backend: `SentenceTransformer(FOLDER, backend="onnx")`.
 
-From the sources of sentence-transformers 5.7 with optimum-onnx 0.1, which needs transformers 4. With
-sentence-transformers 6 the target sentence-transformers runs the file without optimum.
+From the sources of sentence-transformers 5.7 with optimum-onnx 0.1, which needs transformers 4. For
+sentence-transformers 6, the target sentence-transformers runs the file without optimum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Optimum(Target):
     tokenizer_of = "sentence-transformers"
 
     def instruction(self, model: TargetModel) -> str:
-        """Name the argument, and the versions that go together."""
+        """Name the argument and the compatible versions."""
         return 'load it with backend="onnx" in sentence-transformers 5 with optimum-onnx and transformers 4'
 
 

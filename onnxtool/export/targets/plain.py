@@ -1,4 +1,4 @@
-"""No consumer in particular: the graph as it is, with its files in a folder beside it."""
+"""No particular consumer: the unchanged graph, with its files in a folder next to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from onnxtool.export.target import Target
 
 
 class Plain(Target):
-    """Takes any graph."""
+    """Accepts any graph."""
 
     name = "plain"
     title = "onnxtool"

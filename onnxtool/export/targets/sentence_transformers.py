@@ -1,4 +1,4 @@
-"""sentence-transformers: its own modules behind a transformer that onnxtool.sentence_transformers runs.
+"""sentence-transformers: its own modules after a transformer that onnxtool.sentence_transformers runs.
 
 From the sources of sentence-transformers 6.2.
 """
@@ -43,7 +43,7 @@ from onnxtool.reports import Json
 from onnxtool.version import DISTRIBUTION, __version__
 
 CLASS = "onnxtool.sentence_transformers.Transformer"
-# Modules whose files are config.json and, of some, model.safetensors.
+# Modules whose only files are config.json and, for some, model.safetensors.
 _WITH_WEIGHTS = frozenset(("Dense", "LayerNorm", "SparseAutoEncoder"))
 _SCORE = "LogitScore"
 _LOADED = _WITH_WEIGHTS | {"Pooling", "Normalize", "Dropout", "SpladePooling", "MultiVectorMask", _SCORE}
@@ -68,7 +68,7 @@ _REASON = "It runs the ONNX file of this model in place of PyTorch."
 
 
 class SentenceTransformers(Target):
-    """Reads the checkpoint's own files, and a graph in the folder `onnx`, by a class of onnxtool."""
+    """Reads the checkpoint's own files, and a graph in the folder `onnx` through a class from onnxtool."""
 
     name = "sentence-transformers"
     title = "sentence-transformers"
@@ -78,7 +78,7 @@ class SentenceTransformers(Target):
         Use(INFERENCE_FREE, (LOGITS,), after=None),
         Use(TOKENS, (HIDDEN_STATES,), after=None),
         Use(SCORES, (SCORE_LOGITS,), after=None),
-        # The score of a pair, and not the logits of a vocabulary for each token.
+        # The score of a pair, not the vocabulary logits of each token.
         Use(VERDICTS, (SCORE_LOGITS,), head="reranker", after=None),
     )
     graph = "onnx/model.onnx"
@@ -86,7 +86,7 @@ class SentenceTransformers(Target):
     tokenizer_of = "sentence-transformers"
 
     def check_checkpoint(self, use: Use, source: Source, tokenizer: Any) -> None:
-        """Refuse modules that it has no files for here, and a transformer that gives something else than the graph."""
+        """Refuse modules with unknown files, and a transformer whose output differs from the graph's."""
         modules = source.sentence_modules
         if modules.modules and source.read_json(MODULES_NAME) is None:
             raise _refusal(
@@ -123,11 +123,11 @@ class SentenceTransformers(Target):
             SparseStaticEmbedding.read(modules.query)
 
     def write_files(self, to: Delivery) -> None:
-        """Name the class of onnxtool in place of the transformer's, and what sentence-transformers takes for granted.
+        """Name onnxtool's class instead of the transformer's, and write what sentence-transformers assumes by default.
 
-        A checkpoint of transformers alone gets the modules that sentence-transformers puts on one.
+        A transformers-only checkpoint gets the modules that sentence-transformers would add.
         """
-        if not (to.folder / "config.json").is_file():  # a checkpoint that is exported into itself keeps its own files
+        if not (to.folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
             raise TargetError(
                 f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} in place of PyTorch's",
                 "pass an --output that is not the checkpoint's own folder",
@@ -144,21 +144,21 @@ class SentenceTransformers(Target):
             routes = files.read(ROUTER_NAME)
             types = {**as_object(routes.get("types")), stored.modules[0].folder: CLASS}
             write_json(to.folder / ROUTER_NAME, {**routes, "types": types})
-            copy = to.folder / stored.query.file("tokenizer.json")  # the same, which check_checkpoint has seen to
+            copy = to.folder / stored.query.file("tokenizer.json")  # identical, as ensured by check_checkpoint
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(to.folder / "tokenizer.json", copy)
-        if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it gives
+        if (score := stored.find(_SCORE)) is not None:  # the graph has computed it: the one logit that it returns
             write_json(
                 to.folder / score.file("config.json"), {**score.settings, "true_token_id": 0, "false_token_id": None}
             )
-        # As they are in the files: the description of a late-interaction encoder has what PyLate keeps elsewhere.
+        # As in the files: a late-interaction encoder's description includes settings that PyLate keeps elsewhere.
         name = stored.transformer_file or TRANSFORMER_NAMES[0]
         settings = files.read(name)
-        if settings.get("transformer_task") is None:  # the class said it
+        if settings.get("transformer_task") is None:  # it was implied by the class
             write_json(to.folder / name, {**settings, "transformer_task": _TASKS[kind]})
         requirement = {DISTRIBUTION: {"specifier": f">={__version__}", "reason": _REASON}}
         encoder = {"prompts": {}, "default_prompt_name": None, **files.read(ENCODER_NAME)}
-        if kind != TOKENS:  # a model of PyLate without one is converted, which a name would keep from happening
+        if kind != TOKENS:  # a PyLate model without a name gets converted; a name would prevent that
             encoder.setdefault("model_type", _ENCODERS[kind])
         required = as_object(encoder.get("requirements"))
         write_json(to.folder / ENCODER_NAME, {**encoder, "requirements": {**required, **requirement}})
@@ -178,7 +178,7 @@ def _refusal(message: str, hint: str = "") -> TargetError:
 
 
 def _default_pooling(kind: str, config: Any) -> tuple[str, Mapping[str, Json]] | None:
-    """Return the module that sentence-transformers puts on a transformer, its class and settings; None for none."""
+    """Return the module that sentence-transformers adds to a transformer, as class and settings; None for none."""
     if kind == SPARSE:
         settings = {"pooling_strategy": "max", "activation_function": "relu", "embedding_dimension": config.vocab_size}
         return f"{_PACKAGE}.sparse_encoder.modules.splade_pooling.SpladePooling", settings

@@ -1,4 +1,4 @@
-"""text-embeddings-inference, whose router runs graphs by onnxruntime (backends/ort/src/lib.rs)."""
+"""text-embeddings-inference, whose router runs graphs with onnxruntime (backends/ort/src/lib.rs)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxtool.export.target import (
     write_json,
 )
 
-# What it reads of config.json, and the names that it knows for each.
+# Settings that it reads from config.json, and the names it knows for each.
 _CONFIG_KEYS = {
     "architectures": ("architectures",),
     "model_type": ("model_type",),
@@ -34,7 +34,7 @@ _MODES = ("cls", "mean", "lasttoken")
 
 
 class TextEmbeddingsInference(Target):
-    """Reads the size of the model from config.json, and the flags of old from 1_Pooling/config.json."""
+    """Reads the model size from config.json, and legacy flags from 1_Pooling/config.json."""
 
     name = "tei"
     title = "text-embeddings-inference"
@@ -46,14 +46,14 @@ class TextEmbeddingsInference(Target):
     refused = ((SPARSE, "its onnxruntime backend has no SPLADE pooling; serve the safetensors with --pooling splade"),)
 
     def write_files(self, to: Delivery) -> None:
-        """Add what it reads under names that the checkpoint does not use."""
+        """Add settings that it reads under names the checkpoint does not use."""
         _complete_config(to.folder / "config.json", to.config)
         modes = next((module.modes for module in to.model.modules if isinstance(module, Pooling)), ())
         if to.model.head is None and len(modes) == 1:
             _write_flags(to.folder / "1_Pooling" / "config.json", modes[0])
 
     def instruction(self, model: TargetModel) -> str:
-        """Name the option of its router, where the files do not say how to pool."""
+        """Name the router option to use if the files do not say how to pool."""
         if model.use.kind != DENSE or model.pooling_mode in _MODES:
             return ""
         in_graph = model.head is not None
@@ -76,7 +76,7 @@ def _complete_config(path: Path, config: Any) -> None:
 
 
 def _write_flags(path: Path, mode: str) -> None:
-    """Write the flags of old for a mode of pooling, which are all that text-embeddings-inference reads."""
+    """Write the legacy flags for a pooling mode, which are all that text-embeddings-inference reads."""
     content = read_object(path) if path.is_file() else {}
     flags = {row.flag: name == mode for name, row in POOLING_MODES.items()}
     if any(content.get(flag) is not value for flag, value in flags.items()):

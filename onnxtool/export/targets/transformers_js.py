@@ -1,4 +1,4 @@
-"""Transformers.js: it computes the usual pooling itself, as its caller asks it to.
+"""Transformers.js: it computes common pooling itself, as requested by its caller.
 
 From the sources of Transformers.js 4.3.
 """
@@ -22,7 +22,7 @@ from onnxtool.export.target import (
 
 
 class TransformersJs(Target):
-    """Reads the length of texts from tokenizer_config.json."""
+    """Reads the text length from tokenizer_config.json."""
 
     name = "transformers.js"
     title = "Transformers.js"
@@ -40,7 +40,7 @@ class TransformersJs(Target):
     refused = ((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),)
 
     def write_files(self, to: Delivery) -> None:
-        """State the length of texts."""
+        """State the text length."""
         bound_texts(to.folder, to.max_length)
 
 

@@ -26,12 +26,12 @@ from onnxtool.reports import Json
 
 
 class Vespa(Target):
-    """Reads tokenizer.json only; its users write all other settings in services.xml."""
+    """Reads only tokenizer.json; its users write all other settings in services.xml."""
 
     name = "vespa"
     title = "Vespa"
     uses = (
-        # SpladeEmbedder feeds all three, and fails on one that the graph does not have; HuggingFaceEmbedder asks first.
+        # SpladeEmbedder feeds all three, and fails if the graph lacks one; HuggingFaceEmbedder checks first.
         Use(SPARSE, (LOGITS,), after=PLAIN_SPLADE, declares=TEXT_INPUTS),
         Use(DENSE, (HIDDEN_STATES,), after=(Pooling(("mean",)), Pooling(("cls",)), Normalize())),
         POOLED_IN_GRAPH,
@@ -43,20 +43,20 @@ class Vespa(Target):
     refused = ((SCORES, "a ranking model of Vespa names its inputs itself (onnx-model): pass --target plain"),)
 
     def write_files(self, to: Delivery) -> None:
-        """State in tokenizer.json how long a text may be: Vespa follows what the last training left there.
+        """State the maximum text length in tokenizer.json: Vespa follows whatever the last training left there.
 
-        all-MiniLM-L6-v2, for one, says 128 there and takes 256.
+        all-MiniLM-L6-v2, for example, states 128 there but accepts 256.
         """
         path = to.folder / "tokenizer.json"
         content = read_object(path)
         if to.max_length is None or not isinstance(content.get("truncation"), dict):
-            return  # Vespa's own setting, transformer-max-tokens, decides then
+            return  # Vespa's own setting, transformer-max-tokens, then applies
         truncation: Json = {"direction": "Right", "max_length": to.max_length, "strategy": "LongestFirst", "stride": 0}
         if content["truncation"] != truncation:
             write_json(path, {**content, "truncation": truncation})
 
     def instruction(self, model: TargetModel) -> str:
-        """Write the component of services.xml."""
+        """Describe the component in services.xml."""
         if model.use.kind == SPARSE:
             return "services.xml: a component of type splade-embedder"
         in_graph = model.head is not None
