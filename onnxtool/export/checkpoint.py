@@ -221,7 +221,7 @@ class Checkpoint:
         if not has_vocabulary(self.source, self.config.model_type):
             raise CheckpointError(
                 f"{self.source.model_name} has no tokenizer (tokenizer.json, vocab.txt, …)",
-                "save it beside the model with tokenizer.save_pretrained(...); models of text need one",
+                "save it next to the model with tokenizer.save_pretrained(...); text models need one",
             )
         self.require_sound_tokenizer()
         try:
@@ -267,7 +267,7 @@ class Checkpoint:
         if not any(self.source.locate(name) for name in _PROCESSORS):
             raise CheckpointError(
                 f"{self.source.model_name} has no {kind} ({_PROCESSORS[0]})",
-                f"save it beside the model with its save_pretrained(...); models of {content} need one",
+                f"save it next to the model with its save_pretrained(...); models of {content} need one",
             )
         self.require_sound_tokenizer()
         try:

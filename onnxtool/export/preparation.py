@@ -440,7 +440,7 @@ def _choose_states(
         return None
     if specification is not None:
         raise TargetError(
-            f"{source.model_name} pools other states than those of its last layer, and "
+            f"{source.model_name} does not pool the states of its last layer, and "
             f"{specification.target.title} reads these",
             "pass --target plain",
         )

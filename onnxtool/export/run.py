@@ -217,13 +217,13 @@ def _plan_files(request: Request) -> WritePlan:
         )
     change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
     sidecars = (PlannedFile(str(paths.files / name), change[name]) for name in found)
-    notes = [f"files that a tokenizer of {checkpoint.architecture} needs beside these are written as well"]
+    notes = [f"other files that a tokenizer of {checkpoint.architecture} needs are also written"]
     if source.locate(TOKENIZER_NAME) is not None:
         notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
     if not target.takes_any_graph:
         notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
     if not source.is_static and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
-        notes.append("weights of more than 1.9 GB go to a file of their own beside the graph")
+        notes.append("weights of more than 1.9 GB go to a separate file next to the graph")
     return WritePlan("export", (*planned_files(graphs), *sidecars), tuple(notes))
 
 

@@ -117,7 +117,7 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
         if keeps_files:
             raise CheckpointError(
                 f"{type(tokenizer).__name__} of {source.model_name} reads texts otherwise than its {TOKENIZER_NAME} "
-                f"says, and another one would replace that of the checkpoint itself, {existing}",
+                f"says, and a new one would replace the checkpoint's own, {existing}",
                 "pass --output with another folder",
             )
         (folder / TOKENIZER_NAME).write_text(effective.content, encoding="utf-8")

@@ -202,7 +202,7 @@ def _check_inputs(model: ir.Model, signature: Signature) -> None:
             )
     extra = [name for name in found if name not in signature.inputs]
     if extra:
-        raise ExportError(f"the traced graph has inputs of its own: {', '.join(extra)}", "try the other --exporter")
+        raise ExportError(f"the traced graph has additional inputs: {', '.join(extra)}", "try the other --exporter")
     graph.inputs[:] = [found[name] for name in signature.inputs]
 
 

@@ -252,5 +252,5 @@ def verify_file(
         )
 
     verification = verify(run, reference, tolerance, stored)
-    require_passed(verification, "try the other --exporter; --no_verify keeps the file, wrong as it is")
+    require_passed(verification, "try the other --exporter; --no_verify keeps the file despite the error")
     return verification

@@ -50,7 +50,7 @@ class StaticCheckpoint(Checkpoint):
         kind = modules.kinds[0]
         if task not in ("auto", _TASKS[kind]):
             raise CheckpointError(
-                f"{source.model_name} is a table of {kind}, which is for {_TASKS[kind]}, and --task {task} was passed",
+                f"{source.model_name} is a table of {kind}, which is for {_TASKS[kind]}, but --task {task} was passed",
                 "leave --task out",
             )
         if kind == STATIC:

@@ -504,7 +504,7 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
     for name, value in loaded.items():
         if not isinstance(value, torch.Tensor):
             raise CheckpointError(
-                f"{path.name} of {label} holds {type(value).__name__} as {name!r}, and not tensors alone",
+                f"{path.name} of {label} holds {type(value).__name__} as {name!r}, not only tensors",
                 "it is a trainer's own file; save the model with save_pretrained(...)",
             )
         dtype = names.get(value.dtype, str(value.dtype).removeprefix("torch."))

@@ -148,7 +148,7 @@ def test_a_decoder_that_reads_the_encoder_beside_its_cache_is_refused(workshop: 
         return outputs
 
     model.forward = reading
-    with pytest.raises(ExportError, match="reads the encoder's states beside its cache"):
+    with pytest.raises(ExportError, match="reads the encoder's states in addition to its cache"):
         EncoderDecoder.of(model, feeds, 0)
 
     def forgetting(**arguments: Any) -> Any:

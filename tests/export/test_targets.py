@@ -365,7 +365,7 @@ def test_fastembed_has_one_kind_of_late_interaction(
     found = list(other_than_colbert(source, tokenizer))
     assert [text[: len(other)] for text in found] == ([other] if other else [])
     if other:
-        with pytest.raises(TargetError, match="fastembed's late interaction is that of colbert-ir/colbertv2.0"):
+        with pytest.raises(TargetError, match="fastembed's late interaction is fixed to colbert-ir/colbertv2.0"):
             target.check_checkpoint(use, source, tokenizer)
     else:
         target.check_checkpoint(use, source, tokenizer)

@@ -49,7 +49,7 @@ from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
 
 ENCODER_MASK = "encoder_attention_mask"
-WITHOUT_CACHE = "export it with --task text2text-generation, which is without a cache"
+WITHOUT_CACHE = "export it with --task text2text-generation, which uses no cache"
 
 # The names of the two caches in optimum and Transformers.js, and in transformers' EncoderDecoderCache.
 _CACHES = {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"}
@@ -100,7 +100,7 @@ class EncoderDecoder:
             except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError, KeyError) as error:
                 raise ExportError(f"{name} does not decode with a cache: {reason_of(error)}", WITHOUT_CACHE) from error
             if not _is_same(blank, second):
-                raise ExportError(f"{name} reads the encoder's states beside its cache", WITHOUT_CACHE)
+                raise ExportError(f"{name} reads the encoder's states in addition to its cache", WITHOUT_CACHE)
             if not _is_same(torch.cat([first, second], 1), wanted):
                 raise ExportError(f"the cache of {name} does not stand for the tokens before", WITHOUT_CACHE)
             try:
@@ -517,7 +517,7 @@ def verify_encoder_decoder(
         return {LOGITS: generate_from_text(first, step, feeds, tolerance)}
 
     verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
-    require_passed(verification, "--no_verify keeps the files, wrong as they are")
+    require_passed(verification, "--no_verify keeps the files despite the errors")
     return verification
 
 

@@ -235,7 +235,7 @@ def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolera
         return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
 
     verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
-    require_passed(verification, "--no_verify keeps the file, wrong as it is")
+    require_passed(verification, "--no_verify keeps the file despite the error")
     return verification
 
 

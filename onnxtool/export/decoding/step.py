@@ -24,7 +24,7 @@ from onnxtool.runtime.quiet import quiet
 
 PAST = "past_sequence"
 IDS, MASK, LOGITS = "input_ids", "attention_mask", "logits"
-WITHOUT_CACHE = "export it with --task text-generation, which is without a cache"
+WITHOUT_CACHE = "export it with --task text-generation, which uses no cache"
 
 # (B, S) of the captured prompts; the first one is traced. The tracer would fix a size of 1.
 _SAMPLES = ((3, 5), (2, 6))
@@ -74,20 +74,21 @@ def capture_step(model: Any, *, parallel: bool) -> Step:
     leaves, others = get_leaf_tensors(arguments), get_leaf_tensors(other)
     own = [path for path in leaves if path not in (IDS, MASK) and path.split(".")[0] not in _CACHES]
     if leaves.keys() != others.keys() - {"position_ids"}:
-        raise ExportError(f"the cache of {type(model).__name__} is another one for other prompts", WITHOUT_CACHE)
+        raise ExportError(f"the cache of {type(model).__name__} differs between prompts", WITHOUT_CACHE)
     if own or IDS not in leaves:
         raise ExportError(
-            f"{type(model).__name__} generates with inputs beside ids, mask and cache: {', '.join(own)}", WITHOUT_CACHE
+            f"{type(model).__name__} generates with inputs other than ids, mask and cache: {', '.join(own)}",
+            WITHOUT_CACHE,
         )
     if positions is not None and not (
         MASK in leaves and positions.equal(count_positions(leaves[MASK], leaves[IDS].shape[1]).expand_as(positions))
     ):
-        raise ExportError(f"{type(model).__name__} counts positions otherwise than generate does", WITHOUT_CACHE)
+        raise ExportError(f"{type(model).__name__} counts positions differently from generate", WITHOUT_CACHE)
     for path in (IDS, MASK):
         if path in leaves and leaves[path].ndim != 2:
             raise ExportError(f"{type(model).__name__} generates with {path} {list(leaves[path].shape)}", WITHOUT_CACHE)
     if parallel and MASK not in leaves:
-        raise ExportError(f"{type(model).__name__} takes no mask where it has a cache", WITHOUT_CACHE)
+        raise ExportError(f"{type(model).__name__} takes no mask when it has a cache", WITHOUT_CACHE)
     axes = {
         path: _axes(path, tuple(leaf.shape), tuple(others[path].shape), parallel=parallel)
         for path, leaf in leaves.items()

@@ -72,7 +72,7 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     elif chunk_size(model) is not None:
         one, same = _traced_step(model, opset, parallel=False)
         if same != cache:
-            raise ExportError(f"the cache of {type(model).__name__} is another one after a prompt", WITHOUT_CACHE)
+            raise ExportError(f"the cache of {type(model).__name__} differs after a prompt", WITHOUT_CACHE)
         traced = choose_by_length(traced, one)
     _set_shapes(traced.graph, cache)
     strip(traced)

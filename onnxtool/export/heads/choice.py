@@ -127,7 +127,7 @@ def recognize_head(source: Source, architecture: str) -> Choice:
     if modules.kinds[:1] == (STATIC,):
         return Choice("embedding", read_head("embedding", source), f"modules.json names {STATIC}")
     if source.is_m3:
-        return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} lie beside the model")
+        return Choice(M3, read_m3(source), f"{' and '.join(M3_FILES)} are next to the model")
     if _scores_vectors(modules):
         return Choice("reranker", _scored_embedding(source), f"{ENCODER_NAME} names {_CROSS_ENCODER}")
     for kind in _KINDS:

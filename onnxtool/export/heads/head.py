@@ -334,7 +334,7 @@ def keep_read_rows(model: Any, head: Head, signature: Signature) -> tuple[Head, 
     if not isinstance(whole, torch.nn.Linear):
         raise ExportError(
             f"the logits of {type(model).__name__} are made by {type(whole).__name__}, and a reranker needs a linear "
-            "layer, of which the rows for its tokens are kept",
+            "layer, because only the rows for its tokens are kept",
             "pass --head none for the logits of all tokens",
         )
     rows = list(score.token_ids)
@@ -375,7 +375,7 @@ def choose_storage(
         raise ExportError(
             f"{source.model_name} puts texts into a chat template, and --calibration reads them without it",
             f"export it without --vectors_as, run `onnxtool infer --input FILE --output FOLDER/ --vectors_as {name} "
-            "--calibration FILE`, and pass the manifest beside the folder as --ranges",
+            "--calibration FILE`, and pass the manifest next to the folder as --ranges",
         )
     texts = [item.contents for item in read_texts(options.calibration)]
     ranges, count = measure_ranges(_vectors(model, head, modality, source, texts))

@@ -84,7 +84,7 @@ class Fastembed(Target):
         """Refuse late interaction with tokens, an expansion or a skip list different from fastembed's."""
         if use.kind == TOKENS and (other := list(other_than_colbert(source, tokenizer))):
             raise TargetError(
-                f"fastembed's late interaction is that of {_COLBERT}; {source.model_name} has {'; '.join(other)}",
+                f"fastembed's late interaction is fixed to {_COLBERT}; {source.model_name} has {'; '.join(other)}",
                 "pass --target sentence-transformers, whose MultiVectorEncoder follows the checkpoint",
             )
 

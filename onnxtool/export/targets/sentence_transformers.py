@@ -64,7 +64,7 @@ _TASKS = {
     VERDICTS: "text-generation",
 }
 _PACKAGE = "sentence_transformers"
-_REASON = "It runs the ONNX file of this model in place of PyTorch."
+_REASON = "It runs the ONNX file of this model instead of PyTorch."
 
 
 class SentenceTransformers(Target):
@@ -129,7 +129,7 @@ class SentenceTransformers(Target):
         """
         if not (to.folder / "config.json").is_file():  # a checkpoint exported into its own folder keeps its files
             raise TargetError(
-                f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} in place of PyTorch's",
+                f"{MODULES_NAME} of the checkpoint itself would name the class {CLASS} instead of PyTorch's",
                 "pass an --output that is not the checkpoint's own folder",
             )
         kind = to.model.use.kind

@@ -143,7 +143,7 @@ _OF_DOUBLES = Denied(
 )
 _DIAGONAL = Denied("translated by a sum of all other values times zero")
 _INDICES = Denied(
-    "onnxruntime's index of a maximum is not that of a NaN",
+    "onnxruntime's index of a maximum is not the index of a NaN",
     lambda node: any(user.target is operator.getitem and user.args[1] == 1 for user in node.users),
 )
 _SAMPLED = Denied("onnxruntime reads outside of the picture where a coordinate is NaN")

@@ -98,7 +98,7 @@ class Module:
         session, names = self._session(), self.input_names()
         if len(user_inputs) != len(names):
             raise InputError(
-                f"{session.path} takes {', '.join(names)}, and {len(user_inputs)} are given", "pass all of them"
+                f"{session.path} takes {', '.join(names)}, but {len(user_inputs)} were given", "pass all of them"
             )
         for name, tensor in zip(names, user_inputs, strict=True):
             session.feed(name, tensor)
@@ -237,8 +237,8 @@ class Module:
             raise ArtifactError(f"the input {name} has no gradient yet", "run a training step first")
         known = ", ".join(self._with_gradient()[:5]) or "nothing"
         raise ArtifactError(
-            f"{self._train.path} computes no gradient of {name}",
-            f"it does of {known}; name it in requires_grad when the artifacts are made",
+            f"{self._train.path} computes no gradient for {name}",
+            f"it does for {known}; name it in requires_grad when the artifacts are made",
         )
 
     def moments(self) -> dict[str, dict[str, NDArray[Any]]]:
@@ -309,7 +309,7 @@ class Module:
 
 def _listing(groups: dict[str, list[str]]) -> str:
     parts = [f"{label} {', '.join(names[:5])}" for label, names in groups.items() if names]
-    return "; ".join(parts) or "it is no training model"
+    return "; ".join(parts) or "it is not a training model"
 
 
 def _export(

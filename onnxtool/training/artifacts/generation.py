@@ -463,7 +463,7 @@ def _check_output(options: ArtifactOptions) -> None:
     if prefix and options.target is not None:
         raise ArtifactError(
             f"{options.target} finds the files by their names, and the prefix is {prefix!r}",
-            "leave --prefix out, and give each model an --output of its own",
+            "leave --prefix out, and give each model its own --output",
         )
     check_writable(options.artifact_directory / f"{prefix}{_MODELS[0]}.onnx", force=True)
     models = _MODELS[: 2 if options.optimizer is None else None]

@@ -171,7 +171,7 @@ def check_names(model: onnx.ModelProto, trained: Iterable[str], frozen: Iterable
                     f"the input {name} is {kind}, and inputs with a gradient are float32", "leave it out"
                 )
             raise ArtifactError(
-                f"the parameter {name} is {kind}, and those that are trained are float32",
+                f"the parameter {name} is {kind}, and trained parameters must be float32",
                 "freeze it, or export the model in float32",
             )
 

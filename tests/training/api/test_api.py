@@ -227,7 +227,7 @@ def test_wrong_inputs_are_named(folder: Path) -> None:
     _, module, _ = load(folder)
     x, labels = batch()
     assert module.input_names() == ["x", "labels"]
-    with pytest.raises(InputError, match="takes x, labels, and 1 are given"):
+    with pytest.raises(InputError, match="takes x, labels, but 1 were given"):
         module(x)
     with pytest.raises(InputError, match="labels.*int64.*not tensor.float"):
         module(x, labels.astype(np.float32))

@@ -84,9 +84,9 @@ def test_a_gradient_that_is_not_computed_is_no_array(tmp_path: Path) -> None:
     module = module_of(tmp_path, ["x", "fc2.*"])
     with pytest.raises(ArtifactError, match="the input x has no gradient yet"):
         module.gradient("x")
-    with pytest.raises(ArtifactError, match=r"computes no gradient of fc1\.bias") as caught:
+    with pytest.raises(ArtifactError, match=r"computes no gradient for fc1\.bias") as caught:
         module.gradient("fc1.bias")
-    assert "it does of fc2.weight, fc2.bias, x" in caught.value.hint
+    assert "it does for fc2.weight, fc2.bias, x" in caught.value.hint
 
 
 def test_inputs_without_a_gradient_are_refused(tmp_path: Path) -> None:
