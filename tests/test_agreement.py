@@ -99,7 +99,7 @@ def test_a_decoder_is_compared_token_by_token(workshop: Workshop, tmp_path: Path
     export_model(ExportOptions(checkpoint, output=model, task="text-generation-with-past"))
     assert verify(model, checkpoint).passed
     assert not verify(damage(model, tmp_path / "damaged.onnx"), checkpoint).passed
-    with pytest.raises(ExportError, match="on prompts of its own"):
+    with pytest.raises(ExportError, match="on its own prompts"):
         compare_with_checkpoint(ModelFile.open(model), ExportOptions(checkpoint), [Case("a step", {}, None)])
     with pytest.raises(OptionError, match="is for two files"):
         verify(model, checkpoint, VerifyOptions(input_shapes="input_ids:1,8"))

@@ -69,7 +69,7 @@ def check_prepared(model: ir.Model) -> None:
     called = sorted({node.op_type for node in model.graph if node.op_identifier() in model.functions})
     if called:
         raise GradientError(
-            f"the model calls functions of its own: {', '.join(called)}",
+            f"the model calls local functions: {', '.join(called)}",
             "inline them with onnxtool.autodiff.prepare",
         )
 

@@ -116,7 +116,7 @@ class Adapter:
             raise CheckpointError(
                 f"PEFT cannot load the adapter of {self.source.model_name}: "
                 f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
-                "the adapter was trained on another model than the one that it is merged into, or is damaged",
+                "the adapter was trained on a different model, or is damaged",
             ) from error
         names = {tensor.name: tensor for tensor in self.stored.values()}
         missing = sorted(expected.keys() - names.keys())

@@ -66,7 +66,7 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
         chosen = None
     if not isinstance(chosen, Mapping):
         raise ModelFileError(
-            f"the metadata {_OPTIONS_KEY} of {file.path} is no object", "it was edited; export the model again"
+            f"the metadata {_OPTIONS_KEY} of {file.path} is not an object", "it was edited; export the model again"
         )
     # Files are untrusted: only the user can allow running code.
     known = {"max_length", "target", "dimensions", "keep_raw", "text", "allow_missing_weights", "allow_unused_weights"}
@@ -106,7 +106,7 @@ def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job, strategy: Ex
     pipeline = job.plan.pipeline
     if not isinstance(pipeline, SingleCallPipeline):
         raise ExportError(
-            f"{file.path} generates step by step, and is compared on prompts of its own", "leave --sample_inputs out"
+            f"{file.path} generates step by step, and is compared on its own prompts", "leave --sample_inputs out"
         )
     reference = pipeline.reference(job.models.reference(), strategy)
     outputs = run_reference(reference.run, samples, name="PyTorch", sequences=reference.sequences)

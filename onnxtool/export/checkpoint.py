@@ -110,7 +110,7 @@ class Checkpoint:
         named = getattr(config, "architectures", None) or []
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise CheckpointError(
-                f"config.json of {source.model_name} names {named!r} as its architectures, which is no list of names",
+                f"config.json of {source.model_name} names {named!r} as architectures, which is not a list of names",
                 'write it as "architectures": ["BertForMaskedLM"], with the class that the weights are of',
             )
         if task != "auto":
@@ -484,7 +484,7 @@ def load_config(source: Source) -> Any:
             raise source.unreadable(error) from error
         if source.read("config.json").get("auto_map") and not source.trust_remote_code:
             raise CheckpointError(
-                f"{source.model_name} is a model with code of its own (auto_map in config.json), which was not run",
+                f"{source.model_name} is a model with its own code (auto_map in config.json), which was not run",
                 "read that code, and pass --trust_remote_code if you trust it",
             ) from error
         near = difflib.get_close_matches(str(model_type), CONFIG_MAPPING_NAMES, n=3)
@@ -536,13 +536,13 @@ def find_class(architecture: str, config: Any, source: Source) -> Any:
         raise CheckpointError(
             f"transformers {transformers.__version__} has no architecture {architecture!r} "
             f"(config.json of {source.model_name})",
-            f"pass --task: {candidates(config)}; a model with code of its own needs --trust_remote_code",
+            f"pass --task: {candidates(config)}; a model with its own code needs --trust_remote_code",
         )
     # The base classes of models have weights but no forward.
     is_base = getattr(model_class, "forward", None) is torch.nn.Module.forward
     if not issubclass(model_class, transformers.PreTrainedModel) or is_base:
         raise CheckpointError(
-            f"{architecture}, which config.json of {source.model_name} names as its architecture, is no model",
+            f"{architecture}, which config.json of {source.model_name} names as its architecture, is not a model",
             f"name the class that the weights are of, or pass --task: {candidates(config)}",
         )
     wanted = getattr(model_class, "config_class", None)

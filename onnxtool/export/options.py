@@ -51,7 +51,7 @@ AllowPickle = Annotated[bool, Option("Load weights from a pickle if there are no
 
 
 class ExportOptions(Options):
-    """What to export, and how.
+    """The options of `onnxtool export`.
 
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.

@@ -62,7 +62,7 @@ _ROLES = ("query", "document")
 _CHAT = "What is the capital of France?\n Paris, <of> course; naïve café."
 
 ExportPipeline = SingleCallPipeline | GenerationPipeline | EncoderDecoderPipeline
-"""How one kind of file is made: its strategies, tracing, reference outputs, verification, and notes."""
+"""The pipeline for one kind of file: its strategies, tracing, reference outputs, verification, and notes."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def find_requests(options: ExportOptions) -> tuple[Request, ...]:
     if options.calibration is not None:
         raise ExportError(
             "--calibration measures the range of each number, and queries and documents of this checkpoint have "
-            "encoders of their own: their codes could not be compared",
+            "separate encoders: their codes could not be compared",
             "export one route with --calibration, and both with --ranges",
         )
     first = modules.route_of.get("", "")

@@ -158,7 +158,7 @@ def _export(request: Request, outputs: ExitStack) -> ExportReport:
         )
     failed = _sum_up(failures)
     if job.checkpoint.quantizer:
-        failed.hint = f"{job.checkpoint.quantizer} computes otherwise than with its weights; {FLOAT_CHECKPOINT}"
+        failed.hint = f"{job.checkpoint.quantizer} does not compute with its weights alone; {FLOAT_CHECKPOINT}"
     raise failed
 
 
@@ -221,7 +221,7 @@ def _plan_files(request: Request) -> WritePlan:
     if source.locate(TOKENIZER_NAME) is not None:
         notes.append(f"{TOKENIZER_NAME} becomes another one where transformers reads other tokens by all its files")
     if not target.takes_any_graph:
-        notes.append(f"{target.title} gets files of its own, and may refuse the model once it is loaded")
+        notes.append(f"{target.title} gets additional files, and may refuse the model once it is loaded")
     if not source.is_static and sum(file.stat().st_size for file in checkpoint.weight_files) > MAX_INLINE_BYTES:
         notes.append("weights of more than 1.9 GB go to a separate file next to the graph")
     return WritePlan("export", (*planned_files(graphs), *sidecars), tuple(notes))

@@ -116,8 +116,8 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
     if effective.content is not None:
         if keeps_files:
             raise CheckpointError(
-                f"{type(tokenizer).__name__} of {source.model_name} reads texts otherwise than its {TOKENIZER_NAME} "
-                f"says, and a new one would replace the checkpoint's own, {existing}",
+                f"{type(tokenizer).__name__} of {source.model_name} reads texts differently from its {TOKENIZER_NAME}; "
+                f"a new one would replace the checkpoint's own, {existing}",
                 "pass --output with another folder",
             )
         (folder / TOKENIZER_NAME).write_text(effective.content, encoding="utf-8")

@@ -337,7 +337,7 @@ class Source(ModuleFiles):
         """Convert an error from transformers or the hub to a CheckpointError."""
         if not self.is_local and self.local_only and isinstance(error, OSError):
             return CheckpointError(
-                f"cannot reach the hub for {self.model_name}: it is no folder here, and not in the hub's cache",
+                f"cannot reach the hub for {self.model_name}: it is not a folder here, and not in the hub's cache",
                 "check the path; without a network, pass a folder: --model_name path/to/checkpoint",
             )
         hint = (

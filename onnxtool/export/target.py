@@ -77,7 +77,7 @@ _UNLIMITED = 2**31  # transformers writes "no limit" as 1e30, which fastembed re
 
 @dataclass(frozen=True)
 class Use:
-    """How a consumer uses models of one kind.
+    """The way a consumer uses models of one kind.
 
     Attributes:
         kind: one of SPARSE, INFERENCE_FREE (whose graph is for documents), DENSE, TOKENS, SCORES, VERDICTS, TAGS.
@@ -118,7 +118,7 @@ CLASSIFIERS = Use(SCORES, (SCORE_LOGITS,))
 
 @dataclass(frozen=True)
 class TargetModel:
-    """What a consumer needs to know about a model.
+    """The facts about a model that a consumer needs.
 
     Attributes:
         name: the model's name.

@@ -1,4 +1,4 @@
-"""What a model's graph and files must be for a target: determined before tracing, checked on what was written.
+"""Requirements of a target for a model's graph and files: determined before tracing, checked on the written files.
 
 Shape letters: B batch, S sequence, V vocabulary.
 """
@@ -67,12 +67,12 @@ class TargetSpecification:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the target's users must configure, and what it leaves out."""
+        """Remarks on what the target's users must configure, and what it leaves out."""
         return tuple(filter(None, [self.target.instruction(self.model), self.left_out]))
 
     @property
     def head(self) -> Head | None:
-        """What the graph computes; None for the model's own outputs."""
+        """The head that the graph computes; None for the model's own outputs."""
         return self.model.head
 
     @property
@@ -331,7 +331,7 @@ def specify(
     use = target.use_for(task, modules, pads_left=pads_left, looks_up_queries=looks_up)
     left_out = ""
     if kind == DENSE and source.is_m3:
-        left_out = f"{target.title} gets the dense vector of this M3 embedder alone, no weights or vectors of tokens"
+        left_out = f"{target.title} gets only the dense vector of this M3 embedder, no token weights or vectors"
         if not source.sentence_modules.modules:
             raise TargetError(
                 f"{source.model_name} has no modules.json, by which {target.title} would know that an M3 embedder "
@@ -355,7 +355,7 @@ def specify(
         if name not in outputs:
             raise TargetError(
                 f"{target.title} takes {use.kind} by their {name}; {architecture} gives {', '.join(outputs)}",
-                "the weights must be of the model with that head; a base model's hidden states are no term weights"
+                "the weights must be of the model with that head; a base model's hidden states are not term weights"
                 if kind in (SPARSE, INFERENCE_FREE)
                 else "pass a --task whose architecture has it, or --target plain",
             )

@@ -484,7 +484,7 @@ def strategies_for(
 ) -> Iterator[ExportStrategy]:
     """List the strategies for a model, the most useful file first.
 
-    The first ones have all axes dynamic; then the lengths are fixed, which users can pad to; then the batch as well.
+    The first ones have all axes dynamic; then the lengths are fixed, which users can pad to; then also the batch.
     TorchScript comes first if verification reaches the largest size that the model accepts: it traces in a tenth of the
     time, and onnxruntime fuses its attention. It keeps the branches that the sample took, which verification would
     detect. If sizes are unbounded, dynamo comes first, because it guards what it assumes.

@@ -191,7 +191,7 @@ def _require_telling(reference: ReferenceOutputs, checkpoint_name: str) -> None:
         )
     if reference.ignores_mask:
         raise CheckpointError(
-            f"{checkpoint_name} ignores its attention mask: attending to the padding as well changes no output",
+            f"{checkpoint_name} ignores its attention mask: attending to padding changes no output",
             "no token sees another one, or all see the padding too: its weights are damaged, or its code ignores the "
             "mask; --no_verify exports it unverified",
         )

@@ -152,7 +152,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Accounts:
-    """What happened to a checkpoint's tensors, if none is an error.
+    """The fate of a checkpoint's tensors, if none is an error.
 
     Attributes:
         left_out: names belonging to a head that the checkpoint was saved with and this architecture does not have.
@@ -250,7 +250,7 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
                 raise CheckpointError(
                     f"{label} holds both {first} and {second} for {target} of {type(model).__name__}, and one would be "
                     "ignored",
-                    "delete the one that is no part of the model from the file",
+                    "delete the one that is not part of the model from the file",
                 )
     coded = [
         tensor
@@ -478,7 +478,7 @@ def _header(path: Path, label: str) -> Iterator[StoredTensor]:
                 yield StoredTensor(name, header.get_dtype(), tuple(header.get_shape()), path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
-            f"cannot load {label}: {path.name} is no file of safetensors: {error}",
+            f"cannot load {label}: {path.name} is not a safetensors file: {error}",
             "the folder may be incomplete or damaged",
         ) from error
 
@@ -495,10 +495,10 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
         if refused := refused_object(error):
             raise CheckpointError(
                 f"{path.name} of {label} holds more than tensors ({refused}), and loading that runs code",
-                "take a checkpoint with safetensors, or save the tensors alone where you trust the file",
+                "take a checkpoint with safetensors, or save only the tensors if you trust the file",
             ) from error
         raise CheckpointError(
-            f"cannot load {label}: {path.name} is no pickle of PyTorch: {reason(error)}",
+            f"cannot load {label}: {path.name} is not a PyTorch pickle: {reason(error)}",
             "the folder may be incomplete or damaged",
         ) from error
     for name, value in loaded.items():

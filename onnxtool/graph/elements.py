@@ -42,7 +42,7 @@ _MOVING = frozenset({"Concat", "Gather", "Identity", "Reshape", "Slice", "Squeez
 
 
 class Scope:
-    """What is known about the values visible to a graph, by name.
+    """Knowledge about the values visible to a graph, by name.
 
     Attributes:
         values: shape and dtype of tensors.

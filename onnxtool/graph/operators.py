@@ -25,7 +25,7 @@ WRONG = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, 
 
 
 class Operator(NamedTuple):
-    """What is known about an operator.
+    """A description of an operator.
 
     Attributes:
         name: its name with domain, such as `com.microsoft::Gelu`; without domain for ONNX operators.

@@ -19,12 +19,12 @@ from onnxtool.torch_backend.sessions import RUN_ERRORS, SILENT, denormals_are_ze
 from onnxtool.torch_backend.translator import Translated
 
 Fake = object
-"""What a graph knows about a value: a fake tensor, or a (symbolic) number."""
+"""A value as known to a graph: a fake tensor, or a (symbolic) number."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What PyTorch expects of a result.
+    """The properties that PyTorch expects of a result.
 
     Attributes:
         dtype: the element type; None if a number is expected.

@@ -32,7 +32,7 @@ ELEMENTWISE_KERNELS = ("pytorch", "inductor")
 
 
 class OrtBackendOptions(Options):
-    """How graphs are partitioned, translated and run. Equal instances share one backend.
+    """Options for partitioning, translating and running graphs. Equal instances share one backend.
 
     Attributes:
         preferred_execution_providers: the first providers, in order.

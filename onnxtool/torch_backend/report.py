@@ -36,7 +36,7 @@ class EagerNode:
 @short_repr
 @dataclass(frozen=True)
 class GraphReport:
-    """How a graph was compiled.
+    """The report on a compiled graph.
 
     Attributes:
         kind: forward, backward or inference.
@@ -59,7 +59,7 @@ class GraphReport:
 @short_repr
 @dataclass(frozen=True)
 class Explanation:
-    """How a model's graphs were compiled; `str()` gives a readable text."""
+    """The report on a model's compiled graphs; `str()` gives a readable text."""
 
     graphs: tuple[GraphReport, ...]
 

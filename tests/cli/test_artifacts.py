@@ -136,7 +136,11 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
         (("--loss", "none", "--loss_input", "best"), "'best' is int64", "take another output"),
         (("--loss", "MSELoss", "--shift_labels"), "has no classes", "leave them out"),
         (("--shift_labels",), "shifted with axis=-1", "ignore_index"),
-        (("--lora", "2", "--lora_targets", "*.bias"), "matches fc1.bias, which is no weight of products", "fc1.weight"),
+        (
+            ("--lora", "2", "--lora_targets", "*.bias"),
+            "matches fc1.bias, which is not a weight used only by products",
+            "fc1.weight",
+        ),
         (("--prefix", "../"), "'../' is a path", "artifact_directory"),
     ],
 )

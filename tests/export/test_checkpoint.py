@@ -126,11 +126,11 @@ MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
     ("values", "message", "hint"),
     [
         ({"model_type": "bertt"}, "'bertt'", "did you mean bert"),
-        (MINE, "code of its own", "--trust_remote_code"),
+        (MINE, "its own code", "--trust_remote_code"),
         ({"architectures": ["MyBert"]}, "no architecture 'MyBert'", "--trust_remote_code"),
         *(({"architectures": bad}, "architectures|cannot load", "") for bad in ([3], "BertModel", {"a": 1})),
         *(
-            ({"architectures": [name]}, f"{name}, which config.json .* is no model", "")
+            ({"architectures": [name]}, f"{name}, which config.json .* is not a model", "")
             for name in ("BertTokenizer", "AutoModel", "PreTrainedModel", "BertPreTrainedModel")
         ),
         ({"architectures": ["GPT2Model"]}, "is one of bert, and names GPT2Model, which is a model of gpt2", ""),

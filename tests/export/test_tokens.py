@@ -358,7 +358,7 @@ def test_a_checkpoint_that_is_exported_beside_itself_keeps_its_tokenizer(cased: 
     """It is refused where that says something else, not replaced."""
     checkpoint, _ = cased
     before = (checkpoint / "tokenizer.json").read_bytes()
-    with pytest.raises(CheckpointError, match="reads texts otherwise than its tokenizer.json says"):
+    with pytest.raises(CheckpointError, match="reads texts differently from its tokenizer.json"):
         export_model(ExportOptions(str(checkpoint), output=checkpoint.with_suffix(".onnx"), force=True))
     assert (checkpoint / "tokenizer.json").read_bytes() == before
 

@@ -344,7 +344,7 @@ class EncoderDecoderPipeline:
             ExportError: it is not an encoder-decoder for text, or does not work with a cache.
         """
         if text_of(modality) is None or not isinstance(modality, WithDecoder):
-            raise ExportError(f"{type(model).__name__} is no encoder-decoder of texts", WITHOUT_CACHE)
+            raise ExportError(f"{type(model).__name__} is not an encoder-decoder for text", WITHOUT_CACHE)
         signature = detect_signature(model, modality)
         start_id = _start_of(model, modality.start_id)
         parts = EncoderDecoder.of(model, modality.encoder.sample(signature.given), start_id)

@@ -1,1 +1,1 @@
-"""What an exported graph computes on top of the model: steps, their settings in a checkpoint, and how to choose."""
+"""Heads, which an exported graph computes on top of the model: steps, their checkpoint settings, and the choice."""

@@ -183,8 +183,8 @@ def _late_interaction(kind: _HeadKind, source: Source) -> Head:
     modules = source.sentence_modules
     if not modules.is_late_interaction:
         raise source.refuse(
-            f"{source.model_name} is no late-interaction encoder: no file names MultiVectorEncoder, ColBERT of PyLate, "
-            "or HF_ColBERT",
+            f"{source.model_name} is not a late-interaction encoder: no file names MultiVectorEncoder, PyLate's "
+            "ColBERT, or HF_ColBERT",
             "pass --head auto",
         )
     read_mask(modules)  # fail if `infer` would refuse the export

@@ -370,7 +370,7 @@ def choose_storage(
     if options.calibration is None:
         return VectorType.of(name, None if options.ranges is None else read_ranges(options.ranges)), ()
     if not isinstance(modality, TextInputs) or modality.padded_length is not None:
-        raise ExportError("--calibration measures on texts alone, and this model takes others", "pass --ranges")
+        raise ExportError("--calibration measures only on texts, but this model takes other inputs", "pass --ranges")
     if ChatTemplate.of(source, source.sentence_modules, head.task) is not None:
         raise ExportError(
             f"{source.model_name} puts texts into a chat template, and --calibration reads them without it",

@@ -79,7 +79,7 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     for key, tensor in content.items():
         # A view of a few numbers may claim a huge shape.
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or not tensor.is_contiguous():
-            raise _damaged(source, name, f"{key} is no plain tensor of floating point numbers")
+            raise _damaged(source, name, f"{key} is not a plain floating-point tensor")
     weight, bias = (content[key].detach().to(torch.float32).numpy() for key in ("weight", "bias"))
     if weight.ndim != 2 or bias.shape != weight.shape[:1] or not weight.size:
         raise _damaged(source, name, f"its weight is {list(weight.shape)} and its bias {list(bias.shape)}")
@@ -88,6 +88,6 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
 
 def _damaged(source: Source, name: str, reason: str) -> CheckpointError:
     return source.refuse(
-        f"{name} of {source.model_name} is no state of a linear layer: {reason}",
-        "fetch the checkpoint again from where you trust it; --head embedding exports the vectors of texts alone",
+        f"{name} of {source.model_name} is not the state of a linear layer: {reason}",
+        "fetch the checkpoint again from where you trust it; --head embedding exports only the text vectors",
     )

@@ -147,7 +147,7 @@ def _rate(extractor: Any) -> int:
         return _SAMPLING_RATE
     if not isinstance(rate, int) or isinstance(rate, bool) or rate <= 0:
         raise CheckpointError(
-            f"the checkpoint's feature extractor has the sampling_rate {rate!r}, which is no number of samples",
+            f"the checkpoint's feature extractor has the sampling_rate {rate!r}, which is not a number of samples",
             f"correct it in {PROCESSOR_FILE}",
         )
     return rate

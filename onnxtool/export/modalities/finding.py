@@ -120,7 +120,7 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
     raise ExportError(
         f"{type(model).__name__} does not compare what its {side.method} gives ({side.embeddings} of its forward is "
         "something else)",
-        "this model is no dual encoder as CLIP is; export it with another --task",
+        "this model is not a dual encoder like CLIP; export it with another --task",
     )
 
 
@@ -266,7 +266,7 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     if not dual and checkpoint.task not in _TEXT_TASKS:
         raise ExportError(
             f"{type(model).__name__} takes pictures among the words of a text (input_ids and pixel_values)",
-            f"pass the --task of its text part ({', '.join(_TEXT_TASKS)}), or save a part of it alone",
+            f"pass the --task of its text part ({', '.join(_TEXT_TASKS)}), or save only a part of it",
         )
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)
     if not dual:

@@ -176,7 +176,7 @@ def _prepare(processor: Any, pages: Sequence[tuple[int, int]]) -> Feeds:
 # The one page retriever class of transformers 5.23 whose pages all have the same tokens.
 _SAME_TOKENS = "ColPaliForRetrieval"
 _REFUSED = {
-    "NeoMMEForRetrieval": "transformers prepares its pages by torchvision alone, whose pixels are not computed here, "
+    "NeoMMEForRetrieval": "transformers prepares its pages only with torchvision, whose pixels are not computed here, "
     "and writes its queries by a chat template"
 }
 _TASKS = (TASK_OF_PICTURES, LATE_INTERACTION)
@@ -313,7 +313,7 @@ def _patched_forward(model: Any) -> Any:
         raise ExportError(
             f"the vision tower of this {type(model).__name__} is {type(visual).__name__}, and onnxtool's form of its "
             f"attention is for {Qwen2VisionTransformerPretrainedModel.__name__}",
-            "pages of Qwen2-VL are exported; the side of queries is as well (--task late-interaction)",
+            "pages of Qwen2-VL can be exported, and so can the query side (--task late-interaction)",
         )
     for block in visual.blocks:
         block.attn.forward = types.MethodType(_attend, block.attn)

@@ -125,7 +125,7 @@ class Anserini(Target):
         return (
             "Anserini looks for graph and vocabulary in ~/.cache/pyserini/encoders; "
             f"{model.name}-batched.onnx takes many texts, and its output_text says which of them a term is of. In "
-            "texts, it reads special tokens, Chinese and words of more than 100 characters otherwise than the tokenizer"
+            "texts, it reads special tokens, Chinese and words of over 100 characters differently from the tokenizer"
         )
 
 

@@ -53,7 +53,7 @@ class Chroma(Target):
         """Say how to make it read the folder, and where its vectors differ from the checkpoint's."""
         how = (
             "subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', and a "
-            "name() and build_from_config() of its own"
+            "its own name() and build_from_config()"
         )
         notes = [how]
         if model.max_tokens is None or model.max_tokens > _NUM_TOKENS:

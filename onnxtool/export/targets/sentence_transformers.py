@@ -104,7 +104,9 @@ class SentenceTransformers(Target):
             )
         first, *behind = modules.kinds or ("Transformer",)
         if first not in TRANSFORMERS:
-            raise _refusal(f"{source.model_name} begins with {first}, which is no transformer to be run by onnxruntime")
+            raise _refusal(
+                f"{source.model_name} begins with {first}, which is not a transformer that onnxruntime can run"
+            )
         if unknown := [kind for kind in behind if kind not in _LOADED]:
             raise _refusal(f"{source.model_name} has the modules {', '.join(unknown)}, whose files are not known here")
         for stored in modules.modules:

@@ -57,7 +57,7 @@ class Denied:
 
 @dataclass(frozen=True)
 class Decision:
-    """How to lower an operator; fields are in the order of the steps that read them.
+    """The decisions for lowering an operator; fields are in the order of the steps that read them.
 
     Attributes:
         decomposition: our decomposition. If it returns NotImplemented, the next steps apply.

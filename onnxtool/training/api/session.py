@@ -242,7 +242,7 @@ class BoundSession:
         raise InputError(
             f"the input {name} of {self.path} has the label {labels[is_wrong][0]}, and the loss has {classes_text}; "
             + ("no ignore_index is set" if ignored is None else f"the ignore_index is {ignored}"),
-            "pass classes alone, or make the artifacts with the ignore_index of these labels (--ignore_index)",
+            "pass only valid classes, or make the artifacts with the ignore_index of these labels (--ignore_index)",
         )
 
     def run(self, fetch: Sequence[str] = ()) -> list[NDArray[Any]]:

@@ -171,7 +171,7 @@ def _targets(
         for called, name in matched.items():
             if name in reasons:
                 raise ArtifactError(
-                    f"the target {target!r} of adapters matches {called}, which is no weight of products alone: "
+                    f"the target {target!r} of adapters matches {called}, which is not a weight used only by products: "
                     f"{reasons[name]}",
                     hint,
                 )

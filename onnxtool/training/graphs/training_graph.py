@@ -213,7 +213,7 @@ def _check_loss(model: onnx.ModelProto, loss: str) -> None:
     """Refuse an output that is not a single float."""
     value = next((value for value in model.graph.output if value.name == loss), None)
     if value is None:
-        raise ArtifactError(f"the loss {loss!r} is no output of the model", "return its name from build")
+        raise ArtifactError(f"the loss {loss!r} is not an output of the model", "return its name from build")
     kind = value.type.tensor_type
     if kind.elem_type and kind.elem_type not in FLOATS:
         raise ArtifactError(

@@ -51,7 +51,7 @@ class ClipGradNorm(Block):
             if value.name in gradient_names and value.type.HasField("sequence_type"):
                 raise ArtifactError(
                     f"{value.name} is a sequence, and gradients that are clipped are tensors",
-                    "pass the names of all of them, each an input of its own",
+                    "pass the names of all of them, each as a separate input",
                 )
         scale = self.scale(*gradient_names)
         return [self.accessor.add_node("Mul", [name, scale]) for name in gradient_names]
