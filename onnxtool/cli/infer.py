@@ -66,7 +66,7 @@ class _Command(SectionedCommand):
     }
 
 
-@click.command(cls=_Command, epilog='Example: onnxtool infer --model_path models/splade-int8.onnx --text "a train to Berlin"')
+@click.command(cls=_Command, epilog='Example: onnxtool infer --model_path models/splade-int8.onnx --text "a train"')
 @model_argument("model_path")
 @derived_options(
     options=InferOptions,
