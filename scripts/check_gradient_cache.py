@@ -9,7 +9,8 @@ transformers' CachedMultipleNegativesRankingLoss in eager PyTorch, with the same
     python scripts/check_gradient_cache.py [--pairs 1024] [--mini_batch_size 64] [--length 16] [--dropout 0.1]
 
 Fails if memory grows by more than a tenth, if losses differ by more than 1e-6, or if gradients differ by more than
-1e-5 of the largest: they are sums over all rows in float32, in another order.
+5e-5 of the largest: they are float32 sums over all rows in another order. On 64 pairs without dropout, the gradients of
+the whole batch in eager PyTorch are 1.8e-5 from those in float64, and mini-batches here 1.5e-5.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from sentence_transformers.util import cos_sim
 
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
-MEMORY_RATIO, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1.1, 1e-6, 1e-5
+MEMORY_RATIO, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1.1, 1e-6, 5e-5
 
 
 class Encoder(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
