@@ -56,23 +56,29 @@ def blocks_page(title: str, blocks: Sequence[Block], gates: Sequence[str] = (), 
 
 
 def sections_page(
-    title: str, sections: Sequence[Section], gates: Sequence[str], notes: Sequence[str] = (), chart: str = ""
+    title: str,
+    sections: Sequence[Section],
+    gates: Sequence[str],
+    notes: Sequence[str] = (),
+    chart: str = "",
+    drawing: str = "",
 ) -> str:
-    """Write sections as an HTML page, below failed gates, notes and a chart."""
+    """Write sections as an HTML page, below failed gates, notes and a chart; a drawing follows the first."""
     from markupsafe import Markup
 
     return render_template(
         "page.html.jinja",
-        {"words": _words, "shown_rows": shown_rows},
+        {"words": words, "shown_rows": shown_rows},
         title=title,
         sections=sections,
         gates=gates,
         notes=notes,
         chart=Markup(chart),  # noqa: S704  markup of our own
+        drawing=Markup(drawing),  # noqa: S704  the same
     )
 
 
-def _words(text: str) -> Markup:
+def words(text: str) -> Markup:
     """Escape text and let names break after separators; longer words break anywhere if necessary."""
     from markupsafe import Markup, escape
 

@@ -31,7 +31,7 @@ _LOGGER = logging.getLogger(__name__)
 @click.argument("model", type=PathType())
 @click.argument("base", type=PathType(), required=False)
 @derived_options(asked=Settings)
-@result_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts")
+@result_options([*FORMATS, "html"], "; markdown is for a review comment, html is one page with charts and the graph")
 def command(asked: Settings, *, model: Path, base: Path | None, result: Result) -> int:
     """Summarize the ONNX file MODEL, or show how it differs from the ONNX file BASE.
 
@@ -140,9 +140,10 @@ def _comment(report: Stats | Difference, gates: Sequence[str]) -> str:
 
 
 def _page(report: Stats | Difference, gates: Sequence[str]) -> str:
+    from onnxtool.cli.graph_drawing import graph_drawing
     from onnxtool.cli.page import sections_page
 
     if isinstance(report, Stats):
-        return sections_page(report.path, summary_sections(report), gates)
-    title = f"{report.model.path} against {report.base.path}"
-    return sections_page(title, difference_sections(report), gates, difference_notes(report))
+        return sections_page(report.path, summary_sections(report), gates, drawing=graph_drawing(report))
+    title, notes = f"{report.model.path} against {report.base.path}", difference_notes(report)
+    return sections_page(title, difference_sections(report), gates, notes, drawing=graph_drawing(report))

@@ -124,6 +124,25 @@ ATTRIBUTE = _message(
     sparse_tensor=(22, PART),
     sparse_tensors=(23, PART),
 )
+# The same by what two attributes must share to be equal; documentation is left out.
+ATTRIBUTE_VALUES = _message(
+    name=(1, NAME),
+    f=(2, {FIXED32: None}),
+    i=(3, INT),
+    s=(4, PART),
+    t=(5, PART),
+    g=(6, PART),
+    floats=(7, {BYTES: None, FIXED32: None}),
+    ints=(8, INTS),
+    strings=(9, PART),
+    tensors=(10, PART),
+    graphs=(11, PART),
+    tp=(14, PART),
+    type_protos=(15, PART),
+    ref_attr_name=(21, PART),
+    sparse_tensor=(22, PART),
+    sparse_tensors=(23, PART),
+)
 # The attributes of a Constant node that may be a shape.
 INTEGERS = {"value_int": _message(values=(3, INTS)), "value_ints": _message(values=(8, INTS))}
 TENSOR = _message(

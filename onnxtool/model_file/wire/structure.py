@@ -447,7 +447,7 @@ def _by_count(counted: Mapping[bytes, int]) -> dict[str, int]:
     return dict(sorted(ops.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _main_graph(data: Data) -> Iterator[tuple[str, tuple[int, int]]]:
+def main_graph(data: Data) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yield the fields of the main graph."""
     for field, content in read(data, MODEL, (0, len(data))):
         if field == "graph":
@@ -474,7 +474,7 @@ def read_nodes(path: Path) -> Iterator[Node]:
         ModelFileError: there is no such file, or it is not an ONNX model.
     """
     with opened(path) as data:
-        for field, place in _main_graph(data):
+        for field, place in main_graph(data):
             if field == "node":
                 yield _read_node(data, place)
 
@@ -488,7 +488,7 @@ def read_names(path: Path) -> tuple[list[str], list[str]]:
     initializers: list[str] = []
     outputs: list[str] = []
     with opened(path) as data:
-        for field, place in _main_graph(data):
+        for field, place in main_graph(data):
             if field == "node":
                 outputs.extend(_read_node(data, place).outputs)
             elif field == "initializer":
@@ -518,9 +518,9 @@ def read_constants(path: Path) -> dict[str, Constant]:
     """
     constants: dict[str, Constant] = {}
     with opened(path) as data:
-        for field, place in _main_graph(data):
+        for field, place in main_graph(data):
             if field == "initializer":
-                name, constant = _read_constant(data, place)
+                name, constant = read_constant(data, place)
                 constants[name] = constant
             elif field == "node":
                 node = _read_node(data, place)
@@ -529,7 +529,8 @@ def read_constants(path: Path) -> dict[str, Constant]:
     return constants
 
 
-def _read_constant(data: Data, place: Span) -> tuple[str, Constant]:
+def read_constant(data: Data, place: Span) -> tuple[str, Constant]:
+    """Read the name of a tensor, and its integers where they are few."""
     tensor = read_tensor(data, place, [])
     integers: tuple[int, ...] | None = None
     if tensor.dtype in _FORMATS and tensor.num_elements <= _MOST_INTEGERS and tensor.external is None:
@@ -551,7 +552,7 @@ def _held_constant(data: Data, place: Span) -> Constant:
         held = dict(read(data, ATTRIBUTE, part))
         name = decode(held.get("name", b""), place[0])
         if name == "value" and "t" in held:
-            constant = _read_constant(data, held["t"])[1]
+            constant = read_constant(data, held["t"])[1]
         elif name in INTEGERS:
             integers = tuple(value for _, values in read(data, INTEGERS[name], part) for value in values)
             constant = Constant(len(integers), integers)

@@ -1,0 +1,216 @@
+"""The graph of a model, or of two, as HTML: operators in their order, and what repeats once with its count."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxtool.cli.stats_wording import join, signatures
+from onnxtool.model_file.wire.topology import MAX_DRAWN_NODES, Call, read_topology
+from onnxtool.reports import TensorInfo
+from onnxtool.summary.figures import Difference, Stats
+from onnxtool.summary.kinds import FUSED_OPERATORS
+from onnxtool.summary.repetition import Block, find_blocks
+
+_MAX_BOXES = 500  # of a list; and four times as many of a page
+_MAX_READS = 4  # names that a box has
+_ANCHOR = 10  # a block of this part of a graph, or more, is compared with such a block of the other
+_FUSED = frozenset().union(*FUSED_OPERATORS.values())
+
+
+class Box(NamedTuple):
+    """What is drawn: an operator, a repeated block, or nodes before and after; else a note.
+
+    Attributes:
+        reads: the values that it has from elsewhere than the box before it.
+        mark: added, removed or changed.
+        is_block: whether a title and a frame are around its boxes.
+        base: of a comparison, what stands in place of `boxes` in the base.
+    """
+
+    op: str = ""
+    is_fused: bool = False
+    number: int = 0
+    reads: str = ""
+    mark: str = ""
+    title: str = ""
+    boxes: Sequence[Box] = ()
+    base: Sequence[Box] = ()
+    base_title: str = ""
+    note: str = ""
+
+
+class _Graph:
+    """A graph of which boxes are made."""
+
+    def __init__(self, stats: Stats) -> None:
+        self.stats = stats
+        self.calls: Sequence[Call] = read_topology(Path(stats.path)) or ()
+        self.is_drawn = stats.num_nodes <= MAX_DRAWN_NODES
+        self.blocks = find_blocks(self.calls)
+        self.inputs = frozenset(info.name for info in stats.inputs)
+        self.boxes_left = 4 * _MAX_BOXES
+        self.key = lru_cache(None)(self._key)
+
+    def _key(self, block: Block, *, exact: bool) -> object:
+        """Return what equal blocks share: operators, and if `exact` their attributes."""
+        if block.times == 1:
+            call = self.calls[block.start]
+            return (call.op, call.attributes) if exact else call.op
+        return block.times, tuple(self.key(item, exact=exact) for item in block.items)
+
+    def boxes(self, blocks: Sequence[Block], mark: str = "", *, numbered: bool = False) -> list[Box]:
+        """Draw blocks that follow each other, as many as fit."""
+        boxes = []
+        for number, block in enumerate(blocks[:_MAX_BOXES], 1):
+            if self.boxes_left <= 0:
+                break
+            boxes.append(self.box(block, mark, number if numbered else 0, blocks))
+        if rest := blocks[len(boxes) :]:
+            ops = Counter(self.calls[place].op for block in rest for place in range(block.start, block.end))
+            boxes.append(Box(note=f"and {ops.total():,} more nodes: {join(dict(ops.most_common(_MAX_BOXES // 50)))}"))
+        return boxes
+
+    def box(self, block: Block, mark: str, number: int, level: Sequence[Block]) -> Box:
+        """Draw a block of the list `level`, with a number and what it reads where it has one."""
+        self.boxes_left -= 1
+        reads = self.reads(block, number, level) if number else ""
+        if block.length > 1:
+            boxes = self.boxes(block.items, numbered=number > 0)  # marked as a whole
+            return Box(number=number, reads=reads, mark=mark, title=_title(block), boxes=boxes)
+        op = self.calls[block.start].op
+        note = "" if block.times == 1 else f"x {block.times} {'in a row' if block.is_chain else 'side by side'}"
+        return Box(op, op in _FUSED or op.startswith("com.microsoft::"), number, reads, mark, note=note)
+
+    def reads(self, block: Block, number: int, level: Sequence[Block]) -> str:
+        """Name the values that a block reads: by the numbers of boxes, `in` from outside, or graph inputs."""
+        starts = [each.start for each in level]
+        numbers: set[int] = set()
+        names: dict[str, None] = {}
+        for call in self.calls[block.start : block.end]:
+            for place, name in filter(None, call.wires):
+                if place >= starts[0]:
+                    numbers |= {bisect_right(starts, place)} - {number}
+                elif place >= 0 or name in self.inputs:
+                    names["in" if place >= 0 else str(name)] = None
+        if not names and numbers <= {number - 1}:
+            return ""
+        listed = [*map(str, sorted(numbers)), *names]
+        more = len(listed) - _MAX_READS
+        return ", ".join(listed[:_MAX_READS]) + (f" and {more} more" if more > 0 else "")
+
+
+def graph_drawing(report: Stats | Difference) -> str:
+    """Draw the graph of a model, or what separates it from that of its base, as the section of a page."""
+    from onnxtool.cli.page import render_template, words
+
+    if isinstance(report, Difference):
+        graphs = model, base = [_Graph(report.model), _Graph(report.base)]
+        boxes = _compare(model, base, model.blocks, base.blocks)
+    else:
+        graphs = [model] = [_Graph(report)]
+        boxes = model.boxes(model.blocks, numbered=True)
+    after, before = graphs[0].stats, graphs[-1].stats
+    too_large = [graph.stats.path for graph in graphs if not graph.is_drawn]
+    return render_template(
+        "graph.html.jinja",
+        {"words": words},
+        boxes=boxes,
+        too_large=too_large,
+        most=MAX_DRAWN_NODES,
+        inputs=_ends(after.inputs, before.inputs),
+        outputs=_ends(after.outputs, before.outputs),
+        is_comparison=isinstance(report, Difference),
+    )
+
+
+def _ends(after: Sequence[TensorInfo], before: Sequence[TensorInfo]) -> list[Box]:
+    """Draw the inputs or outputs of a graph, with what differs from the base."""
+    new, old = signatures(after), signatures(before)
+    boxes = []
+    for name, signature in (old | new).items():
+        mark = "" if old.get(name) == new.get(name) else "added" if name not in old else "changed"
+        if name not in new:
+            mark = "removed"
+        note = f"{signature}, was {old[name]}" if mark == "changed" else signature
+        boxes.append(Box(name, mark=mark, note=note))
+    return boxes
+
+
+def _title(block: Block) -> str:
+    wired = "each reads the one before" if block.is_chain else "side by side"
+    return f"x {block.times}: {block.length} nodes, {wired}"
+
+
+def _compare(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+    """Draw what two lists share once, and between that what was removed beside what was added."""
+    anchors = [_anchor(graph, blocks) for graph, blocks in ((model, after), (base, before))]
+    if anchors[0] < 0 or anchors[1] < 0:
+        return _compare_items(model, base, after, before)
+    here, there = anchors
+    new, old = after[here], before[there]
+    left = _compare(model, base, after[:here], before[:there])
+    if model.key(new, exact=True) == base.key(old, exact=True):
+        pair = model.box(new, "", 0, after)
+    else:
+        boxes, others = _sides(model, base, new.items, old.items)
+        pair = Box(title=_title(new), boxes=boxes, base=others, base_title=_title(old))
+    return [*left, pair, *_compare(model, base, after[here + 1 :], before[there + 1 :])]
+
+
+def _anchor(graph: _Graph, blocks: Sequence[Block]) -> int:
+    """Return the place of the repeated block with the most nodes; -1 where each is a small part of the graph."""
+    place = max(range(len(blocks)), key=lambda place: blocks[place].end - blocks[place].start, default=-1)
+    is_large = place >= 0 and (blocks[place].end - blocks[place].start) * _ANCHOR >= len(graph.calls)
+    return place if is_large and blocks[place].times > 1 else -1
+
+
+def _opcodes(
+    model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]
+) -> Sequence[tuple[str, int, int, int, int]]:
+    """Align two lists by their operators, as many as are drawn."""
+    new = [model.key(block, exact=False) for block in after[:_MAX_BOXES]]
+    old = [base.key(block, exact=False) for block in before[:_MAX_BOXES]]
+    return SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+
+
+def _equal(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+    """Draw blocks of the same operators; those with other attributes are changed."""
+    pairs = zip(after, before, strict=True)
+    changed = [model.key(new, exact=True) != base.key(old, exact=True) for new, old in pairs]
+    return [
+        model.box(new, "changed" if is_changed else "", 0, after)
+        for new, is_changed in zip(after, changed, strict=True)
+    ]
+
+
+def _compare_items(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
+    boxes: list[Box] = []
+    for kind, i, j, k, m in _opcodes(model, base, after, before):
+        if kind == "equal":
+            boxes += _equal(model, base, after[k:m], before[i:j])
+        elif kind == "replace":
+            boxes.append(Box(boxes=model.boxes(after[k:m], "added"), base=base.boxes(before[i:j], "removed")))
+        else:
+            boxes += base.boxes(before[i:j], "removed") + model.boxes(after[k:m], "added")
+    for graph, blocks in ((base, before), (model, after)):
+        if len(blocks) > _MAX_BOXES:
+            rest = sum(block.end - block.start for block in blocks[_MAX_BOXES:])
+            boxes.append(Box(note=f"{graph.stats.path} has {rest:,} more nodes here, which are not compared"))
+    return boxes
+
+
+def _sides(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> tuple[list[Box], list[Box]]:
+    """Draw two blocks each for itself, with what the other lacks marked."""
+    new: list[Box] = []
+    old: list[Box] = []
+    for kind, i, j, k, m in _opcodes(model, base, after, before):
+        is_equal = kind == "equal"
+        new += _equal(model, base, after[k:m], before[i:j]) if is_equal else model.boxes(after[k:m], "added")
+        old += base.boxes(before[i:j], "" if is_equal else "removed")
+    return new, old

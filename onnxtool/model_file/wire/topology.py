@@ -1,0 +1,186 @@
+"""Read which node reads which value, and what makes two nodes equal, without weights.
+
+Constant nodes count as initializers here: nodes read them, and they read nothing.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+from typing import NamedTuple
+
+from onnxtool.model_file.domains import ALIAS
+from onnxtool.model_file.wire.messages import ATTRIBUTE_VALUES, GRAPH, NODE
+from onnxtool.model_file.wire.protobuf import Data, Span, decode, malformed, opened, read
+from onnxtool.model_file.wire.structure import main_graph, read_constant
+from onnxtool.model_file.wire.tensors import read_sparse_tensor, read_tensor, read_value_info
+
+MAX_DRAWN_NODES = 50_000  # of the main graph and the graphs inside its nodes, Constant nodes included
+INPUT = "input "  # begins the kind of a graph input
+_MAX_NESTING = 64
+_MAX_VALUE_BYTES = 1024  # of a tensor in an attribute that is compared by its data
+_CHUNK_BYTES = 1 << 16
+
+# A value: the place of its node among the calls, and which of the node's outputs it is. For what no node makes, -1 and
+# a name; inside of a body, where names may differ between equal bodies, -1 and its number by first use, and -2 and the
+# position for an input.
+Wire = tuple[int, int | str]
+
+
+class Call(NamedTuple):
+    """A node that is no Constant.
+
+    Attributes:
+        op: the operator, as in `Structure.ops`.
+        attributes: a digest of its attributes and the graphs in them.
+        kinds: of each input that no node makes: dtype and shape, with the values of a small integer tensor or Constant.
+        wires: the values that it and the graphs in it read; None for an input that is left out.
+    """
+
+    op: str
+    name: str
+    attributes: bytes
+    kinds: tuple[str, ...]
+    wires: tuple[Wire | None, ...]
+
+
+class _TooManyError(Exception):
+    """The model has more nodes than are drawn."""
+
+
+class _Scope:
+    """A graph while it is read: its calls, its values by name, and the names that it has from elsewhere."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.wires: dict[bytes, Wire] = {}
+        self.kinds: dict[bytes, str] = {}
+        self.used: dict[bytes, int] = {}
+
+    def wire(self, name: bytes, depth: int) -> Wire | None:
+        """Return the value of that name; None for an input that is left out."""
+        if name in self.wires or not name:
+            return self.wires.get(name)
+        number = self.used.setdefault(name, len(self.used))
+        return -1, number if depth else name.decode(errors="replace")
+
+
+def read_topology(path: Path) -> list[Call] | None:
+    """Read the nodes of the main graph of the ONNX file at `path`; None for more than `MAX_DRAWN_NODES`.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    with opened(path) as data:
+        try:
+            return _Reader(data).graph(list(main_graph(data)), 0)[0].calls
+        except _TooManyError:
+            return None
+
+
+class _Reader:
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.num_nodes = 0
+
+    def graph(self, fields: list[tuple[str, Span]], depth: int) -> tuple[_Scope, str]:
+        """Read a graph that lies `depth` graphs below the main one, and what it shares with every equal one."""
+        scope, data = _Scope(), self.data
+        outputs: list[bytes] = []
+        inputs: list[str] = []
+        for field, place in fields:
+            if field in ("input", "output"):
+                info = read_value_info(data, place)[0]
+                name = info.name.encode()
+                if field == "output":
+                    outputs.append(name)
+                    continue
+                scope.kinds.setdefault(name, f"{INPUT}{(info.dtype, info.shape)}")
+                scope.wires[name] = (-2, len(inputs)) if depth else (-1, info.name)
+                inputs.append(scope.kinds[name])
+            elif field == "initializer":
+                name_, kind = self.tensor(place)
+                scope.kinds[name_.encode()] = kind
+            elif field == "sparse_initializer":
+                values, dims = read_sparse_tensor(data, place, [])
+                if values is not None:
+                    scope.kinds[values.name.encode()] = repr((values.dtype, dims))
+        for field, place in fields:
+            if field == "node":
+                self.call(place, scope, depth)
+        shared = [(call.op, call.attributes, call.kinds, call.wires) for call in scope.calls]
+        kinds = [scope.kinds.get(name) for name in outputs]
+        ends = [scope.wire(name, depth) for name in outputs]
+        return scope, repr((inputs, shared, ends, kinds)) if depth else ""
+
+    def call(self, place: Span, scope: _Scope, depth: int) -> None:
+        """Read a node, and the graphs in its attributes."""
+        self.num_nodes += 1
+        if self.num_nodes > MAX_DRAWN_NODES:
+            raise _TooManyError
+        texts = {"op_type": b"", "domain": b"", "name": b""}
+        lists: dict[str, list[bytes]] = {"input": [], "output": []}
+        spans: list[Span] = []
+        for field, content in read(self.data, NODE, place):
+            if field in texts:
+                texts[field] = content
+            elif field in lists:
+                lists[field].append(content)
+            elif field == "attribute":
+                spans.append(content)
+        inputs = lists["input"]
+        attributes = sorted(self.attribute(span, depth, inputs) for span in spans)
+        op, domain, name = (decode(text, place[0]) for text in texts.values())
+        is_foreign = domain not in ("", ALIAS)
+        if op == "Constant" and not is_foreign:
+            scope.kinds.update(dict.fromkeys(lists["output"], repr([value for _, value in attributes])))
+            return
+        call = Call(
+            f"{domain}::{op}" if is_foreign else op,
+            name,
+            sha256(repr(attributes).encode()).digest(),
+            tuple(scope.kinds.get(source, "") for source in inputs),
+            tuple(scope.wire(source, depth) for source in inputs),
+        )
+        for slot, output in enumerate(lists["output"]):
+            if output:
+                scope.wires[output] = (len(scope.calls), slot)
+        scope.calls.append(call)
+
+    def attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[bytes, str]:
+        """Return name and value of an attribute; what its graphs read from around them is added to `inputs`."""
+        name = b""
+        values: list[str] = []
+        for field, content in read(self.data, ATTRIBUTE_VALUES, place):
+            match field:
+                case "name":
+                    name = content
+                case "i" | "ints":
+                    values += map(str, content if field == "ints" else [content])
+                case "t" | "tensors":
+                    values.append(self.tensor(content, by_value=True)[1])
+                case "g" | "graphs":
+                    if depth >= _MAX_NESTING:
+                        raise malformed(f"graphs nested more than {_MAX_NESTING} deep", content[0])
+                    body, form = self.graph(list(read(self.data, GRAPH, content)), depth + 1)
+                    inputs += [source for source in body.used if source not in body.kinds]
+                    values.append(form)
+                case _:
+                    values.append(f"{field} {self.digest(content)}")
+        return name, sha256(repr(values).encode()).hexdigest()
+
+    def tensor(self, place: Span, *, by_value: bool = False) -> tuple[str, str]:
+        """Return the name of a tensor, and its dtype and shape with its data where it is small enough."""
+        tensor, constant = read_tensor(self.data, place, []), read_constant(self.data, place)[1]
+        value: object = constant.integers
+        if by_value and value is None and tensor.external is None and place[1] - place[0] <= _MAX_VALUE_BYTES:
+            start, length = tensor.payload or (place[0], place[1] - place[0])
+            value = self.digest((start, start + length))
+        return tensor.name, repr((tensor.dtype, tensor.dims, value))
+
+    def digest(self, place: Span) -> str:
+        """Hash bytes of the file, a part at a time."""
+        form = sha256()
+        for first in range(*place, _CHUNK_BYTES):
+            form.update(self.data[first : min(first + _CHUNK_BYTES, place[1])])
+        return form.hexdigest()
