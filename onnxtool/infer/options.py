@@ -167,7 +167,7 @@ class FileDescription(Described, kw_only=True):
 
     @property
     def purpose(self) -> str | None:
-        """The file's task: the stated one, or the head's."""
+        """The task that the file states, or its head's."""
         return self.task or (None if self.head is None else FILE_HEADS[self.head])
 
     @property

@@ -261,7 +261,7 @@ def load_pictures(
 
     Raises:
         InputError: the graph does not take images by themselves, returns no vector, or its image processor is
-        unsupported.
+            unsupported.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load the model.

@@ -112,7 +112,7 @@ class Writer:
 
     @property
     def decoding(self) -> str:
-        """The decoding mode: `greedy`, `sample`, `beam_search` or `beam_sample`."""
+        """The name of the decoding mode, `greedy`, `sample`, `beam_search` or `beam_sample`."""
         return _SEARCHES[self.settings.get_generation_mode().value]
 
     @checked
