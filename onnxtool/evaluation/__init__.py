@@ -1,4 +1,4 @@
-"""Measure how well a model finds what is relevant, on a test collection, and compare it with another."""
+"""Measure a model's retrieval quality on a test collection, and compare it with another model."""
 
 from __future__ import annotations
 

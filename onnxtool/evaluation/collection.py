@@ -1,4 +1,4 @@
-"""A test collection: documents, queries, and which documents are judged relevant for which query.
+"""A test collection: documents, queries, and relevance judgements.
 
 Three layouts are read, with `.gz` behind any of the names.
 
@@ -34,19 +34,19 @@ _QUERIES = (
 _QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
 _JUDGED = ("query-id", "corpus-id", "score")  # the columns of MTEB's judgements
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
-# Of a topic whose runs of spaces are one space each: no pattern can take more than one way through a text.
+# For topics with normalized spaces: no pattern can backtrack.
 _TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
 _NUMBER = re.compile(r"<num(?:ber)?> ?(?:number: ?)?([^ <]+)", re.IGNORECASE)
 _NUMBER_ATTRIBUTE = re.compile(r"""(?:number|id) ?= ?["']([^"']+)["']""", re.IGNORECASE)
 _TITLE = re.compile(r"<(?:title|query)> ?(?:topic: ?)?([^<]+)", re.IGNORECASE)
 
 Judgements = Mapping[str, Mapping[str, int]]
-"""Query to document to grade."""
+"""Grades by query and document."""
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Queries with their judgements; the documents stay on the disk.
+    """Queries with their judgements; the documents stay on disk.
 
     Attributes:
         name: its folder, or the dataset on the hub with its commit.
@@ -72,12 +72,12 @@ class Collection:
 
     @property
     def num_judgements(self) -> int:
-        """How many documents are judged, over all queries."""
+        """The number of judged documents over all queries."""
         return sum(map(len, self.judgements.values()))
 
     @cached_property
     def relevant(self) -> Mapping[str, frozenset[str]]:
-        """Query to the documents that are judged relevant for it: those whose grade is above 0."""
+        """Relevant documents by query: those with a grade above 0."""
         return {
             query: frozenset(document for document, grade in grades.items() if grade > 0)
             for query, grades in self.judgements.items()
@@ -85,12 +85,12 @@ class Collection:
 
     @property
     def num_without_relevant(self) -> int:
-        """How many queries have judgements that are all 0 or less."""
+        """The number of queries whose judgements are all 0 or less."""
         return sum(not documents for documents in self.relevant.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is wrong with it, and does not keep it from being used."""
+        """Problems that do not prevent its use."""
         found = (
             (self.num_unjudged, "queries have no judgement, and are left out"),
             (self.num_unknown, "judged queries are not among the queries, and are left out"),
@@ -135,11 +135,11 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
 
 
 def read_documents(collection: Collection, rejects: Counter[str] | None = None) -> Iterator[Document]:
-    """Yield the documents that have a text and an id of their own, as `encode_corpus` takes them.
+    """Yield the documents that have a text and a unique id, as for `encode_corpus`.
 
     Args:
-        collection: whose documents these are.
-        rejects: counts the other lines by the reason.
+        collection: the collection.
+        rejects: receives the counts of other lines by reason.
 
     Raises:
         InputError: a file cannot be read.
@@ -156,10 +156,10 @@ def read_documents(collection: Collection, rejects: Counter[str] | None = None) 
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number and content of each line of a UTF-8 file that is not blank; `.gz` is unpacked.
+    """Yield number and content of each nonblank line of a UTF-8 file; `.gz` is decompressed.
 
     Raises:
-        InputError: it cannot be read, is no UTF-8, or is too large.
+        InputError: it cannot be read, is not UTF-8, or is too large.
     """
     number, size = 0, 0
     try:
@@ -184,10 +184,10 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read a run in TREC's format, `query Q0 document rank score name` a line: query to document to score.
+    """Read a run in TREC format, `query Q0 document rank score name` per line: scores by query and document.
 
     Raises:
-        InputError: a line is malformed, or a document stands twice for a query.
+        InputError: a line is malformed, or a document is listed twice for a query.
     """
     run: dict[str, dict[str, float]] = {}
     for number, line in read_lines(path):
@@ -215,7 +215,7 @@ def _number(text: str) -> float | None:
 
 
 def _find(folder: Path, names: Sequence[str], what: str) -> Path:
-    """Return the one file of `folder` that has one of `names`.
+    """Return the only file of `folder` with one of `names`.
 
     Raises:
         InputError: there is none, or there are several.
@@ -256,7 +256,7 @@ def _find_judgements(fetched: Fetched, split: str) -> tuple[Path, ...]:
 
 
 def _queries(path: Path, split: str) -> tuple[dict[str, str], int]:
-    """Return id to text, and how many lines repeat others."""
+    """Return texts by id, and the number of repeated lines."""
     queries: dict[str, str] = {}
     repeated = 0
     for name, text in _named_queries(path, split):
@@ -292,7 +292,7 @@ def _named_queries(path: Path, split: str) -> Iterator[tuple[str, str]]:
 
 
 def _topics(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield number and title of the topics of TREC's markup, which is no XML, or of XML; entities are those of HTML."""
+    """Yield number and title of topics in TREC's markup, which is not XML, or in XML, with HTML entities."""
     content = " ".join(word for _, line in read_lines(path) for word in line.split())
     _, *topics = _TOPIC.split(content)
     for topic in topics:
@@ -310,7 +310,7 @@ def _topics(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
-    """Return query to document to grade, and how many lines repeat others."""
+    """Return grades by query and document, and the number of repeated lines."""
     found: dict[str, dict[str, int]] = {}
     repeated = 0
     for place, cells in (line for path in paths for line in _judgement_lines(path)):

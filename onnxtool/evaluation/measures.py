@@ -1,4 +1,4 @@
-"""Measures of retrieval, computed by ir_measures; the interval of a mean, and the test of a difference."""
+"""Retrieval measures computed by ir_measures, confidence intervals of means, and significance tests of differences."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from onnxtool.errors import InputError
 from onnxtool.evaluation.collection import Judgements
 from onnxtool.evaluation.options import DEFAULT_MEASURES
 
-# What ir_measures calls otherwise, and what we print.
+# Names in ir_measures that differ from the printed ones.
 _NAMES = {"RR": "MRR", "R": "Recall", "AP": "MAP"}
 _RESAMPLES = 10_000
 _PERMUTATIONS = 100_000
-_AT_ONCE = 1 << 22  # numbers of a block of samples
+_AT_ONCE = 1 << 22  # numbers per block of samples
 _SEED = 0
 
 PerQuery = dict[str, dict[str, float]]
-"""Measure to query to value."""
+"""Values by measure and query."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The mean of a measure over the queries, and the interval of 95 % that it has by the choice of queries."""
+    """The mean of a measure over the queries, and its 95 % confidence interval from resampled queries."""
 
     mean: float
     low: float
@@ -36,18 +36,18 @@ class Measure:
 
 @dataclass(frozen=True)
 class Difference:
-    """How a measure differs from that of the base, over the same queries.
+    """The difference of a measure from the base, over the same queries.
 
     Attributes:
         base: the mean of the base.
-        change: the mean less that of the base.
-        relative: the change as a part of the base; None where that is 0.
-        low: where the interval of 95 % of the change begins.
-        high: where it ends.
-        p_value: of a paired randomization test, two-sided: how often a change at least as large comes about where the
-            two values of each query are swapped by chance (Smucker, Allan and Carterette, 2007).
-        num_better: queries for which the value is larger.
-        num_worse: queries for which it is smaller.
+        change: the mean minus the base's mean.
+        relative: the change relative to the base; None if that is 0.
+        low: lower end of the 95 % interval of the change.
+        high: upper end of the interval.
+        p_value: p-value of a two-sided paired randomization test: how often a change at least as large arises when the
+            two values of each query are swapped at random (Smucker, Allan and Carterette, 2007).
+        num_better: number of queries with a larger value.
+        num_worse: number of queries with a smaller value.
     """
 
     base: float
@@ -77,7 +77,7 @@ def require_library() -> Any:
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, Any]:
-    """Return name to measure of ir_measures: `nDCG@10`, `MRR@10`, `Recall@100`, `MAP`, `P@5`, …, in any case.
+    """Return ir_measures' measures by name: `nDCG@10`, `MRR@10`, `Recall@100`, `MAP`, `P@5`, …, in any case.
 
     Raises:
         InputError: there is no such measure, or ir_measures is not installed.
@@ -113,20 +113,20 @@ def _unknown(name: str, registry: Mapping[str, str], reason: str) -> InputError:
 
 
 def display_name(measure: Any) -> str:
-    """Return what a measure is called in reports."""
+    """Return a measure's name in reports."""
     name, at, cutoff = str(measure).partition("@")
     return f"{_NAMES.get(name, name)}{at}{cutoff}"
 
 
 def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[str, Mapping[str, float]]) -> PerQuery:
-    """Return each measure of each judged query; a query without a result counts as 0.
+    """Return each measure for each judged query; a query without results counts as 0.
 
-    Documents with equal scores stand as trec_eval orders them, the id that sorts last first, whichever library computes
-    a measure: without this, those that compute MRR@10 and nDCG@10 order them differently.
+    Documents with equal scores are ordered as in trec_eval, the last id in sort order first, whichever library computes
+    a measure: otherwise the libraries for MRR@10 and nDCG@10 would order them differently.
 
     Args:
-        measures: as `parse_measures` gives them.
-        judgements: of all queries that count.
+        measures: measures from `parse_measures`.
+        judgements: judgements of all counting queries.
         run: scores of documents.
     """
     library = require_library()
@@ -142,20 +142,20 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
 
 
 def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
-    """Replace scores by others that are all different, in the order of trec_eval."""
+    """Replace scores by distinct ones, in the order of trec_eval."""
     ordered = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
     return {document: float(-rank) for rank, document in enumerate(ordered)}
 
 
 def mean_of(values: Mapping[str, float]) -> Measure:
-    """Sum up a measure; the interval comes from resampled queries, always with the same seed."""
+    """Summarize a measure; the interval comes from resampled queries, always with the same seed."""
     array = np.array(list(values.values()), np.float64)
     low, high = _interval(array)
     return Measure(float(array.mean()), low, high)
 
 
 def difference_of(values: Mapping[str, float], base: Mapping[str, float]) -> Difference:
-    """Compare a measure with that of the base, query by query."""
+    """Compare a measure with the base, query by query."""
     ours = np.array(list(values.values()), np.float64)
     theirs = np.array([base[query] for query in values], np.float64)
     changes = ours - theirs
@@ -174,7 +174,7 @@ def difference_of(values: Mapping[str, float], base: Mapping[str, float]) -> Dif
 
 
 def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """Return the interval of 95 % of the mean, from resampled values."""
+    """Return the 95 % interval of the mean, from resampled values."""
     if not np.any(values != values[0]):
         return float(values[0]), float(values[0])
     random = np.random.default_rng(_SEED)
@@ -190,11 +190,11 @@ def _interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _randomization(changes: NDArray[np.float64]) -> float:
-    """Return how often the mean is at least as far from 0 where each change has its sign by chance."""
+    """Return how often the mean is at least as far from 0 with random signs of the changes."""
     changes = changes[changes != 0]
     if not len(changes):
         return 1.0
-    observed = abs(changes.sum()) * (1 - 1e-12)  # sums of the same numbers in another order are equal
+    observed = abs(changes.sum()) * (1 - 1e-12)  # treat sums of the same numbers in another order as equal
     random = np.random.default_rng(_SEED)
     step = max(1, _AT_ONCE // len(changes))
     extreme = 0

@@ -1,4 +1,4 @@
-"""ONNX files that search a collection: by the vectors of its documents, which are kept, or by scores of pairs."""
+"""ONNX files that search a collection: by cached document vectors, or by scores of pairs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from onnxtool.progress import tell
 
 
 class OnnxVectors(VectorSystem):
-    """An ONNX file that gives vectors. Those of documents are kept in the cache."""
+    """An ONNX file that returns vectors. Document vectors are cached."""
 
     def __init__(self, path: Path, model: LoadedModel, options: EvaluateOptions) -> None:
         super().__init__(options)
@@ -59,7 +59,7 @@ class OnnxVectors(VectorSystem):
         )
 
     def encode_queries(self, texts: Sequence[str]) -> Any:
-        """Return vectors of texts with the checkpoint's prompt and limit for queries."""
+        """Return vectors of texts, with the checkpoint's prompt and limit for queries."""
         return self._restored(
             self._model.encode(
                 texts, task=QUERY, dimensions=self._options.dimensions, keep_special=self._options.keep_special
@@ -67,7 +67,7 @@ class OnnxVectors(VectorSystem):
         )
 
     def shards(self, collection: Collection, rejects: Counter[str]) -> Iterator[Shard]:
-        """Yield vectors of documents, which are encoded where the cache does not have them."""
+        """Yield vectors of documents, encoding those that are not cached."""
         options, is_partner = self._options, self._documents is not self._model
         says_itself = stated_task(self._documents.session.model) != ""
         corpus_options = CorpusOptions(
@@ -108,7 +108,7 @@ class OnnxVectors(VectorSystem):
         return vectors if self._stored is None else self._stored.restore(vectors)
 
     def _key(self, collection: Collection, options: CorpusOptions) -> str:
-        """Name the folder of vectors by the contents of what they are made from."""
+        """Name the folder of vectors after the contents of their inputs."""
         model = ModelFile.open(self._path)
         files = [self._path, *(self._path.parent / location for location in model.external_locations)]
         sources, _ = find_sources(collection.corpus)
@@ -142,9 +142,9 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
     """Load an ONNX file that searches.
 
     Raises:
-        OnnxtoolError: it cannot be loaded, or gives neither vectors nor scores of pairs.
+        OnnxtoolError: it cannot be loaded, or returns neither vectors nor scores of pairs.
     """
-    LongTexts(options.long, options.overlap)  # refuses an overlap of no windows before anything is encoded
+    LongTexts(options.long, options.overlap)  # refuses an overlap without windows before anything is encoded
     tell(f"loading {path}")
     model = load(
         path,
@@ -170,10 +170,10 @@ def open_model(path: Path, options: EvaluateOptions) -> System:
 
 
 def _similarity(model: LoadedModel) -> str:
-    """Return how vectors are compared, as the checkpoint says it.
+    """Return the similarity function stated in the checkpoint.
 
     Raises:
-        InputError: it names what is not known here.
+        InputError: it names an unknown one.
     """
     head = model.head
     if isinstance(head, TokensOfTexts):

@@ -1,6 +1,6 @@
-"""The checkpoint itself, run by sentence-transformers in PyTorch: what an ONNX file is to equal.
+"""Run the checkpoint itself with sentence-transformers in PyTorch, as the reference for an ONNX file.
 
-The only module of this package that loads it, and only where a checkpoint is compared with.
+This is the only module of this package that loads PyTorch, and only to compare with a checkpoint.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _CLASSES = {
 
 
 def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
-    """Load a checkpoint with the class of sentence-transformers for `kind`. Code of the checkpoint is never run.
+    """Load a checkpoint with the sentence-transformers class for `kind`. Code in the checkpoint is never run.
 
     Args:
-        name: its folder, or its id on the hub.
-        kind: that of the ONNX file which it is compared with.
-        options: of the evaluation.
+        name: its folder or hub id.
+        kind: the kind of the ONNX file to compare it with.
+        options: the options of the evaluation.
 
     Raises:
         InputError: sentence-transformers is not installed.
@@ -61,7 +61,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
     pickles: list[str] = []
     try:
         if (folder := Path(name)).is_dir():
-            for place in (folder, *filter(Path.is_dir, folder.iterdir())):  # modules have settings of their own
+            for place in (folder, *filter(Path.is_dir, folder.iterdir())):  # modules have separate settings
                 require_small_settings(place)
         with quiet(), _without_pickles(pickles):
             model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device, trust_remote_code=False)
@@ -85,7 +85,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
 
 @contextmanager
 def _without_pickles(found: list[str]) -> Iterator[None]:
-    """Let torch.load fail in the block, by which transformers and each module read a pickle, and name the files."""
+    """Make torch.load, which transformers and modules use for pickles, fail in the block, and name the files."""
     import torch
 
     def refuse(file: Any, *_arguments: Any, **_options: Any) -> NoReturn:
@@ -134,7 +134,7 @@ class _TorchVectors(VectorSystem):
 
 
 def _framing(tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that are put around a text."""
+    """Return the special tokens that are added around a text."""
     return frozenset(tokenizer("").input_ids)
 
 

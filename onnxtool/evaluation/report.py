@@ -12,13 +12,13 @@ from onnxtool.reports import short_repr
 @short_repr
 @dataclass(frozen=True)
 class QueryResult:
-    """A query and how well it was answered.
+    """A query with its measures and top results.
 
     Attributes:
-        measures: name to value.
-        base: the same of the base; empty where nothing is compared.
-        top: the documents that were found first, the best first.
-        base_top: those of the base.
+        measures: values by name.
+        base: the base's values; empty without a comparison.
+        top: the top documents, best first.
+        base_top: the base's top documents.
     """
 
     id: str
@@ -31,12 +31,12 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class Terms:
-    """How sparse vectors are.
+    """Sparsity of vectors.
 
     Attributes:
-        query_terms: weights of a query that are not zero, on average.
-        document_terms: those of a document.
-        sparsity: the share of the weights of all documents that are zero.
+        query_terms: average number of nonzero weights per query.
+        document_terms: average number of nonzero weights per document.
+        sparsity: fraction of zero weights over all documents.
     """
 
     query_terms: float
@@ -46,16 +46,16 @@ class Terms:
 
 @dataclass(frozen=True)
 class SystemReport:
-    """What searched the collection.
+    """A system that searched the collection.
 
     Attributes:
         name: the path of the file, the name of the checkpoint, or `bm25`.
         kind: `dense`, `sparse`, `late interaction`, `reranker` or `bm25`.
-        similarity: how a query and a document are compared; empty where that is the model's own matter.
-        size_bytes: of its file; None where there is none.
-        query_ms: the median time in which it reads a query, or a pair, alone; None where no model does.
-        seconds: to encode and search all; less where vectors were in the cache.
-        terms: of sparse vectors; None of others.
+        similarity: the similarity function of queries and documents; empty if the model computes it.
+        size_bytes: size of its file; None if there is none.
+        query_ms: median time to encode a single query, or score a single pair; None without a model.
+        seconds: time to encode and search everything; less if vectors were cached.
+        terms: sparsity of sparse vectors; None for others.
     """
 
     name: str
@@ -70,15 +70,15 @@ class SystemReport:
 @short_repr
 @dataclass(frozen=True)
 class Comparison:
-    """How a model differs from its base, over the same queries.
+    """Comparison of a model with its base, over the same queries.
 
     Attributes:
-        base: what it was compared with.
-        measures: name to difference.
-        overlap_at_10: the share of the base's ten best documents that are among the model's, on average.
-        num_equal_top_10: queries whose ten best documents are the same in the same order, but for documents whose
-            scores differ by less than one part in 100,000.
-        lost: the queries that lost most by the first measure, the worst first.
+        base: the base system.
+        measures: differences by name.
+        overlap_at_10: average fraction of the base's top ten documents that are also in the model's.
+        num_equal_top_10: number of queries with the same top ten documents in the same order, except for documents
+            whose scores differ by less than one part in 100,000.
+        lost: the queries that lost most by the first measure, worst first.
     """
 
     base: SystemReport
@@ -90,7 +90,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class GateCheck:
-    """Whether a gate was met, and what it says of that."""
+    """Whether a gate was met, with its message."""
 
     expression: str
     met: bool
@@ -100,7 +100,7 @@ class GateCheck:
 @short_repr
 @dataclass(frozen=True)
 class EvaluationReport:
-    """How well a model finds what is relevant.
+    """The retrieval quality of a model.
 
     Attributes:
         model: what searched.
@@ -117,8 +117,8 @@ class EvaluationReport:
         gates: what was checked.
         queries: each judged query.
         peak_rss_bytes: the largest resident set of this process so far.
-        run_path: where the run was written; empty where it was not.
-        notes: what a user should know.
+        run_path: path of the written run; empty if not written.
+        notes: notes for the user.
     """
 
     model: SystemReport

@@ -40,7 +40,7 @@ _TOP = 10
 _LOST = 10
 _OVERLAP = "overlap@10"
 _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
-_TIE = 1e-5  # of two scores: what rounding in float32 changes
+_TIE = 1e-5  # relative difference of two scores due to float32 rounding
 
 
 @checked
@@ -54,8 +54,8 @@ def evaluate_model(
 ) -> EvaluationReport:
     """Search the collection `data` with a model, and measure what it finds.
 
-    Documents and queries are encoded with the checkpoint's own prompts and limits for each, the search is exact, and
-    the measures are those of ir_measures. A reranker orders the candidates of a run, or of BM25.
+    Documents and queries are encoded with the checkpoint's own prompts and limits, the search is exact, and the
+    measures come from ir_measures. A reranker reorders the candidates of a run or of BM25.
 
     Args:
         model_path: the ONNX file; its tokenizer is found beside it.
@@ -65,7 +65,7 @@ def evaluate_model(
         force: whether to replace that file.
 
     Raises:
-        GateError: a gate is malformed, or names what is not measured, or is relative and there is no base.
+        GateError: a gate is malformed, names an unknown figure, or is relative without a base.
         InputError: the collection cannot be read, or the model does not fit it.
         OnnxtoolError: the model cannot be loaded or run.
     """
@@ -114,15 +114,15 @@ def evaluate_model(
 def check_evaluation(
     model_path: StrPath | None, data: StrPath, options: EvaluateOptions
 ) -> tuple[dict[str, Any], list[Gate], Collection]:
-    """Return measures, gates and collection, as far as they can be checked without loading a model.
+    """Return measures, gates and collection, checked as far as possible without loading a model.
 
     Args:
-        model_path: as `evaluate_model` takes it; None for a model that is not there yet.
+        model_path: as for `evaluate_model`; None for a model that does not exist yet.
         data: likewise.
         options: likewise.
 
     Raises:
-        OnnxtoolError: as `evaluate_model`.
+        OnnxtoolError: as for `evaluate_model`.
     """
     measures = parse_measures(options.measures or DEFAULT_MEASURES)
     gates = _parse_gates(options, measures)
@@ -139,7 +139,7 @@ def check_evaluation(
 
 
 def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
-    """Open what a model of a kind is compared with: BM25, an ONNX file, or a checkpoint in PyTorch."""
+    """Open the system to compare with: BM25, an ONNX file, or a checkpoint in PyTorch."""
     if name == BM25:
         return Bm25(options)
     path = Path(name)
@@ -162,10 +162,10 @@ def _own_files(path: Path, model_name: str | None) -> str | None:
 
 
 def run_text(run: Run, name: str) -> str:
-    """Write a run in TREC's format: `query Q0 document rank score name`.
+    """Write a run in TREC format: `query Q0 document rank score name`.
 
     Raises:
-        InputError: an id has a space, and columns are told apart by spaces.
+        InputError: an id contains a space, which separates columns.
     """
     for key in {*run, *(document for documents in run.values() for document in documents)}:
         if len(key.split()) != 1:
@@ -187,7 +187,7 @@ def _retrieve(system: System, collection: Collection) -> tuple[Found, float]:
 
 
 def _time_queries(systems: Sequence[System], collection: Collection) -> dict[str, float | None]:
-    """Return the median milliseconds in which each system reads one query, all in turns."""
+    """Return the median milliseconds in which each system encodes one query, measured in turns."""
     timed = [system for system in systems if system.kind != BM25]
     texts = list(collection.queries.values())
     step = max(1, len(texts) // _TIMED_QUERIES)
@@ -234,7 +234,7 @@ def _compare(collection: Collection, found: Found, values: PerQuery, base: Found
 
 
 def _is_equal(ours: Mapping[str, float], theirs: Mapping[str, float]) -> bool:
-    """Whether the ten best are the same in the same order, but for what rounding exchanges."""
+    """Whether the top ten are the same in the same order, except for swaps by rounding."""
     top, base_top = list(ours)[:_TOP], list(theirs)[:_TOP]
     if len(top) != len(base_top):
         return False
@@ -294,7 +294,7 @@ def _notes(
 
 
 def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> list[Gate]:
-    """Parse the gates, whose figures may be written in any case.
+    """Parse the gates, with figure names in any case.
 
     Raises:
         GateError: one is malformed, names what is not measured, or is relative and there is no base.
@@ -319,7 +319,7 @@ def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> li
 
 
 def _figures_of(system: SystemReport) -> dict[str, float | None]:
-    """Return what gates may name of a model beside its measures; terms are those of sparse vectors."""
+    """Return the figures that gates may name in addition to measures; terms only for sparse vectors."""
     figures = vars(system) | ({} if system.terms is None else vars(system.terms))
     return {name: figures.get(name) for name in _OF_SYSTEMS}
 
@@ -338,14 +338,14 @@ def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCh
 
 @checked
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
-    """Return what evaluates a candidate on the collection in `data`, and refuses it where a gate is met.
+    """Return a judge that evaluates a candidate on the collection in `data`, and rejects it if a gate is met.
 
-    Relative gates refer to the model that is optimized, at `model_path`.
+    Relative gates refer to the model being optimized, at `model_path`.
 
     Args:
-        model_path: the ONNX file that is optimized; its tokenizer is found beside it.
+        model_path: the ONNX file being optimized; its tokenizer is found next to it.
         data: as for `evaluate_model`.
-        options: with at least one gate.
+        options: options with at least one gate.
 
     Raises:
         GateError: there is no gate, or one is malformed.

@@ -18,11 +18,11 @@ from onnxtool.evaluation.options import COSINE, DOT, EUCLIDEAN, MEANMAXSIM
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 
 Run = dict[str, dict[str, float]]
-"""Query to document to score; the documents of a query stand from the best to the worst."""
+"""Scores by query and document; each query's documents are ordered from best to worst."""
 
 
 _VECTORS_AT_A_TIME = 4096
-_DIFFERENCES = 1 << 24  # float64 in memory at once, for distances that are no products
+_DIFFERENCES = 1 << 24  # float64 in memory at once, for distances that are not products
 
 
 def search(
@@ -30,20 +30,20 @@ def search(
 ) -> tuple[Run, list[str]]:
     """Return the `depth` best documents of each query, and the ids of all documents.
 
-    Scores are computed in float64 where they are products, and rounded to float32, so that equal vectors have equal
-    scores. Of these, the document whose id sorts last comes first, as trec_eval orders them. A sparse document that
-    shares no term with a query is no result of it. One that was read as passages has the score of its best one (MaxP;
-    Dai and Callan, 2019, arXiv:1905.09217).
+    Scores that are products are computed in float64 and rounded to float32, so that equal vectors have equal scores.
+    Among equal scores, the last id in sort order comes first, as in trec_eval. A sparse document that shares no terms
+    with a query is not a result. A document read as passages has the score of its best passage (MaxP; Dai and Callan,
+    2019, arXiv:1905.09217).
 
     Args:
         query_ids: Q names.
         queries: float [Q, H], SparseVectors or TokenVectors of Q texts.
         shards: the documents, with vectors of the same kind.
         similarity: `cosine`, `dot`, `euclidean` or `manhattan`; of token vectors `maxsim` or `meanmaxsim`.
-        depth: how many documents are kept for a query.
+        depth: number of documents kept per query.
 
     Raises:
-        InputError: vectors of queries and documents have different sizes, or a document stands there twice.
+        InputError: vectors of queries and documents have different sizes, or a document occurs twice.
     """
     compare = _Comparison(queries, similarity)
     best = [Best(depth) for _ in query_ids]
@@ -79,7 +79,7 @@ class Best:
         self._least = -np.inf
 
     def add(self, scores: NDArray[np.float32], names: Sequence[str]) -> None:
-        """Add the documents of a block: float32 [D], -inf for what is no result."""
+        """Add the documents of a block: float32 [D], with -inf for non-results."""
         least = self._least
         if len(scores) > self._depth:
             least = max(least, float(np.partition(scores, -self._depth)[-self._depth]))
@@ -93,12 +93,12 @@ class Best:
             self._least = self._found[-1][0]
 
     def ordered(self) -> dict[str, float]:
-        """Return document to score, the best first."""
+        """Return scores by document, best first."""
         return {name: score for score, name in self._found}
 
 
 class _Comparison:
-    """Queries, ready to be compared with blocks of documents."""
+    """Queries prepared for comparison with blocks of documents."""
 
     def __init__(self, queries: Any, similarity: str) -> None:
         self._similarity = similarity
@@ -107,7 +107,7 @@ class _Comparison:
         self._rows = None if self._tokens or self._terms is not None else self._prepared(queries)
 
     def scores(self, vectors: Any, start: int, stop: int) -> NDArray[np.float32]:
-        """Return float32 [Q, D] for documents from `start` to `stop`, the larger the better."""
+        """Return float32 [Q, D] for documents from `start` to `stop`; larger is better."""
         if self._tokens is not None:
             part = vectors.take(range(start, stop))
             return self._tokens.max_similarities(part, is_mean=self._similarity == MEANMAXSIM)
@@ -126,7 +126,7 @@ class _Comparison:
         return self._distances(documents)
 
     def _distances(self, documents: NDArray[np.float64]) -> NDArray[np.float32]:
-        """Return minus the distance."""
+        """Return the negative distance."""
         assert self._rows is not None  # noqa: S101  of dense vectors
         scores = np.empty((len(self._rows), len(documents)), np.float32)
         step = max(1, _DIFFERENCES // max(1, documents.size))

@@ -1,6 +1,6 @@
-"""What searches a collection: an ONNX file that gives vectors, one that orders documents, or BM25.
+"""Systems that search a collection: an ONNX encoder, an ONNX reranker, or BM25.
 
-All of them read the same documents: lines without a text or with an id that occurred before are left out by each.
+All of them read the same documents, skipping lines without a text or with a repeated id.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
 
 _TEXTS_AT_A_TIME = 256
-SHARD_TEXTS = 1024  # what a killed run loses, and what is in memory at once
+SHARD_TEXTS = 1024  # texts that a killed run loses, and that are in memory at once
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a system found.
+    """The results of a system.
 
     Attributes:
         run: the documents of each query.
-        num_documents: that could be found.
-        unknown: of the judged documents, those that are not among them.
+        num_documents: number of searchable documents.
+        unknown: judged documents that are not among them.
         own: queries whose id is also the id of a document.
-        left_out: those of `own` whose rankings do not contain that document.
-        rejects: lines of the corpus that are no document, by the reason.
-        terms: how sparse the vectors are; None where they are not.
+        left_out: queries in `own` whose rankings do not contain that document.
+        rejects: lines of the corpus that are not documents, by reason.
+        terms: sparsity of the vectors; None if they are not sparse.
     """
 
     run: Run
@@ -52,15 +52,15 @@ class Found:
 
 
 class System(ABC):
-    """Searches a collection.
+    """A system that searches a collection.
 
     Attributes:
-        name: as the user calls it.
+        name: the name given by the user.
         kind: `dense`, `sparse`, `late interaction`, `reranker` or `bm25`.
-        similarity: how a query and a document are compared; empty where that is the model's own matter.
-        size_bytes: of its file; None where there is none.
-        note: what a user should know of how it has read the documents; empty for nothing.
-        reading_notes: how a file is read that does not say it itself, as of TextModel, and where pooling is a guess.
+        similarity: the similarity function of queries and documents; empty if the model computes it.
+        size_bytes: size of its file; None if there is none.
+        note: a note for the user on how it read the documents; may be empty.
+        reading_notes: notes on the interpretation of a file without a stamp, as in TextModel, or on guessed pooling.
     """
 
     name: str
@@ -76,11 +76,11 @@ class System(ABC):
 
     @abstractmethod
     def run_query(self, text: str) -> None:
-        """Do what a query costs before the documents are searched, to be timed."""
+        """Process a query up to the search, for timing."""
 
 
 class VectorSystem(System):
-    """Compares vectors of queries with those of all documents."""
+    """Compare query vectors with the vectors of all documents."""
 
     def __init__(self, options: EvaluateOptions) -> None:
         self._options = options
@@ -101,7 +101,7 @@ class VectorSystem(System):
         """Encode the documents, then the queries, and search."""
         rejects: Counter[str] = Counter()
         shards = self.shards(collection, rejects)
-        first = next(shards, None)  # encodes all of them, where that is done at once
+        first = next(shards, None)  # encodes all of them, if that is done at once
         parts: list[Any] = []
         texts = list(collection.queries.values())
         for start in range(0, len(texts), _TEXTS_AT_A_TIME):
@@ -118,7 +118,7 @@ class VectorSystem(System):
                 num_vectors += len(shard.vectors)
                 yield shard
 
-        depth = self._options.depth + 1  # of which the document with the query's own id may be left out
+        depth = self._options.depth + 1  # one extra, because the document with the query's own id may be dropped
         run, ids = search(list(collection.queries), queries, counted(), similarity=self.similarity, depth=depth)
         found = _found(collection, self._options, run, ids, rejects)
         is_sparse = isinstance(queries, SparseVectors) and ids
@@ -126,7 +126,7 @@ class VectorSystem(System):
 
 
 class Reranking(System):
-    """Orders documents that another system has found."""
+    """Reorder documents found by another system."""
 
     kind = RERANKER
 
@@ -135,7 +135,7 @@ class Reranking(System):
 
     @abstractmethod
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """Return how relevant the second text of each pair is for the first."""
+        """Return the relevance of the second text to the first in each pair."""
 
     def run_query(self, text: str) -> None:
         """Score a pair."""
@@ -170,7 +170,7 @@ class Reranking(System):
 
 
 class Bm25(System):
-    """BM25 by bm25s, as Lucene computes it: English stop words are left out, and words are not stemmed."""
+    """BM25 from bm25s, Lucene's variant: English stop words are removed, and words are not stemmed."""
 
     name = kind = BM25
 
@@ -213,11 +213,11 @@ class Bm25(System):
         return _found(collection, self._options, run, ids, rejects)
 
     def run_query(self, text: str) -> None:
-        """Cost nothing: no model reads the query."""
+        """Do nothing: no model reads the query."""
 
 
 def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
-    """Return the candidates of a reranker: those of a run that is given, else what BM25 finds.
+    """Return the candidates of a reranker: from a given run, otherwise from BM25.
 
     Raises:
         InputError: the run cannot be read, or has none of the queries.
@@ -237,17 +237,17 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
 def _found(
     collection: Collection, options: EvaluateOptions, run: Run, ids: Sequence[str], rejects: Counter[str]
 ) -> Found:
-    """Leave out documents that have the query's own id, and keep the best `options.depth` of the others.
+    """Drop documents with the query's own id, and keep the best `options.depth` of the others.
 
-    A query that is a document finds itself first, which says nothing about the model. BEIR leaves such documents out of
-    every ranking; here they stay where they are judged relevant, as ideal rankings contain them then.
+    A query that is also a document finds itself first, which says nothing about the model. BEIR drops such documents
+    from every ranking; here they are kept if judged relevant, because ideal rankings then contain them.
 
     Args:
-        collection: what was searched.
-        options: of the evaluation.
-        run: one document more than `options.depth` for each query, or as many as there are, from the best to the worst.
-        ids: of all documents.
-        rejects: lines of the corpus that are no document.
+        collection: the collection.
+        options: the options of the evaluation.
+        run: up to `options.depth` + 1 documents per query, from best to worst.
+        ids: ids of all documents.
+        rejects: lines of the corpus that are not documents.
     """
     judged = frozenset(document for grades in collection.judgements.values() for document in grades)
     own = frozenset(collection.queries.keys() & set(ids))
@@ -265,7 +265,7 @@ def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
-    """Order documents from the best to the worst, of equals the one whose id sorts last first."""
+    """Order documents from best to worst; among equals, the last id in sort order comes first."""
     return dict(sorted(documents.items(), key=lambda entry: (entry[1], entry[0]), reverse=True))
 
 
@@ -275,6 +275,6 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _terms(queries: SparseVectors, num_weights: int, num_vectors: int) -> Terms:
-    """Say how sparse Q queries are, and documents or passages with so many weights that are not zero."""
+    """Return the sparsity of Q queries, and of documents or passages with this many nonzero weights."""
     per_document = num_weights / num_vectors
     return Terms(len(queries.weights) / len(queries), per_document, 1 - per_document / len(queries.vocabulary))

@@ -1,4 +1,4 @@
-"""Inputs without those that the file itself refuses."""
+"""Filter out inputs that the file itself refuses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from onnxtool.runtime.session import first_line, open_session
 
 
 def accepted_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
-    """Return the `input_cases` that the file itself runs on; those of a stamp were run already.
+    """Return the `input_cases` that the file itself runs on; cases of a stamp have already been run.
 
     Raises:
-        InputError: as of `input_cases`.
+        InputError: as for `input_cases`.
         SessionError: it runs on none of them.
     """
     cases = input_cases(model, longest=longest, given=given)
@@ -31,10 +31,10 @@ def accepted_cases(model: ModelFile, *, longest: int | None = None, given: Given
 
 
 def require_accepted(model: ModelFile, accepted: Sequence[Case], cases: Sequence[Case], run: Runner) -> None:
-    """Refuse to go on where the file runs on none of `cases`.
+    """Refuse a file that runs on none of `cases`.
 
     Raises:
-        SessionError: it does; with what onnxruntime says of the smallest.
+        SessionError: it runs on none; with onnxruntime's message for the smallest.
     """
     if accepted:
         return

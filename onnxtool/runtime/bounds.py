@@ -1,4 +1,4 @@
-"""Bounds beyond which a number is a slip of the keyboard, before memory or the system's threads are gone."""
+"""Bounds beyond which a number is a typing error, to protect memory and the system's threads."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ MAX_DURATION_S = 7 * 86_400.0
 
 Threads = Annotated[int, Option("Intra-op threads; 0: one per core.", minimum=0, maximum=MAX_THREADS)]
 InterThreads = Annotated[
-    int, Option("Operators that may run at once; 0: one after the other.", minimum=0, maximum=MAX_THREADS)
+    int, Option("Operators that may run in parallel; 0: sequential.", minimum=0, maximum=MAX_THREADS)
 ]

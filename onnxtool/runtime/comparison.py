@@ -19,7 +19,7 @@ from onnxtool.verification import Verification, VerificationCase
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
 _LOGGER = logging.getLogger(__name__)
-_PIECE = 1 << 20  # elements compared at a time: logits of a long text are 60 MB, and as much again for each copy
+_PIECE = 1 << 20  # elements compared at a time: logits of a long text take 60 MB, and as much again per copy
 
 _LONGEST_REASON = 200  # characters of what onnxruntime says of inputs that a file does not take
 _CLEARLY = 1e-2  # of the largest value: far above any rounding
@@ -27,13 +27,13 @@ _CLEARLY = 1e-2  # of the largest value: far above any rounding
 
 @dataclass(frozen=True)
 class Case:
-    """What to run a model and its reference on.
+    """Inputs for a model and its reference.
 
     Attributes:
-        feeds: input name to array.
-        valid: bool [B, S], false on padding, where outputs have no meaning; None where there is no padding.
-        like: the description of the case before it from which this one differs in its padding only, so that the
-            outputs must be the same; empty for none.
+        feeds: arrays by input name.
+        valid: bool [B, S], false on padding, where outputs have no meaning; None without padding.
+        like: the description of an earlier case that differs only in padding, so that the outputs must be the same;
+            empty for none.
     """
 
     description: str
@@ -43,11 +43,11 @@ class Case:
 
     @property
     def has_empty_rows(self) -> bool:
-        """Whether a row is padding alone."""
+        """Whether a row consists only of padding."""
         return self.valid is not None and not self.valid.any(axis=1).all()
 
     def meaningful(self, output: NDArray[Any]) -> NDArray[Any]:
-        """Return the rows of an output that are not padding alone; all of it where its first axis is no batch."""
+        """Return the rows of an output that are not only padding; all of it if its first axis is not a batch."""
         if self.valid is None or not self.has_empty_rows or output.shape[:1] != self.valid.shape[:1]:
             return output
         return output[self.valid.any(axis=1)]
@@ -55,11 +55,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far an output may be from its reference: `|difference| <= atol + rtol * max|reference|`.
+    """The allowed difference of an output from its reference: `|difference| <= atol + rtol * max|reference|`.
 
-    The relative part is scaled by the largest value of the whole output, not element by element: rounding errors of a
-    transformer follow the size of its hidden states, and an entry that happens to be near zero has the same error as
-    its neighbours.
+    The relative part is scaled by the largest value of the whole output, not elementwise: rounding errors of a
+    transformer follow the size of its hidden states, and an entry near zero has the same error as its neighbours.
     """
 
     atol: float
@@ -83,8 +82,8 @@ class OutputError:
     """The difference of one output from its reference.
 
     Attributes:
-        num_equal: how many values are the same NaN or infinity in both, and are not measured.
-        num_measured: how many values were.
+        num_equal: number of values that are the same NaN or infinity in both, and are not measured.
+        num_measured: number of measured values.
     """
 
     max_abs_error: float
@@ -94,7 +93,7 @@ class OutputError:
     num_measured: int = 0
 
     def within(self, tolerance: Tolerance) -> bool:
-        """Whether this difference is allowed. NaN and infinities in one of the two never are."""
+        """Whether this difference is allowed. NaN or infinities in only one of the two never are."""
         return self.max_abs_error <= tolerance.atol + tolerance.rtol * self.scale and self.cosine >= tolerance.cosine
 
 
@@ -105,9 +104,9 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     """Measure how far `output` is from `reference`, in float64, a piece at a time.
 
     Args:
-        output: any shape; the first two axes are B and S where it has a sequence, or it is [B, H, S, D].
+        output: any shape; the first two axes are B and S if it has a sequence, or it is [B, H, S, D].
         reference: the same shape.
-        valid: bool [B, S], false on padding, where values mean nothing. None compares everything.
+        valid: bool [B, S], false on padding, where values have no meaning. None compares everything.
     """
     if output.shape != reference.shape:
         return _INCOMPARABLE
@@ -150,15 +149,15 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
 
 @dataclass(frozen=True)
 class ReferenceOutputs:
-    """What a reference says on every case, kept so that it can leave memory before the candidate comes.
+    """A reference's outputs on every case, kept so that it can be unloaded before the candidate is loaded.
 
     Attributes:
-        mask_effect: how far its outputs on real tokens move where the padding is attended to as well, in the first
-            case that shows it clearly, else in the one that shows it best; None without a case that has padding.
-        padding_effect: how far its outputs on real tokens move where other ids stand in the padding.
-        ignores_mask: whether attending to the padding as well moves no output by more than rounding, in any case.
+        mask_effect: how far its outputs on real tokens move if padding is attended to, in the first case that shows it
+            clearly, else in the one that shows it best; None without a case that has padding.
+        padding_effect: how far its outputs on real tokens move if padding holds other ids.
+        ignores_mask: whether attending to padding never moves an output by more than rounding.
         constant: the outputs that are the same for all inputs; see `constant_outputs`.
-        refused: descriptions of the cases that the reference itself does not run on, which are left out.
+        refused: descriptions of skipped cases, which the reference itself does not run on.
         sequences: the outputs whose first axes are B and S, of which padding is left out; None for all that have the
             shape of it, which a classifier with as many labels as tokens has as well.
     """
@@ -174,10 +173,10 @@ class ReferenceOutputs:
     constant: tuple[str, ...] = ()
 
     def measure(self, case: Case, name: str, output: NDArray[Any], wanted: NDArray[Any]) -> OutputError:
-        """Measure how far an output of a case is from `wanted` where it means something.
+        """Measure how far an output of a case is from `wanted` at meaningful positions.
 
-        A row of padding alone means nothing, and models and their operators differ there. It has to be finite where
-        `wanted` is: NaN spreads to other rows in whatever averages over a batch.
+        A row of only padding has no meaning, and models and operators differ there. It has to be finite if `wanted` is,
+        because averaging over a batch spreads NaN to other rows.
         """
         valid = case.valid if self.sequences is None or name in self.sequences else None
         if output.shape != wanted.shape or not case.has_empty_rows:
@@ -189,7 +188,7 @@ class ReferenceOutputs:
         return measure(case.meaningful(output), case.meaningful(wanted), valid)
 
     def only(self, case: Case) -> ReferenceOutputs:
-        """Return what is said on one of the cases."""
+        """Return the outputs for one of the cases."""
         number = next(number for number, one in enumerate(self.cases) if one is case)
         return replace(self, cases=(case,), outputs=(self.outputs[number],))
 
@@ -212,14 +211,14 @@ def run_reference(
 
     Args:
         reference: runs a case's feeds.
-        cases: what to run it on.
-        name: what reports call it.
+        cases: the cases to run.
+        name: its name in reports.
         sequences: the outputs whose first axes are B and S; see ReferenceOutputs.
         refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
     """
     found: dict[int, Mapping[str, NDArray[Any]]] = {}
     reasons: dict[int, str] = {}
-    # The longest first: BigBird takes a short text as the reason to compute otherwise from then on.
+    # Longest first: after a short text, BigBird computes differently from then on.
     numbers = sorted(range(len(cases)), key=lambda number: -_length(cases[number]))
     for number in counted(numbers, f"running {name} on case"):
         try:
@@ -255,8 +254,8 @@ def verify(
 
     Args:
         candidate: runs a case's feeds.
-        expected: what it has to give.
-        tolerance: how far it may be from that.
+        expected: the expected outputs.
+        tolerance: the allowed difference.
         stored: how the candidate stores vectors that the reference has as floats. They are compared by the vectors
             nearest to the reference's that are stored as the candidate's are: the edge of a step or a sign may be
             crossed by as much as the tolerance allows, and by no more.
@@ -331,9 +330,9 @@ def _compare(
 
 
 def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float | None, bool]:
-    """Return how far the reference's outputs move on real tokens where the padding is attended to as well.
+    """Return how far the reference's outputs move on real tokens if padding is attended to.
 
-    And whether that is nothing but rounding.
+    The second result tells whether that is only rounding.
     """
     effect: float | None = None
     ignores_mask = True
@@ -354,7 +353,7 @@ def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float |
 def _outputs_without_masks(
     reference: Runner, expected: ReferenceOutputs, case: Case, masks: Sequence[str]
 ) -> Mapping[str, NDArray[Any]]:
-    """Run the reference on a case with everything attended, unless another case is just that."""
+    """Run the reference on a case with everything attended, unless another case is the same."""
     others = [name for name in case.feeds if name not in masks]
     for twin, outputs in zip(expected.cases, expected.outputs, strict=True):
         if all(twin.feeds.get(name) is case.feeds[name] for name in others) and all(
@@ -365,7 +364,7 @@ def _outputs_without_masks(
 
 
 def _padding_effect(expected: ReferenceOutputs, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
-    """Return how far the outputs on real tokens move where only the padding differs; None without such a case."""
+    """Return how far the outputs on real tokens move if only padding differs; None without such a case."""
     by_description = {case.description: found for case, found in zip(expected.cases, outputs, strict=True)}
     effects = [
         expected.measure(case, name, found[name], other[name]).max_abs_error
@@ -418,15 +417,15 @@ _SAME = 1e-6  # of the largest value: what rounding alone makes of other shapes
 
 
 def constant_outputs(feeds: Sequence[Arrays], outputs: Sequence[Arrays]) -> tuple[str, ...]:
-    """Return the names of the floating outputs that are the same for all inputs, NaN among them.
+    """Return the names of floating outputs that are the same for all inputs, including NaN.
 
     Rows of a batch are compared that have the same shapes and masks and different contents: an output that depends on
     lengths and positions alone is constant as well. Positions that a mask leaves out are not compared. An output of
     ones may be a probability that is saturated, or the only one, and counts as telling.
 
     Args:
-        feeds: of each run, input name to array.
-        outputs: of each run, output name to array.
+        feeds: arrays by input name, for each run.
+        outputs: arrays by output name, for each run.
     """
     names = [name for name, array in outputs[0].items() if array.dtype.kind == "f"] if outputs else []
     return tuple(name for name in names if _is_constant(name, feeds, outputs))

@@ -1,4 +1,4 @@
-"""What is installed here, which execution providers run, and what keeps onnxtool from working."""
+"""Inspect installed packages, execution providers, and problems that keep onnxtool from working."""
 
 from __future__ import annotations
 
@@ -86,14 +86,15 @@ def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
 def _requirement_problems(requirement: Requirement, packages: dict[str, str]) -> Iterator[str]:
     version = packages[requirement.name]
     if version == _MISSING:
-        # Either runtime does; that neither is there has been said. Without an extra, models run that are exported.
+        # Either runtime will do; a missing one has already been reported. Without an extra, models run that are
+        # exported.
         if requirement.name not in _RUNTIMES and requirement.marker is None:
             yield f"{requirement.name} is not installed; pip install '{requirement.name}{requirement.specifier}'"
         return
     try:
         fits = requirement.specifier.contains(Version(version), prereleases=True)
     except InvalidVersion:
-        return  # a build of one's own, which no bound speaks of
+        return  # a custom build, to which bounds do not apply
     if not fits:
         yield (
             f"{requirement.name} is {version}, and onnxtool requires {requirement.specifier}; "
@@ -102,14 +103,14 @@ def _requirement_problems(requirement: Requirement, packages: dict[str, str]) ->
 
 
 def _has_exporters() -> bool:
-    """Whether transformers.exporters is there, found without importing transformers, which takes seconds."""
+    """Whether transformers.exporters exists, without importing transformers, which takes seconds."""
     spec = importlib.util.find_spec("transformers")
     folders = (spec.submodule_search_locations or []) if spec else []
     return any((Path(folder) / "exporters" / "__init__.py").is_file() for folder in folders)
 
 
 def _providers() -> tuple[dict[str, str], list[str]]:
-    """Return `ok` or what prevents it for each provider, and problems; an absent GPU is none."""
+    """Return `ok` or an obstacle for each provider, and problems; a missing GPU is not a problem."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Inputs generated from a model's signature, for verification and for timing.
+"""Generate inputs from a model's signature, for verification and timing.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -54,13 +54,13 @@ LONGEST_CASE = 1024  # a longer window would make a check cost more than what it
 
 @dataclass(frozen=True)
 class FeedShape:
-    """What to make inputs for.
+    """The shape of generated inputs.
 
     Attributes:
-        description: what this shape is about, for reports.
+        description: description of the shape, for reports.
         lengths: real tokens of each of the B rows, at most `sequence_length`.
         sequence_length: S; the rest of a row is padding.
-        padding: the side on which it is put, `right` or `left`.
+        padding: the padding side, `right` or `left`.
         past_length: P, tokens before these of which a model with a cache is handed keys and values; the first third of
             the first row's is padding.
         sizes: those of axes that are neither batch nor sequence, such as the height of pictures, by their names.
@@ -142,7 +142,7 @@ def padding_alone(longest: int | None) -> FeedShape:
 
 
 def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
-    """Return the shapes that a model with a cache is verified on as well: steps after some tokens of the past."""
+    """Return additional shapes for verifying a model with a cache: steps after some past tokens."""
     longest = min(longest or LONGEST_CASE, LONGEST_CASE)
     past_length = min(11, longest // 2)
     shapes = (
@@ -153,7 +153,7 @@ def past_shapes(longest: int | None) -> tuple[FeedShape, ...]:
 
 
 def has_past(inputs: Sequence[TensorInfo]) -> bool:
-    """Whether a model is handed a cache of earlier tokens."""
+    """Whether a model takes a cache of earlier tokens."""
     return any(isinstance(size, str) and any(map(_is_past, size.split(_SUM))) for info in inputs for size in info.shape)
 
 
@@ -167,7 +167,7 @@ def _ragged(description: str, parts: Sequence[float], sequence_length: int, padd
 
 
 def index_bounds(model: ModelFile) -> dict[str, int]:
-    """Return how many rows the table has that each integer input of the model indexes.
+    """Return the number of rows of the table that each integer input of the model indexes.
 
     Found by following the input to the Gather (or EmbedLayerNormalization) that looks it up, so that random ids cover
     the whole vocabulary and never leave it. Where the way from `input_ids` to its table cannot be followed, its bound
@@ -186,7 +186,7 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
 
 
 def names_are_exchanged(model: ModelFile) -> bool:
-    """Whether a graph has its mask and its token types under each other's names.
+    """Whether the names of a graph's mask and token types are swapped.
 
     `torch.onnx.export` names inputs by their places, and scripts hand it what a tokenizer gives in the tokenizer's
     order: token types before the mask, which is the other way round in `forward` of BERT. The graph then looks up the
@@ -230,7 +230,7 @@ def random_feeds(
     kinds: Mapping[str, InputKind] | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Make one array for each of `inputs`, filling named axes from `shape`.
+    """Make one array for each of `inputs`, taking the sizes of named axes from `shape`.
 
     Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), padding
     included, so that a mask which is not applied shows; floats are standard normal. The first axis of a tensor is the
@@ -238,7 +238,7 @@ def random_feeds(
     says.
 
     Raises:
-        InputError: an input is of a dtype or shape for which none can be generated.
+        InputError: an input has a dtype or shape that cannot be generated.
     """
     generator = np.random.default_rng(seed)
     shape = replace(shape, sizes=sizes or shape.sizes)
@@ -272,7 +272,7 @@ def _parts(info: TensorInfo) -> Iterator[TensorInfo]:
 
 
 def is_mask(info: TensorInfo) -> bool:
-    """Whether an input is a padding mask, by its name, which is all that a graph says of it."""
+    """Whether an input is a padding mask, judging by its name, the only evidence in a graph."""
     return "mask" in info.name and len(info.shape) == 2
 
 
@@ -337,7 +337,7 @@ def _dimension(info: TensorInfo, axis: int, shape: FeedShape) -> int:
 
 
 def _length(dimension: int | str | None, shape: FeedShape) -> int:
-    """Return the size of an axis that is no batch: the past, the sequence, or both together."""
+    """Return the size of an axis other than the batch: the past, the sequence, or both together."""
     return sum(_part_of_length(name, shape) for name in str(dimension).split(_SUM))
 
 
@@ -350,13 +350,13 @@ def _part_of_length(name: str, shape: FeedShape) -> int:
 
 @dataclass(frozen=True)
 class FixedSizes:
-    """The sizes that the inputs of a file leave no choice of.
+    """The sizes fixed by the inputs of a file.
 
     Attributes:
-        batch_size: B; None where it is free.
-        sequence_length: S; 1 where nothing has a sequence, None where it is free.
-        batch_names: the names of axes that are the batch, wherever they stand.
-        other_names: those that are first in some input, and no batch.
+        batch_size: B; None if dynamic.
+        sequence_length: S; 1 if no input has a sequence, None if dynamic.
+        batch_names: the names of batch axes, in any position.
+        other_names: the names of leading axes that are not a batch.
     """
 
     batch_size: int | None
@@ -366,7 +366,7 @@ class FixedSizes:
 
     @classmethod
     def of(cls, inputs: Sequence[TensorInfo]) -> FixedSizes:
-        """Read them from the inputs; names say what an axis is, and its place only where they say nothing."""
+        """Read the sizes from the inputs; axes are identified by name, or by position if the name is not conclusive."""
         inputs = [info for info in inputs if info.shape]
         firsts = [info.shape[0] for info in inputs]
         later = {size for info in inputs for size in info.shape[1:]}
@@ -390,9 +390,9 @@ class FixedSizes:
         return cls(rows, length, frozenset(batch), frozenset(names.intersection(firsts) - batch))
 
     def fit(self, shape: FeedShape) -> FeedShape:
-        """Make `shape` one that the file takes: its ragged rows first, and their lengths by parts."""
+        """Adapt `shape` to the file: first its ragged rows, then their lengths proportionally."""
         rows, length = self.batch_size or shape.batch_size, self.sequence_length or shape.sequence_length
-        # A row of padding alone stays one.
+        # A row of only padding stays one.
         lengths = tuple(max(min(part, 1), round(part / shape.sequence_length * length)) for part in shape.lengths)
         sizes = {**dict.fromkeys(self.batch_names, rows), **dict.fromkeys(self.other_names, length), **shape.sizes}
         lengths = lengths[-rows:] if rows <= len(lengths) else tuple(np.resize(lengths, rows).tolist())
@@ -443,7 +443,7 @@ def is_used_as_mask(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, in
 
 
 def num_positions(model: ModelFile) -> int | None:
-    """Return for how many tokens a graph has positions; None where it has no table of them that can be told.
+    """Return the number of token positions of a graph; None if no table of positions can be identified.
 
     The table is as wide as that of the ids, and is looked up by an input called so, or by none: a counter, a constant.
     """
@@ -454,7 +454,7 @@ def num_positions(model: ModelFile) -> int | None:
     rows = max(places, default=0)
     if rows < _FEWEST_POSITIONS:  # of a table of segments
         return None
-    # Where positions are counted from the ids, as in RoBERTa, the first two rows are for padding.
+    # If positions are computed from the ids, as in RoBERTa, the first two rows are for padding.
     return rows - 2 if "CumSum" in model.structure.ops else rows
 
 

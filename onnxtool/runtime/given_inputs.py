@@ -1,4 +1,4 @@
-"""What a user says of a file's inputs where the graph does not: samples of them, and their shapes."""
+"""User-provided samples and shapes of a file's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnxtool.options import ManyPaths, ManyTexts, Option
 SampleInputs = Annotated[
     ManyPaths,
     Option(
-        "Run the model on the arrays in this file, one named as each input, instead of made-up ones. May be given "
+        "Run the model on the arrays in this file, named after the inputs, instead of generated ones. May be given "
         "several times.",
         metavar="FILE.npz",
     ),
@@ -21,7 +21,7 @@ SampleInputs = Annotated[
 InputShapes = Annotated[
     ManyTexts,
     Option(
-        "Make up this input in this shape, for files that say less than they need. May be given several times.",
+        "Generate this input in this shape, for files whose graph does not determine it. May be given several times.",
         name="input_shape",
         metavar="NAME:1,128",
     ),
@@ -30,11 +30,11 @@ InputShapes = Annotated[
 
 @dataclass(frozen=True)
 class GivenInputs:
-    """Samples of inputs, and shapes of those that are made up.
+    """Samples of inputs, and shapes of generated ones.
 
     Attributes:
         samples: .npz files, each with all inputs of one run.
-        shapes: input name to its sizes.
+        shapes: sizes by input name.
     """
 
     samples: tuple[Path, ...] = ()
@@ -42,10 +42,10 @@ class GivenInputs:
 
     @classmethod
     def of(cls, samples: Sequence[Path] | Path, shapes: Sequence[str] | str) -> GivenInputs:
-        """Read what options say, shapes as `NAME:1,128`.
+        """Parse the options, with shapes as `NAME:1,128`.
 
         Raises:
-            OptionError: a shape is no such text, an input has two, or there are both samples and shapes.
+            OptionError: a shape is malformed, an input has two, or there are both samples and shapes.
         """
         samples, shapes = (
             (samples,) if isinstance(samples, Path) else tuple(samples),

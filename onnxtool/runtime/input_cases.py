@@ -1,4 +1,4 @@
-"""Inputs to run a file on: as its export has stamped them, else made up from the graph."""
+"""Inputs to run a file on: from its export's stamp, or generated from the graph."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ _LONGEST = 64  # for a model without a maximum length, and without a table of po
 # Rows, height and width: of multiples of 32, which detectors ask for, and of others.
 _PICTURES = ((1, 64, 64), (2, 96, 160), (1, 224, 224), (3, 37, 53), (1, 48, 320))
 _PIXELS = ("uint8", "float32", "float16", "float64")
-_MOST_ALIKE = 3  # cases of the same shapes and masks: other values show what one alone hides
+_MOST_ALIKE = 3  # cases with the same shapes and masks: other values reveal what a single case hides
 
 
 def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
-    """Return inputs of many shapes and masks: those given, of the stamp, else what the axes of the graph suggest.
+    """Return inputs of many shapes and masks: given ones, the stamp's, or ones suggested by the graph's axes.
 
     Args:
         model: the file.
-        longest: no text is to have more tokens, unless the file takes no shorter one; None for as many as it takes.
-        given: samples, which are all that is run then, or shapes.
+        longest: maximum number of tokens, unless the file takes no shorter text; None for the file's own limit.
+        given: samples, which are then the only cases, or shapes.
 
     Raises:
         ModelFileError: the stamp cannot be used.
-        InputError: the graph has an input for which none can be made, or what is given does not fit it.
+        InputError: an input of the graph cannot be generated, or the given inputs do not fit it.
     """
     if given.samples:
         return [read_sample(path, model.structure.inputs) for path in given.samples]
@@ -93,12 +93,12 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
 
 
 def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given: GivenInputs = NO_INPUTS) -> list[Case]:
-    """Return inputs in the sizes at which a graph turns to another computation, and in those one below and above.
+    """Return inputs at the sizes where a graph switches to another computation, and one below and above.
 
     Args:
         model: the file.
-        turns: the sizes, by the names of axes; those without a name are lengths of texts.
-        given: shapes that inputs have to have.
+        turns: the sizes, by axis name; sizes without a name are text lengths.
+        given: required input shapes.
     """
     inputs, stamp = model.structure.inputs, InputStamp.read(model)
     stamped = stamp if stamp is not None and stamp.cases and not given.shapes else None
@@ -131,14 +131,14 @@ def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given:
 
 @dataclass(frozen=True)
 class _Maker:
-    """Makes inputs up that fit a graph.
+    """Generate inputs that fit a graph.
 
     Attributes:
-        inputs: in the shapes that are given.
-        uses: what reads each.
-        bounds: of ids, see `index_bounds`.
-        kinds: those of the stamp.
-        operators: those of the graph, its branches and bodies included.
+        inputs: the inputs, in the given shapes.
+        uses: the readers of each.
+        bounds: bounds of ids, see `index_bounds`.
+        kinds: the kinds from the stamp.
+        operators: the graph's operators, including branches and bodies.
     """
 
     inputs: Sequence[TensorInfo]
@@ -160,7 +160,7 @@ class _Maker:
     def make(
         self, shape: FeedShape, seed: int, *, in_samples: bool = True
     ) -> tuple[FeedShape, dict[str, NDArray[Any]]]:
-        """Return `shape` as the graph takes it, shorter where it would be too large, and inputs of it."""
+        """Return `shape` adapted to the graph, shortened if too large, and matching inputs."""
         if in_samples and any(holds_samples(info, self.uses, self.operators) for info in self.inputs):
             shape = _in_samples(shape)
         shape = self.fixed.fit(shape)
@@ -180,7 +180,7 @@ class _Maker:
         return shape, with_operands(feeds, self.uses, self.outputs)
 
     def picture_shapes(self) -> tuple[FeedShape, ...]:
-        """Return shapes for a model of pictures whose sizes are free; none for another one."""
+        """Return shapes for an image model with dynamic sizes; none for other models."""
         free = [
             [size for size in info.shape if isinstance(size, str) and size not in self.fixed.batch_names]
             for info in self.inputs
@@ -202,13 +202,13 @@ class _Maker:
 def sized_feeds(
     model: ModelFile, shape: FeedShape, *, seed: int = 0, given: GivenInputs = NO_INPUTS
 ) -> dict[str, NDArray[Any]]:
-    """Make random inputs of B rows of S tokens, none of it padding: as the stamp says, else from the graph.
+    """Make random inputs of B rows of S tokens without padding, from the stamp or the graph.
 
-    What the graph, or `given`, fixes to other sizes keeps those.
+    Sizes fixed by the graph or by `given` are kept.
 
     Raises:
         ModelFileError: the stamp cannot be used.
-        InputError: the stamp is of other sizes, or the graph has an input for which none can be made.
+        InputError: the stamp has other sizes, or an input of the graph cannot be generated.
     """
     inputs = model.structure.inputs
     stamp = InputStamp.read(model)
@@ -232,7 +232,7 @@ def names_of_ids(model: ModelFile) -> list[str]:
 
 
 def _num_tokens(case: StampedCase, kinds: Mapping[str, InputKind]) -> int:
-    """Return how long the longest text of a case is; 0 without any."""
+    """Return the length of the longest text of a case; 0 without any."""
     texts = (case.shapes[name] for name, kind in kinds.items() if kind.kind == IDS)
     return max((shape[1] for shape in texts if len(shape) > 1), default=0)
 
@@ -272,7 +272,7 @@ def with_operands(
     uses: Mapping[str, Sequence[tuple[Node, int]]],
     outputs: Sequence[TensorInfo],
 ) -> dict[str, NDArray[Any]]:
-    """Replace the inputs among `feeds` whose operator takes few values; one whose values cannot be told stays."""
+    """Replace inputs among `feeds` whose operator accepts few values; others stay."""
     shapes = {info.name: info.shape for info in outputs}
     found = dict(feeds)
     for name, array in feeds.items():

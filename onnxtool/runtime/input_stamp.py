@@ -1,9 +1,9 @@
-"""What inputs a file takes, as export stamps it: what each of them holds, and shapes that the file was verified on.
+"""The stamp of a file's inputs, written by export: the kind of each, and shapes that the file was verified on.
 
-A graph says names, dtypes and axes. It does not say that a text must end with an end token, that a picture is no
-smaller than a patch, or how many ids a decoder knows. Whatever makes inputs up for a file (verification, calibration,
-timing) reads it here. The stamp is metadata, and so untrusted: everything in it is checked against the graph, and
-bounded.
+A graph states names, dtypes and axes. It does not state that a text must end with an end token, that an image must be
+at least as large as a patch, or how many ids a decoder knows. Code that generates inputs for a file (verification,
+calibration, timing) reads this here. The stamp is metadata, and so untrusted: everything in it is checked against the
+graph, and bounded.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -28,7 +28,7 @@ from onnxtool.runtime.comparison import Case
 
 IDS, MASK, NORMAL, GIVEN = "ids", "mask", "normal", "given"
 _INTEGERS, _FLOATS = ("int64", "int32"), ("float32", "float16", "float64")
-# The dtypes that inputs of each kind may have.
+# Allowed dtypes for each kind of input.
 _DTYPES = {IDS: _INTEGERS, MASK: (*_INTEGERS, "bool", *_FLOATS), NORMAL: _FLOATS, GIVEN: _INTEGERS}
 
 _MOST_CHARACTERS = 1 << 18
@@ -43,17 +43,17 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class InputKind:
-    """What an input holds.
+    """The contents of an input.
 
     Attributes:
         kind: `ids` below a number; `mask`, ones where there is content; `normal`, numbers of a standard normal
             distribution, as normalized pictures and sounds are; `given`, integers that belong to a shape, such as the
             sizes of pictures.
-        below: of ids, how many there are.
-        never: ids that do not occur, such as those that stand for a picture.
-        first: what every row begins with.
-        last: what the content of every row ends with, and which is nowhere else.
-        pad: what stands behind the content of a row, and nowhere else.
+        below: for ids, their number.
+        never: ids that do not occur, such as image placeholders.
+        first: the ids at the start of every row.
+        last: the ids at the end of every row's content, and nowhere else.
+        pad: the id after a row's content, and nowhere else.
     """
 
     kind: str
@@ -65,7 +65,7 @@ class InputKind:
 
     @property
     def json(self) -> dict[str, Json]:
-        """What is stamped: the kind, and what is set."""
+        """The stamp: the kind, and the fields that are set."""
         found: dict[str, Json] = {"kind": self.kind}
         if self.kind == IDS:
             found["below"] = self.below
@@ -77,7 +77,7 @@ class InputKind:
     def draw(
         self, dims: Sequence[int], content: NDArray[np.bool_] | None, generator: np.random.Generator
     ) -> NDArray[np.int64]:
-        """Draw ids of shape `dims`, of which `content`, bool [B, S], is no padding; None for all."""
+        """Draw ids of shape `dims`; `content`, bool [B, S], is false on padding; None for no padding."""
         ids = generator.integers(0, self.below, dims)
         excluded = {*self.never, *(token for token in (self.last, self.pad) if token is not None)}
         for _ in excluded:  # each round moves an id past one that must not be there
@@ -156,7 +156,7 @@ class StampedCase:
         return given or any(size > _LARGEST_AXIS for shape in self.shapes.values() for size in shape)
 
     def content_of(self, name: str) -> NDArray[np.bool_] | None:
-        """Return where an input has content; None for everywhere."""
+        """Return the positions of an input's content; None for everywhere."""
         if name not in self.content:
             return None
         return _block(self.shapes[name], self.content[name], left=self.padded_left)
@@ -164,11 +164,11 @@ class StampedCase:
 
 @dataclass(frozen=True)
 class InputStamp:
-    """What inputs a file takes.
+    """The inputs that a file takes.
 
     Attributes:
-        kinds: input name to what it holds; not all inputs may be there.
-        cases: shapes of all inputs that the file runs on; empty where no inputs of fixed shapes say it all.
+        kinds: contents by input name; some inputs may be missing.
+        cases: shapes of all inputs that the file runs on; empty if fixed shapes cannot describe them.
     """
 
     kinds: Mapping[str, InputKind]
@@ -176,7 +176,7 @@ class InputStamp:
 
     @classmethod
     def of(cls, inputs: Sequence[TensorInfo], kinds: Mapping[str, InputKind], cases: Iterable[Case]) -> InputStamp:
-        """Describe the inputs of a file by the cases that it was verified on.
+        """Describe a file's inputs by the cases that it was verified on.
 
         Cases that do not fit the graph, because a target has other inputs, are left out; so are those that differ from
         another in their content only, and those beyond what a reader takes.
@@ -205,10 +205,10 @@ class InputStamp:
 
     @classmethod
     def read(cls, model: ModelFile) -> InputStamp | None:
-        """Read the stamp of a file; None where it has none.
+        """Read the stamp of a file; None if it has none.
 
         Raises:
-            ModelFileError: it is no stamp, it does not fit the graph, or what it asks for is too large.
+            ModelFileError: it is malformed, does not fit the graph, or asks for inputs that are too large.
         """
         text = model.metadata.get(INPUTS_KEY)
         return None if text is None else _Reader(model).read(text)
@@ -227,7 +227,7 @@ class InputStamp:
         return [self._make(case, inputs, seed) for seed, case in enumerate(self.cases)]
 
     def with_padding_alone(self) -> InputStamp:
-        """Add a case in which one text is padding alone, unless there is one, or no texts are padded."""
+        """Add a case with one text of only padding, unless there is one, or no texts are padded."""
         texts = [
             case
             for case in self.cases
@@ -240,7 +240,7 @@ class InputStamp:
         return replace(self, cases=(*self.cases, replace(usual, description="a row of padding alone", content=content)))
 
     def fixed_length(self, inputs: Sequence[TensorInfo]) -> int | None:
-        """Return the only length that the file takes: of its ids, or 1 without any; None where texts may be longer."""
+        """Return the fixed length of the file's ids, or 1 without ids; None if texts may be longer."""
         if not self.cases or self._text_axes(inputs):
             return None
         return max((shape[1] for shape in self._of_ids(self.cases[0])), default=1)
@@ -248,7 +248,7 @@ class InputStamp:
     def make_sized(
         self, inputs: Sequence[TensorInfo], batch_size: int, sequence_length: int, *, seed: int
     ) -> dict[str, NDArray[Any]]:
-        """Make random inputs without padding: texts of one length, all else as in the first case.
+        """Make random inputs without padding: texts of one length, everything else as in the first case.
 
         Raises:
             InputError: the graph is fixed to other sizes.
@@ -305,7 +305,7 @@ class InputStamp:
         return np.ones(shape) if content is None else content
 
     def _content(self, name: str, case: StampedCase) -> NDArray[np.bool_] | None:
-        """Return where an input has content by itself, or by the mask of its shape."""
+        """Return the positions of an input's content, by itself or by the mask of its shape."""
         if name in case.content:
             return case.content_of(name)
         shape = case.shapes[name][:2]
@@ -314,7 +314,7 @@ class InputStamp:
 
 
 class _Reader:
-    """Reads the stamp of a file that may be hostile."""
+    """Read the stamp of a possibly hostile file."""
 
     def __init__(self, model: ModelFile) -> None:
         self._model = model
@@ -431,7 +431,7 @@ class _Reader:
 
 
 def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:
-    """Return where an input has content, by itself."""
+    """Return the positions of an input's content by itself."""
     if kind.kind != MASK and kind.pad is None:
         return np.ones(array.shape, dtype=bool)
     real: NDArray[np.bool_] = array != (0 if kind.kind == MASK else kind.pad)
@@ -441,13 +441,13 @@ def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:
 
 
 def _extent(row: NDArray[np.bool_]) -> tuple[int, ...]:
-    """Return along each axis how many places have content."""
+    """Return the number of content positions along each axis."""
     axes = range(row.ndim)
     return tuple(int(row.any(axis=tuple(other for other in axes if other != axis)).sum()) for axis in axes)
 
 
 def _block(shape: Sequence[int], sizes: Sequence[tuple[int, ...]], *, left: bool) -> NDArray[np.bool_]:
-    """Return a block of content in each row: at its beginning, or, padded on the left, at its end."""
+    """Return a block of content in each row: at its start or, with left padding, at its end."""
     content = np.zeros(tuple(shape), dtype=bool)
     for row, extents in zip(content, sizes, strict=True):
         if left:
@@ -458,7 +458,7 @@ def _block(shape: Sequence[int], sizes: Sequence[tuple[int, ...]], *, left: bool
 
 
 def _misfit(case: StampedCase, inputs: Sequence[TensorInfo]) -> str:
-    """Return why a case does not fit the inputs of a graph; empty where it does."""
+    """Return why a case does not fit the inputs of a graph; empty if it does."""
     for info in inputs:
         shape = case.shapes[info.name]
         if len(shape) != len(info.shape):
@@ -470,7 +470,7 @@ def _misfit(case: StampedCase, inputs: Sequence[TensorInfo]) -> str:
 
 
 def _is_given(value: Json, shape: Sequence[int]) -> bool:
-    """Whether nested lists hold integers of a shape, and no more than belong to a shape."""
+    """Whether nested lists hold integers in exactly this shape."""
     if math.prod(shape) > _MOST_GIVEN:
         return False
     if not shape:

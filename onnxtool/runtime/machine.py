@@ -1,4 +1,4 @@
-"""What machine this is: its processor, and what a benchmark has to name beside its figures."""
+"""Describe this machine: its processor, and details that a benchmark has to state with its figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "
 
 
 def processor_name() -> str:
-    """Return the processor's name as the system gives it, e.g. `Intel(R) Xeon(R) Processor @ 2.10GHz`."""
+    """Return the processor's name from the system, e.g. `Intel(R) Xeon(R) Processor @ 2.10GHz`."""
     if sys.platform == "darwin":
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -26,13 +26,13 @@ def processor_name() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     facts = dict(reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]))
-    # ARM has no name there, but numbers of the maker and of the part.
+    # ARM has no name there, only manufacturer and part numbers.
     arm = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
     return facts.get("model name") or f"{platform.machine()} {arm}".strip()
 
 
 def installed_versions() -> dict[str, str]:
-    """Return package to version of what a figure may depend on, leaving out what is not installed."""
+    """Return the versions of installed packages that a figure may depend on."""
     versions = {"onnxtool": __version__}
     for name in _PACKAGES:
         try:
@@ -58,7 +58,7 @@ class DeviceMemory:
 
 
 def device_memory() -> DeviceMemory | None:
-    """Query the first device; None where there is no NVML or no device."""
+    """Query the first device; None without NVML or device."""
     name = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
     try:
         library = ctypes.CDLL(name)

@@ -1,4 +1,4 @@
-"""Inputs and outputs that are no tensors, as arrays with names: sequences, optionals and maps.
+"""Inputs and outputs that are not tensors, as named arrays: sequences, optionals and maps.
 
 Element `i` of the sequence `s` is `s[i]`, the keys and values of the map `m` are `m.keys` and `m.values`, and an
 optional is what it holds, or not there; an output also has `s.length`. What compares arrays needs to know no more.
@@ -19,12 +19,12 @@ _ELEMENT = re.compile(r"\[(\d+)\]")
 
 
 def is_nested(info: TensorInfo) -> bool:
-    """Whether an input or output is no tensor."""
+    """Whether an input or output is not a tensor."""
     return info.dtype.startswith(("sequence", "map", "optional"))
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Yield the arrays of an output of onnxruntime under their names; the output itself where it is a tensor."""
+    """Yield the named arrays of an onnxruntime output; the output itself if it is a tensor."""
     if isinstance(value, Mapping):
         yield f"{name}.keys", np.array(list(value.keys()))
         yield f"{name}.values", np.array(list(value.values()))
@@ -38,7 +38,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def nested(info: TensorInfo, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return what onnxruntime takes for an input from the arrays under its name."""
+    """Assemble an onnxruntime input from the arrays under its name."""
     return _nested(info.name, info.dtype, arrays)
 
 

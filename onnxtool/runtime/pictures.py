@@ -1,7 +1,7 @@
-"""Prepare pictures and pages, and queries for pages, with the checkpoint's own processor of transformers.
+"""Prepare images, pages and queries for pages with the checkpoint's own transformers processor.
 
-The processors that use Pillow are taken, wherever torchvision is installed too: those resize by other arithmetic. The
-settings come with a checkpoint and the pictures from anywhere, so both are bounded before memory is asked for.
+The Pillow processors are used even if torchvision is installed, because torchvision resizes with different arithmetic.
+Settings come from a checkpoint and images from anywhere, so both are bounded before memory is allocated.
 
 Letters of shapes: B batch, H height, W width, S tokens, T tiles, N patches.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PIXELS, GRID = "pixel_values", "image_grid_thw"
-# What a graph of pages may take.
+# Possible inputs of a page graph.
 PAGE_INPUTS = ("input_ids", "attention_mask", PIXELS, GRID)
 Feeds = dict[str, NDArray[Any]]
 
@@ -50,31 +50,31 @@ _CLASSES = (
 _PAGE_CLASSES = {"ColPaliProcessor": "SiglipImageProcessor", "ColQwen2Processor": _PATCHED,
                  "ColModernVBertProcessor": _TILED}  # fmt: skip
 _SIZES = ("size", "crop_size", "pad_size")
-_MOST_PARTS = _MOST_TOKENS = 1 << 17  # tiles or patches of a page, and its tokens: more than any retriever takes
+_MOST_PARTS = _MOST_TOKENS = 1 << 17  # maximum tiles or patches of a page, and tokens: more than any retriever takes
 
 
 @short_repr
 @dataclass(frozen=True)
 class PictureProcessor:
-    """An image processor of transformers. Threads may share it."""
+    """A transformers image processor. Threads may share it."""
 
     processor: Any
     files: CheckpointFiles
 
     @classmethod
     def of(cls, files: CheckpointFiles) -> PictureProcessor:
-        """Load it from preprocessor_config.json, or from the part of processor_config.json that is for pictures.
+        """Load it from preprocessor_config.json, or from the image part of processor_config.json.
 
         Raises:
-            OnnxtoolError: there is none, transformers cannot load it, or its class is none of a dual encoder.
+            OnnxtoolError: there is none, transformers cannot load it, or it does not belong to a dual encoder.
         """
         return cls(_load_image_processor(files, _CLASSES), files)
 
     def prepare(self, picture: Image) -> Feeds:
-        """Return the pixels of an RGB picture: float32 [3, H, W].
+        """Return the pixels of an RGB image: float32 [3, H, W].
 
         Raises:
-            InputError: it would become too large by its proportions, or the processor fails.
+            InputError: its aspect ratio would make it too large, or the processor fails.
         """
         _require_small(self.processor, picture, self.files)
         made = _run(lambda: self.processor([picture], return_tensors="np"), self.files)
@@ -83,13 +83,13 @@ class PictureProcessor:
 
 @dataclass(frozen=True, eq=False)
 class PageProcessor:
-    """A processor of transformers, which makes of a page pixels and the tokens that stand for them.
+    """A transformers processor, which converts a page to pixels and their placeholder tokens.
 
     Attributes:
-        processor: the class that the checkpoint names.
+        processor: the class named in the checkpoint.
         files: the checkpoint.
-        limit: the most tokens of a page or query; None for any number.
-        kept_ids: where it is not empty, no vectors of other tokens count.
+        limit: the maximum number of tokens of a page or query; None for no limit.
+        kept_ids: if not empty, only vectors of these tokens count.
     """
 
     processor: Any
@@ -102,17 +102,17 @@ class PageProcessor:
         """Load the processor of a checkpoint.
 
         Args:
-            folder: of the checkpoint.
-            name: the class that the graph was exported for; None for any that onnxtool knows.
+            folder: the checkpoint's folder.
+            name: the class that the graph was exported for; None for any supported one.
 
         Raises:
-            OnnxtoolError: it is another one, its files are malformed, or it asks for what is not followed.
+            OnnxtoolError: it is another one, its files are malformed, or it has unsupported settings.
         """
         found, settings = require_known_pages(folder)
         if found != (name or found):
             raise folder.refuse(f"{folder.label} has another processor than {name}, whose inputs the graph takes")
         path = folder.locate("tokenizer.json")
-        TextTokenizer(folder)  # which refuses a file that the library would trust
+        TextTokenizer(folder)  # refuses a file that the library would trust
         if path is None:
             raise folder.refuse(f"{folder.label} has no tokenizer.json")
         image_processor = _load_image_processor(folder, (_PAGE_CLASSES[found],))
@@ -128,12 +128,12 @@ class PageProcessor:
         return cls(processor, folder, page_limit(folder), frozenset() if mask is None else mask.kept_ids)
 
     def prepare(self, picture: Image) -> Feeds:
-        """Return what the model takes of an RGB picture, without an axis for the batch.
+        """Return the model's inputs for an RGB image, without a batch axis.
 
         `input_ids` and `attention_mask` int64 [S], `pixel_values` float32, and what else the image processor gives.
 
         Raises:
-            InputError: the proportions of the picture are none of a page, or the processor fails.
+            InputError: the image does not have the proportions of a page, or the processor fails.
         """
         num_parts = _require_small(self.processor.image_processor, picture, self.files)
         num_tokens = num_parts * getattr(self.processor, "image_seq_len", 1)
@@ -157,7 +157,7 @@ class PageProcessor:
         return {**feeds, PIXELS: _finite(feeds[PIXELS], self.files)}
 
     def read_query(self, query: str) -> Feeds:
-        """Return the tokens of a query as the processor writes it, cut to the limit: int64 [1, S] each.
+        """Return the tokens of a query formatted by the processor, truncated to the limit: int64 [1, S] each.
 
         Raises:
             InputError: the processor fails.
@@ -167,12 +167,12 @@ class PageProcessor:
         return {name: value.numpy() for name, value in made.items()}
 
     def counted(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Tell which tokens count, of any shape."""
+        """Return which tokens count, in any shape."""
         return np.isin(ids, list(self.kept_ids)) if self.kept_ids else np.ones_like(ids, dtype=bool)
 
 
 def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> Any:
-    """Load the image processor of a checkpoint, and refuse one of another class than `classes`."""
+    """Load the image processor of a checkpoint, and refuse classes not in `classes`."""
     found = {name: files.locate(name) for name in PROCESSOR_NAMES if files.read(name)}
     path = next((path for path in found.values() if path is not None), None)
     if path is None:
@@ -201,10 +201,10 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
 
 
 def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
-    """Return what a processor gives.
+    """Return the output of a processor.
 
     Raises:
-        OnnxtoolError: it fails, as one does whose settings make no sense, or transformers is not installed.
+        OnnxtoolError: it fails, for example because of invalid settings, or transformers is not installed.
     """
     try:
         with quiet():
@@ -214,7 +214,7 @@ def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
             f"pictures are prepared by transformers, which cannot be loaded: {first_line(error)}",
             "pip install 'onnxtool-cli[images]'",
         ) from error
-    except Exception as error:  # settings are checked nowhere, and fail wherever one is first used
+    except Exception as error:  # settings are not validated, and fail on first use
         raise files.refuse(
             f"the processor of {files.label} fails: {first_line(error)}",
             "check the settings in preprocessor_config.json and processor_config.json, or the proportions of the "
@@ -223,10 +223,10 @@ def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
 
 
 def _require_small(processor: Any, picture: Image, files: CheckpointFiles) -> int:
-    """Refuse settings that would make too much of a picture, and return how many parts it is cut into at most.
+    """Refuse settings that would make an image too large, and return the maximum number of its parts.
 
     Raises:
-        OnnxtoolError: they would, or are no numbers.
+        OnnxtoolError: they would, or are not numbers.
     """
     settings, name = processor.to_dict(), type(processor).__name__.removesuffix("Pil")
     try:
@@ -246,7 +246,7 @@ def _require_small(processor: Any, picture: Image, files: CheckpointFiles) -> in
 
 
 def _growth(settings: Mapping[str, Any], name: str, picture: Image) -> tuple[float, int]:
-    """Return the most pixels that a picture becomes in any step, and the most parts."""
+    """Return the maximum number of pixels of an image in any step, and of its parts."""
     ratio = max(picture.width, picture.height) / min(picture.width, picture.height)
     if name == _PATCHED:  # to an area, with both sides rounded up to a number of patches
         patch, factor = settings["patch_size"], settings["patch_size"] * settings["merge_size"]
@@ -255,11 +255,11 @@ def _growth(settings: Mapping[str, Any], name: str, picture: Image) -> tuple[flo
         pixels = (sqrt(area * ratio) + factor) * (sqrt(area / ratio) + factor)
         return pixels * settings["temporal_patch_size"], int(pixels // patch**2)
     longest: int = max(side for key in _SIZES for side in dict(settings.get(key) or {}).values() if side is not None)
-    if name == _TILED:  # the longer side becomes that long, rounded up to a number of tiles
+    if name == _TILED:  # the longer side gets this length, rounded up to whole tiles
         edge = settings["max_image_size"]["longest_edge"]
         longest = longest if settings["do_resize"] else max(picture.size)
         return float(max(longest + edge, edge) ** 2), (longest // edge + 1) ** 2 + 1
-    return longest**2 * ratio, 1  # the shorter side becomes that long, and the other one grows with it
+    return longest**2 * ratio, 1  # the shorter side gets this length, and the other one scales with it
 
 
 def _finite(pixels: NDArray[Any], files: CheckpointFiles) -> NDArray[Any]:

@@ -1,8 +1,8 @@
-"""Let a child process load an untrusted graph first, where this process could die on what onnxruntime computes there.
+"""Load an untrusted graph in a child process first if onnxruntime's computations could end this process.
 
-onnxruntime computes what is constant while it loads a graph, and nothing limits how long, how large, or with which
-operands: a division of -2^63 by -1 ends the process. Few files have such a part, and only these pay for the child:
-what exporters and `onnxtool.optimize` write has none that grows.
+onnxruntime folds constants while loading a graph, without limits on time, size or operands: dividing -2^63 by -1 ends
+the process. Few files have such parts, and only these pay for the child: files from exporters and `onnxtool.optimize`
+have none that grow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
-MAX_SECONDS = 5  # of the child's processor time, and as much again for every 500 MB of the model
+MAX_SECONDS = 5  # the child's CPU time, and as much again for every 500 MB of the model
 MAX_GROWTH_BYTES = 640 << 20  # of memory beside four times the model
 _BYTES_A_TURN = 500_000_000
 _MAX_TRIED_ELEMENTS = 1 << 22  # of one input, of the smallest inputs that the model takes
@@ -27,7 +27,7 @@ _TRIED_LENGTH = 8  # of texts, where a graph takes no smaller inputs, such as th
 _MOST_DOUBLINGS = 8
 # onnxruntime 1.31 takes time that grows with the square of both: 58 s for 20,000 outputs, 6 s for as many consumers.
 _MOST_OUTPUTS, _MOST_CONSUMERS = 2000, 5000
-_NO_MEMORY = ("bad_alloc", "allocate", "memory")  # in what onnxruntime says where it got none
+_NO_MEMORY = ("bad_alloc", "allocate", "memory")  # in onnxruntime's messages when out of memory
 
 _MAX_ELEMENTS = 1 << 24  # of one constant that may be computed here
 _MAX_ELEMENTS_IN_ALL = 1 << 27
@@ -47,7 +47,7 @@ _PRODUCT_OF_SIZES = frozenset(
         *("MatMul", "Max", "Min", "Mul", "Or", "Sub", "Where", "Xor"),
     )
 )
-# The inputs whose values say how large a result gets.
+# Inputs whose values determine the size of a result.
 _SIZES = {
     "AffineGrid": (1,),
     "CenterCropPad": (1,),
@@ -68,10 +68,10 @@ _passed: set[tuple[str, int, int]] = set()
 
 
 def check_harmless(model: ModelFile) -> None:
-    """Refuse a graph that is unsound, or that ends or fills a child process which loads it and runs it once.
+    """Refuse a graph that is unsound, or that ends or exhausts a child process which loads it and runs it once.
 
     Raises:
-        ModelFileError: what is wrong with the graph, or what became of the child.
+        ModelFileError: the problem with the graph, or how the child ended.
     """
     model.check_sound()
     if not needs_probation(model):
@@ -89,7 +89,7 @@ def check_harmless(model: ModelFile) -> None:
 
 
 def needs_probation(model: ModelFile) -> bool:
-    """Return whether onnxruntime may take very long for the graph, or computes constants that grow, loop or trap."""
+    """Return whether onnxruntime may take very long for the graph, or folds constants that grow, loop or trap."""
     structure = model.structure
     consumers: Counter[str] = Counter()
     if (
@@ -119,7 +119,7 @@ def needs_probation(model: ModelFile) -> bool:
 
 
 def _elements_of_result(node: Node, constants: Mapping[str, Constant]) -> int:
-    """Return how many elements an operator on constants makes at most; more than allowed where that is not known."""
+    """Return the maximum number of elements of an operator on constants; more than allowed if unknown."""
     sizes = [constants[name].num_elements for name in node.inputs if name]
     if node.domain:
         return _MAX_ELEMENTS + 1
@@ -133,7 +133,7 @@ def _elements_of_result(node: Node, constants: Mapping[str, Constant]) -> int:
 
 
 def _integers_of_result(node: Node, constants: Mapping[str, Constant]) -> tuple[int, ...] | None:
-    """Return the integers of an operator that only moves those of its inputs, as exporters put shapes together."""
+    """Return the integers of an operator that only rearranges its inputs, as exporters assemble shapes."""
     known = [constants[name].integers for name in node.inputs if name]
     if node.op_type in _KEEPING and known:
         return known[0]
@@ -143,7 +143,7 @@ def _integers_of_result(node: Node, constants: Mapping[str, Constant]) -> tuple[
 
 
 def _growth(node: Node, constants: Mapping[str, Constant]) -> int:
-    """Return how large constant sizes make a result; more than allowed where their values are not known."""
+    """Return the result size given by constant sizes; more than allowed if their values are unknown."""
     growth = 1
     for place in _SIZES.get(node.op_type, ()):
         constant = constants.get(node.inputs[place]) if place < len(node.inputs) else None
@@ -154,7 +154,7 @@ def _growth(node: Node, constants: Mapping[str, Constant]) -> int:
 
 
 def death_on(model: ModelFile) -> str:
-    """Return how a child process dies that loads the graph and runs it once; empty where it does not, or is stopped."""
+    """Return how a child process that loads the graph and runs it once dies; empty if it does not, or is stopped."""
     ended = _ending(model)
     return ended.detail if ended is not None and ended.kind == "death" else ""
 
@@ -165,9 +165,9 @@ def _limits(model: ModelFile) -> tuple[int, int]:
 
 
 def _ending(model: ModelFile) -> ChildEndedError | None:
-    """Return what ended a child that loads the model and runs it once; None where it came back.
+    """Return how a child that loads the model and runs it once ended; None if it succeeded.
 
-    An error of onnxruntime is for the caller to meet again, and to report.
+    An onnxruntime error is ignored here, because the caller will encounter and report it.
     """
     seconds, num_bytes = _limits(model)
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -185,8 +185,8 @@ def load_and_run(path: str) -> None:
     """Load a model, and run it on the smallest inputs that it takes; called in the child.
 
     Raises:
-        MemoryError: onnxruntime got no memory, which it says by an error like any other.
-        Exception: whatever else onnxruntime says.
+        MemoryError: onnxruntime ran out of memory, which it reports as an ordinary error.
+        Exception: any other onnxruntime error.
     """
     try:
         _load_and_run(path)
@@ -219,7 +219,7 @@ def _load_and_run(path: str) -> None:
 
 
 def _smallest_feeds(session: Any) -> dict[str, Any] | None:
-    """Return zeros, with one in place of every size that is not fixed; None where fixed ones are large."""
+    """Return zeros, with size one for every dynamic axis; None if fixed sizes are large."""
     import numpy as np
 
     feeds: dict[str, Any] = {}

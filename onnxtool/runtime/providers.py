@@ -1,4 +1,4 @@
-"""Which execution provider a session runs on, and what is missing where it cannot.
+"""Resolve the execution provider of a session, or explain what is missing.
 
 onnxruntime lists a provider that was compiled in even where its driver is absent, and a session that cannot create
 it falls back to the CPU with a line in a log (onnxruntime#23372). Here a provider either runs or raises.
@@ -16,21 +16,22 @@ from typing import Annotated
 from onnxtool.errors import ProviderError
 from onnxtool.options import Option
 
-# The names users type, and onnxruntime's.
+# User-facing names, and onnxruntime's names.
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 Provider = Annotated[
-    str, Option("Where to run: cuda fails where it cannot, auto uses it where it can.", choices=("auto", *PROVIDERS))
+    str,
+    Option("Execution provider: cuda fails if unavailable, auto uses it if available.", choices=("auto", *PROVIDERS)),
 ]
 
 
 def resolve_provider(name: str) -> str:
-    """Turn `auto`, `cpu` or `cuda` into a provider that can run here, by its short name.
+    """Resolve `auto`, `cpu` or `cuda` to the short name of a provider that can run here.
 
-    `auto` is cuda where a session can start on it, else cpu.
+    `auto` is cuda if a session can start on it, else cpu.
 
     Raises:
-        ProviderError: cuda was asked for and cannot run.
+        ProviderError: cuda was requested and cannot run.
     """
     if name == "auto":
         return "cpu" if cuda_problem() else "cuda"
@@ -43,13 +44,13 @@ def resolve_provider(name: str) -> str:
 
 @cache
 def cuda_problem() -> str:
-    """Say what keeps CUDA from running here, or return an empty string."""
+    """Return what prevents CUDA from running here, or an empty string."""
     return cuda_device_problem() or _cuda_library_problem()
 
 
 @cache
 def cuda_device_problem() -> str:
-    """Say what keeps onnxruntime from a CUDA device, or return an empty string where there is one to use."""
+    """Return what prevents onnxruntime from using a CUDA device, or an empty string."""
     import onnxruntime
 
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
@@ -69,13 +70,13 @@ def cuda_device_problem() -> str:
 
 
 def _cuda_library_problem() -> str:
-    """Start a session of one node on CUDA; say why it does not start, or return an empty string.
+    """Start a one-node session on CUDA; return why it does not start, or an empty string.
 
     A device without CUDA's and cuDNN's libraries is common, and `auto` must not fail on it.
     """
     import onnxruntime
 
-    # Loads the libraries of NVIDIA's wheels, which are on no search path; what it prints names those that are missing.
+    # Loads the libraries of NVIDIA's wheels, which are not on any search path; its output names missing ones.
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         onnxruntime.preload_dlls()
@@ -90,7 +91,7 @@ def _cuda_library_problem() -> str:
 
 
 def identity_model(opset: int) -> bytes:
-    """Return a model of one node, to try whether a session starts."""
+    """Return a one-node model, to test whether a session starts."""
     from onnx import TensorProto, helper
 
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
@@ -103,9 +104,9 @@ def identity_model(opset: int) -> bytes:
 
 @cache
 def highest_opset() -> int:
-    """Return the newest of ONNX's opsets that onnxruntime loads a graph of, and onnx knows.
+    """Return the newest ONNX opset that both onnxruntime and onnx support.
 
-    onnxruntime names it nowhere but in the error of a graph that is too new, so graphs of one node are tried.
+    onnxruntime reveals it only in the error for a graph that is too new, so one-node graphs are tried.
     """
     from onnx import defs
 
@@ -114,7 +115,7 @@ def highest_opset() -> int:
 
 
 def runtime_version() -> str:
-    """Return the version of the onnxruntime that is installed, whichever of its packages that is."""
+    """Return the version of the installed onnxruntime, whichever package it comes from."""
     import onnxruntime
 
     return str(onnxruntime.__version__)
@@ -136,12 +137,12 @@ def _loads(opset: int) -> bool:
 _ROWS, _WIDTH, _ACTIVATION, _WEIGHT = 4, 64, 255, 127
 
 EXACT_PRODUCTS_OPTION = "session.x64quantprecision"
-"""The option of a session that makes products of uint8 and int8 exact where they saturate; they take longer then."""
+"""The session option that makes uint8 by int8 products exact if they would saturate, at the cost of speed."""
 
 
 @cache
 def products_saturate() -> bool:
-    """Multiply the largest uint8 and int8, and return whether the result is too small.
+    """Multiply the largest uint8 and int8 values, and return whether the result is too small.
 
     On x86 CPUs without VNNI, onnxruntime adds two products in 16 bits, where they saturate.
     """

@@ -1,4 +1,4 @@
-"""Keep what torch, transformers and onnxruntime print off our streams, which carry the result and progress."""
+"""Keep output of torch, transformers and onnxruntime off our streams, which carry results and progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 def quiet() -> Iterator[io.StringIO]:
     """Collect prints, logs below critical and progress bars of the block, and drop its warnings.
 
-    Only what raises counts here: each of our callers checks the outcome itself.
+    Only exceptions matter here: each caller checks the outcome itself.
     """
     said = io.StringIO()
     previous = logging.root.manager.disable

@@ -1,4 +1,4 @@
-"""Read samples that a user gives, and give inputs the shapes that a user names; options of commands need no numpy."""
+"""Read a user's samples, and apply a user's input shapes; separate because command options must not import numpy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from onnxtool.runtime.nesting import is_nested, is_part
 
 
 def shaped(inputs: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]]) -> list[TensorInfo]:
-    """Return the inputs of a graph in `shapes`, by their names; the name of an axis has one size in all of them.
+    """Apply `shapes` to the inputs of a graph by name; a named axis has the same size in all inputs.
 
-    Axes without a name get one of their own.
+    Axes without a name get a unique one.
 
     Raises:
-        InputError: a name is none of an input, or a shape is not of that input.
+        InputError: an input does not exist, or a shape does not fit its input.
     """
     known = [info.name for info in inputs]
     if unknown := sorted(shapes.keys() - set(known)):
@@ -52,7 +52,7 @@ def shaped(inputs: Sequence[TensorInfo], shapes: Mapping[str, tuple[int, ...]]) 
 
 
 def read_sample(path: Path, inputs: Sequence[TensorInfo]) -> Case:
-    """Read the inputs of one run, which have the names of `inputs`.
+    """Read the inputs of one run, named after `inputs`.
 
     Raises:
         InputError: the file cannot be read, or does not fit the inputs.
@@ -105,7 +105,7 @@ def _fitting(info: TensorInfo, array: NDArray[Any], place: str) -> NDArray[Any]:
 
 
 def _require_fit(info: TensorInfo, sizes: Sequence[int], place: str) -> None:
-    """Refuse sizes that the graph fixes to others; no shape is also that of a tensor of any rank."""
+    """Refuse sizes that contradict the graph; a missing shape allows any rank."""
     fixed = zip(info.shape, sizes, strict=False)
     ranks_differ = bool(info.shape) and len(info.shape) != len(sizes)
     if ranks_differ or any(isinstance(wanted, int) and wanted != size for wanted, size in fixed):

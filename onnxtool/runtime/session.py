@@ -1,4 +1,4 @@
-"""An onnxruntime session on exactly the provider that was asked for."""
+"""An onnxruntime session on exactly the requested provider."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Session:
 
     Attributes:
         provider: the short name of the provider that runs it.
-        threads: intra-op threads; where none were asked for, the cores that this process may use.
-        load_ms: from the file to this session.
-        intra_threads: as onnxruntime was asked for them, 0 for its own choice.
-        inter_threads: the same, of operators that run at once.
+        threads: intra-op threads; by default, the number of cores that this process may use.
+        load_ms: time from the file to this session.
+        intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
+        inter_threads: inter-op threads, likewise.
     """
 
     model: ModelFile
@@ -51,21 +51,21 @@ class Session:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """The inputs in the order of the graph."""
+        """The inputs in graph order."""
         return tuple(value.name for value in self.model.structure.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
-        """The outputs in the order of the graph."""
+        """The outputs in graph order."""
         return tuple(value.name for value in self.model.structure.outputs)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> Arrays:
-        """Run the model on `feeds` (input name to array) and return output name to array.
+        """Run the model on `feeds` (arrays by input name) and return arrays by output name.
 
         Sequences, maps and optionals have the arrays that `runtime.nesting` describes.
 
         Raises:
-            InputError: an input is missing, or one is given that the model does not have.
+            InputError: an input is missing or unknown.
             SessionError: onnxruntime fails on these inputs.
         """
         given = self.nested(feeds)
@@ -81,7 +81,7 @@ class Session:
         return {name: array for output, value in outputs for name, array in flattened(output, value)}
 
     def nested(self, feeds: Mapping[str, NDArray[Any]]) -> Mapping[str, Any]:
-        """Return what onnxruntime takes: the arrays of sequences, maps and optionals put together."""
+        """Return inputs for onnxruntime, with sequences, maps and optionals assembled from arrays."""
         holders = [info for info in self.model.structure.inputs if is_nested(info)]
         if not holders:
             return feeds
@@ -89,7 +89,7 @@ class Session:
         return plain | {info.name: nested(info, feeds) for info in holders}
 
     def run_unchecked(self, feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Run the model on `feeds` with nothing around onnxruntime's own call, for timing.
+        """Run the model on `feeds` with only onnxruntime's own call, for timing.
 
         Raises:
             SessionError: onnxruntime fails on these inputs.
@@ -101,7 +101,7 @@ class Session:
         return outputs
 
     def bind(self, feeds: Mapping[str, NDArray[Any]]) -> BoundRun:
-        """Put `feeds`, and room for the outputs, where the provider computes, and run once.
+        """Place `feeds` and output buffers on the provider's device, and run once.
 
         Raises:
             SessionError: onnxruntime fails on these inputs.
@@ -112,11 +112,11 @@ class Session:
             raise self._failed(feeds, error) from error
 
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
-        """Prepare runs in which outputs become inputs of the next one, `carried` from input to output, uncopied."""
+        """Prepare runs whose outputs become the next run's inputs without a copy; `carried` maps inputs to outputs."""
         return CachedRun(self._inference, self.output_names, carried, self.provider)
 
     def step(self, run: CachedRun, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Run `run`, which is of this session, on `feeds`; return output name to onnxruntime's value.
+        """Run `run`, which belongs to this session, on `feeds`; return onnxruntime values by output name.
 
         Raises:
             SessionError: onnxruntime fails on these inputs.
@@ -144,33 +144,32 @@ def open_session(
     frugal: bool = False,
     plain: bool = False,
 ) -> Session:
-    """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: one a core).
+    """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: all cores).
 
-    More than one of `inter_threads` lets operators that do not depend on each other run at once.
+    With `inter_threads` above one, independent operators run in parallel.
 
-    With `frugal` the session is for a few runs and none of them is timed: it computes the same with less memory, and
-    leaves the cores to others between two operators. A `plain` session is what others open: it follows none of the
-    session options in the file's metadata.
+    A `frugal` session is for a few untimed runs: it computes the same with less memory, and does not occupy the cores
+    between operators. A `plain` session ignores the session options in the file's metadata, as other applications do.
 
     Raises:
         ModelFileError: the file or its external data cannot be used.
-        ProviderError: the provider cannot run here; the session never runs on another one than asked for.
+        ProviderError: the provider cannot run here; there is no silent fallback to another one.
         SessionError: onnxruntime cannot load the model.
     """
     return _open(Path(path), provider, threads, inter_threads, frugal=frugal, plain=plain)
 
 
 def open_alike(path: Path, *, provider: str, disabled: Sequence[str], level: str = "ENABLE_ALL") -> Session:
-    """Load the model at `path` to compare it with another: with the session options that both have in common.
+    """Load the model at `path` to compare it with another, with session options common to both.
 
     Args:
         path: the model.
         provider: `cpu` or `cuda`.
-        disabled: onnxruntime's own optimizers that do not run, instead of those that the file was tuned without.
-        level: how far onnxruntime optimizes: `DISABLE_ALL`, `ENABLE_BASIC`, `ENABLE_EXTENDED` or `ENABLE_ALL`.
+        disabled: onnxruntime optimizers to disable, instead of the file's own list.
+        level: onnxruntime's optimization level: `DISABLE_ALL`, `ENABLE_BASIC`, `ENABLE_EXTENDED` or `ENABLE_ALL`.
 
     Raises:
-        OnnxtoolError: as `open_session`.
+        OnnxtoolError: as for `open_session`.
     """
     return _open(path, provider, frugal=True, disabled=disabled, level=level)
 
@@ -193,13 +192,13 @@ def _open(
     provider = resolve_provider(provider)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()
-    if inter_threads > 1:  # without this mode they would have nothing to do
+    if inter_threads > 1:  # without this mode they would have no effect
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = inter_threads
     source: str | bytes = _make_frugal(options, model) if frugal else str(path)
     if not plain and provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
-    options.log_severity_level = 4  # a warning a node about its placement is no news; errors are raised, not logged
+    options.log_severity_level = 4  # warnings about node placement are not news; errors are raised, not logged
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     without = [] if plain else disabled_optimizers(model) if disabled is None else list(disabled)
     start = time.perf_counter()
@@ -226,9 +225,9 @@ def _open(
 
 
 def require_loadable(path: Path) -> None:
-    """Check that onnxruntime takes the graph as it is: all else may rely on what it checks of names, types and shapes.
+    """Check that onnxruntime accepts the graph, so that other code can rely on its names, types and shapes.
 
-    Nothing is optimized for it, and no weight is read. A graph of operators that the CPU has no kernels for passes.
+    Nothing is optimized, and no weights are read. A graph with operators that lack CPU kernels passes.
 
     Raises:
         SessionError: onnxruntime does not load the model.
@@ -260,20 +259,20 @@ def _not_loaded(path: Path, error: Exception) -> SessionError:
 
 
 def disabled_optimizers(model: ModelFile) -> list[str]:
-    """Return those of onnxruntime's own optimizers that the file was tuned to run without."""
+    """Return onnxruntime optimizers that the file was tuned to run without."""
     return [name for name in model.metadata.get(DISABLED_OPTIMIZERS_KEY, "").split(",") if name]
 
 
 def _make_frugal(options: Any, model: ModelFile) -> bytes:
-    """Set `options` for little memory, and return what to load in place of the model's path."""
-    # Threads that spin while they wait keep the cores of a busy machine from those that they wait for.
+    """Set `options` for low memory, and return the object to load instead of the model's path."""
+    # Threads that spin while waiting keep the cores of a busy machine from the threads they wait for.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # An arena keeps the most that any run needed until the session ends.
+    # An arena keeps the maximum that any run needed until the session ends.
     options.enable_cpu_mem_arena = False
     if model.size_bytes > MAX_INLINE_BYTES:
         # Repacked weights are a second copy of all of them. They save a fifth of the time of a run.
         options.add_session_config_entry("session.disable_prepacking", "1")
-    # Weights that onnxruntime finds by their place in the file it maps; those inside of a message it parses and copies.
+    # onnxruntime maps weights that are located in a file, but parses and copies weights inside a message.
     source, folder = externalized(model.path), model.path.parent.resolve()
     if model.leads_elsewhere:
         from onnxtool.model_file.weights import read_located
@@ -285,17 +284,16 @@ def _make_frugal(options: Any, model: ModelFile) -> bytes:
 
 
 def _threads_to_ask_for() -> int:
-    """Return 0, which leaves the choice to onnxruntime, unless this process may not use all cores.
+    """Return 0, leaving the choice to onnxruntime, unless this process may not use all cores.
 
-    onnxruntime starts a thread for each physical core of the machine, also for those that taskset or a cpuset keeps
-    from this process.
+    onnxruntime starts a thread for each physical core of the machine, even for cores that taskset or a cpuset excludes.
     """
     cores = available_cores()
     return cores if cores < (os.cpu_count() or 1) else 0
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
@@ -306,15 +304,15 @@ def tensor_type(dtype: str) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error message, or the class of an error without a message."""
+    """Return the first line of an error's message, or its class if the message is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class CachedRun:
-    """Runs of a session in which outputs of one run are inputs of the next: these stay where the provider computes.
+    """Session runs whose outputs are inputs of the next run, and stay on the provider's device.
 
     Attributes:
-        carried: input to the output that becomes it.
+        carried: the output that feeds each carried input.
     """
 
     def __init__(self, inference: Any, outputs: Sequence[str], carried: Mapping[str, str], device: str) -> None:
@@ -324,7 +322,7 @@ class CachedRun:
         self._binding = inference.io_binding()
 
     def keep(self, values: Mapping[str, Any]) -> None:
-        """Give every run from now on these inputs: arrays, which are copied to the device here, or another's values."""
+        """Set inputs of all later runs: arrays, which are copied to the device, or values of another run."""
         import onnxruntime as ort
 
         for name, value in values.items():
@@ -332,7 +330,7 @@ class CachedRun:
             self._kept[name] = value if is_value else ort.OrtValue.ortvalue_from_numpy(value, self._device, 0)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
-        """Run on `feeds` and what is kept, and keep what is carried; return the outputs as onnxruntime's values."""
+        """Run on `feeds` and kept inputs, and keep the carried outputs; return the outputs as onnxruntime values."""
         binding = self._binding
         for name, array in feeds.items():
             binding.bind_cpu_input(name, array)
@@ -349,12 +347,12 @@ class CachedRun:
         return outputs
 
     def reorder(self, places: NDArray[np.int64]) -> None:
-        """Put the rows of what is carried, its first axis, in the order of `places`, which may name a row twice."""
+        """Reorder the rows, on the first axis, of carried values by `places`, which may repeat a row."""
         self.keep({name: self._kept[name].numpy()[places] for name in self.carried})
 
 
 class BoundRun:
-    """A run of an onnxruntime session on `feeds`, which are copied to the device here and nowhere else.
+    """A run of an onnxruntime session on `feeds`, which are copied to the device only here.
 
     Outputs get their buffers in a first run, made here, so their shapes may depend on the values of the inputs.
     """
@@ -389,7 +387,7 @@ class BoundRun:
     def time_transfer(self) -> tuple[float, float, float]:
         """Copy the inputs to the device, run and copy the outputs back; return the milliseconds of each part.
 
-        Inputs go into the buffers they have, as an application that serves requests would do it.
+        Inputs are copied into their existing buffers, as in an application that serves requests.
         """
         start = time.perf_counter()
         for name, array in self._arrays.items():

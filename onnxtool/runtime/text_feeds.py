@@ -1,4 +1,4 @@
-"""The inputs of a graph from what a tokenizer gives.
+"""Build a graph's inputs from a tokenizer's output.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -19,7 +19,7 @@ from onnxtool.runtime.feeds import MASK, TOKEN_TYPES, has_past, names_are_exchan
 
 _INPUT_DTYPES = frozenset({"int64", "int32", "float32", "float16", "bool"})
 _PAST = "past_key_values"
-# What models take beside texts, by how the names of the inputs begin.
+# Inputs that models take in addition to texts, by name prefix.
 _OTHER_INPUTS = {
     "decoder_": "the tokens of a decoder, which an encoder-decoder makes one after the other",
     "encoder_": "the states of an encoder, which another graph gives",
@@ -33,13 +33,13 @@ _OTHER_INPUTS = {
 
 
 def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
-    """Take the inputs that the graph has from `arrays`, each int64 [B, S], in the graph's dtypes.
+    """Select the graph's inputs from `arrays`, each int64 [B, S], in the graph's dtypes.
 
-    Positions are counted from the mask, as `generate` of transformers does, and a cache of earlier tokens is empty. A
-    graph that leaves prompts out pools over all tokens where `arrays` name no prompt.
+    Positions are counted from the mask, as in transformers' `generate`, and a cache of earlier tokens is empty. A graph
+    that excludes prompts pools all tokens if `arrays` contain no prompt.
 
     Raises:
-        InputError: the graph has an input that no tokenizer gives.
+        InputError: the graph has an input that no tokenizer produces.
     """
     inputs = model.structure.inputs
     with_past = has_past(inputs) or any(info.name.startswith(_PAST) for info in inputs)
@@ -56,10 +56,10 @@ def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dic
 
 
 def require_named_inputs(model: ModelFile) -> None:
-    """Refuse a graph to which texts would be fed wrongly by name; see `names_are_exchanged`.
+    """Refuse a graph whose input names are swapped; see `names_are_exchanged`.
 
     Raises:
-        InputError: its mask and its token types have each other's names.
+        InputError: the names of its mask and token types are swapped.
     """
     if names_are_exchanged(model):
         raise InputError(
@@ -79,7 +79,7 @@ def _tokens(name: str, arrays: Mapping[str, NDArray[np.int64]]) -> NDArray[np.in
 
 
 def _empty(info: TensorInfo, batch_size: int) -> NDArray[Any]:
-    """Make the cache before the first token: keys and values of none, states of zeros."""
+    """Make the initial cache: empty keys and values, zero states."""
     shape = [size if isinstance(size, int) else (0 if axis else batch_size) for axis, size in enumerate(info.shape)]
     return np.zeros(shape, info.dtype)
 

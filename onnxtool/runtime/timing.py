@@ -31,7 +31,7 @@ class LatencySummary:
 
 
 def summarize_latencies(samples_ms: Sequence[float]) -> LatencySummary:
-    """Summarize latencies in milliseconds; there must be at least one. The deviation is that of the population."""
+    """Summarize latencies in milliseconds; there must be at least one. The deviation is the population's."""
     import numpy as np
 
     samples = np.asarray(samples_ms, dtype=np.float64)
@@ -65,23 +65,23 @@ def interval_of_median(values: Sequence[float]) -> tuple[float, float]:
 
 
 class Stopwatch:
-    """Wall time by stage, in milliseconds; laps of one name add up."""
+    """Wall time by stage, in milliseconds; laps with the same name add up."""
 
     def __init__(self) -> None:
         self.laps_ms: dict[str, float] = {}
         self._start = time.perf_counter()
 
     def lap(self, name: str) -> None:
-        """Book the time since the last lap under `name`."""
+        """Record the time since the last lap under `name`."""
         now = time.perf_counter()
         self.laps_ms[name] = self.laps_ms.get(name, 0.0) + (now - self._start) * 1e3
         self._start = now
 
 
 def peak_rss_bytes() -> int:
-    """Return the largest resident set that this process ever had, in bytes; 0 where the system does not say."""
+    """Return the peak resident set of this process in bytes; 0 if the system does not report it."""
     try:
-        # getrusage of a process that was started by a large one begins with the peak of that one (Linux, exec).
+        # after exec on Linux, getrusage starts with the parent's peak.
         status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     except OSError:
         return _peak_by_getrusage()
@@ -90,7 +90,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak_rss() -> bool:
-    """Reset `peak_rss_bytes` to what is resident now; return whether the system supports that (Linux)."""
+    """Reset `peak_rss_bytes` to the current resident set; return whether the system supports that (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # see proc(5)
     except OSError:
@@ -99,7 +99,7 @@ def reset_peak_rss() -> bool:
 
 
 def available_memory_bytes() -> int | None:
-    """Return how much memory this process may still take, by the system and its control group; None where unknown."""
+    """Return the memory still available to this process, by the system and its control group; None if unknown."""
     kilobytes = _number_in("/proc/meminfo", r"^MemAvailable:\s*(\d+) kB$")
     bounds = [] if kilobytes is None else [kilobytes * 1024]
     for limit_file, usage_file in _CONTROL_GROUPS:
@@ -109,7 +109,7 @@ def available_memory_bytes() -> int | None:
 
 
 def _number_in(path: str, pattern: str) -> int | None:
-    """Return the number that a pattern finds in a file of the system; None without one."""
+    """Return the number matched by a pattern in a system file; None if there is none."""
     try:
         found = re.search(pattern, Path(path).read_text(encoding="ascii", errors="replace"), re.MULTILINE)
     except OSError:

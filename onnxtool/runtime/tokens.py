@@ -1,4 +1,4 @@
-"""Read texts as transformers does: its tokens are compared with those of a model's files, on texts that are hard."""
+"""Read texts like transformers: its tokens are compared with a model's files on difficult texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ReadTokens = Callable[[Sequence[Text], int | None], list[list[int]]]
 
 # Room for the text in what is cut, beside special tokens.
 _ROOM = 8
-# So many of a tokenizer's own tokens are looked for in texts, and so many words of its vocabulary.
+# Numbers of the tokenizer's own tokens, and of words of its vocabulary, that are tested in texts.
 _OWN_TOKENS, _WORDS, _WORDS_A_TEXT = 24, 200, 20
 _SHOWN = 8
 _FETCH_AGAIN = "the folder may be incomplete or damaged; pass --model_name with the checkpoint"
@@ -37,13 +37,13 @@ _FETCH_AGAIN = "the folder may be incomplete or damaged; pass --model_name with 
 
 @dataclass(frozen=True)
 class OwnTokenizer:
-    """The tokenizer of a checkpoint as its own library has it, which every reader of its files is compared with.
+    """A checkpoint's tokenizer in transformers, the reference for all readers of its files.
 
     Attributes:
-        tokenizer: of transformers, as sentence-transformers sets it up.
-        label: how errors call the checkpoint.
-        adds_special: whether tokens are put around a text.
-        error: what is raised.
+        tokenizer: transformers tokenizer, set up like in sentence-transformers.
+        label: the checkpoint's name in errors.
+        adds_special: whether special tokens are added around a text.
+        error: the error class to raise.
     """
 
     tokenizer: Any
@@ -58,16 +58,16 @@ class OwnTokenizer:
         texts: Sequence[Text],
         hint: str = "save the tokenizer again with its save_pretrained(...)",
     ) -> None:
-        """Refuse a reader that makes other ids of texts, whole or cut.
+        """Refuse a reader whose ids of texts, whole or truncated, differ.
 
         Args:
-            reader: what reads the texts, in words.
-            read: reads them, by the files that were written.
+            reader: description of the reader.
+            read: reads the texts from the written files.
             texts: texts and pairs, see `hard_texts`.
-            hint: the way out, where the tokenizer has none of its own.
+            hint: the default hint.
 
         Raises:
-            OnnxtoolError: it does.
+            OnnxtoolError: the ids differ.
         """
         framing = len(self.ids([""], None)[0])
         for limit in (None, 2 * framing + _ROOM):  # a pair has up to two texts' special tokens
@@ -80,7 +80,7 @@ class OwnTokenizer:
                         raise self._difference(reader, (text, own, other), hint)
 
     def ids(self, texts: Sequence[Any], limit: int | None) -> list[list[int]]:
-        """Return what transformers makes of texts; nothing for pairs that its tokenizer does not take."""
+        """Return transformers' ids of texts; nothing for pairs that its tokenizer does not accept."""
         columns = list(map(list, zip(*texts, strict=True))) if isinstance(texts[0], tuple) else [list(texts)]
         cut = {} if limit is None else {"max_length": limit}
         try:
@@ -121,17 +121,17 @@ class OwnTokenizer:
 
 
 def hard_texts(tokenizer: Any) -> list[Text]:
-    """Return texts that tokenizers disagree on, and pairs of some, with tokens that this tokenizer knows itself."""
+    """Return texts that tokenizers disagree on, and some pairs, with this tokenizer's own tokens."""
     texts = [*HARD_TEXTS, *_with_own_tokens(tokenizer), *_with_words(tokenizer)]
     return [*texts, *zip(texts[5::3], texts[7::3], strict=False)]
 
 
 def read_by_transformers(folder: Path, *, lower_cases: bool = False) -> ReadTokens:
-    """Return how a consumer that loads the tokenizer by transformers reads texts.
+    """Return the reader of a consumer that loads the tokenizer with transformers.
 
     Args:
-        folder: with the tokenizer's files and config.json.
-        lower_cases: whether it lower-cases as sentence-transformers does.
+        folder: folder with the tokenizer's files and config.json.
+        lower_cases: whether it lower-cases like sentence-transformers.
     """
     checkpoint = CheckpointFolder(folder)
     tokenizer = load_by_transformers(folder)
@@ -145,7 +145,7 @@ def read_by_transformers(folder: Path, *, lower_cases: bool = False) -> ReadToke
 
 
 def read_folder(folder: CheckpointFolder) -> ReadTokens:
-    """Return how onnxtool itself reads texts by the files in a folder."""
+    """Return onnxtool's own reader for the files in a folder."""
     return _reader(TextTokenizer(folder))
 
 
@@ -158,12 +158,12 @@ def _reader(tokenizer: TextTokenizer) -> ReadTokens:
 
 
 def named_tokens(tokenizer: Any) -> list[str]:
-    """Return the tokens that have a role, such as `[CLS]`."""
+    """Return the tokens with a role, such as `[CLS]`."""
     return [str(token) for role in ROLES if (token := getattr(tokenizer, role, None)) is not None]
 
 
 def _with_own_tokens(tokenizer: Any) -> Iterator[str]:
-    """Yield texts with the tokens that are looked for before all else, where a text has them, in each surrounding."""
+    """Yield texts with the tokens that are matched first, in various surroundings."""
     added = sorted(map(str, getattr(tokenizer, "added_tokens_encoder", {})))
     sampled = added[:: max(1, len(added) // _OWN_TOKENS)]
     for token in dict.fromkeys((*named_tokens(tokenizer), *sampled)):
@@ -171,7 +171,7 @@ def _with_own_tokens(tokenizer: Any) -> Iterator[str]:
 
 
 def _with_words(tokenizer: Any) -> Iterator[str]:
-    """Yield texts of words out of the whole vocabulary."""
+    """Yield texts of words from the whole vocabulary."""
     if getattr(tokenizer, "backend_tokenizer", None) is None:  # of characters or bytes, by the million
         return
     step = max(1, len(tokenizer) // _WORDS)
@@ -182,13 +182,13 @@ def _with_words(tokenizer: Any) -> Iterator[str]:
 
 
 def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
-    """Read the tokenizer of a model as transformers does.
+    """Read a model's tokenizer like transformers.
 
-    An export's tokenizer.json does, and its stamp says so. Of other folders transformers is asked, which takes seconds:
-    to import it.
+    An export's tokenizer.json is equivalent, and its stamp says so. For other folders transformers is imported, which
+    takes seconds.
 
     Raises:
-        InputError: the tokenizer cannot be read, or not as transformers reads it.
+        InputError: the tokenizer cannot be read, or differs from transformers'.
     """
     tokenizer = TextTokenizer(folder)
     path = folder.locate(TOKENIZER_NAME)
@@ -208,7 +208,7 @@ def open_tokenizer(folder: CheckpointFolder) -> TextTokenizer:
 
 
 def _ask_transformers(folder: CheckpointFolder, path: Path) -> Any:
-    """Return the tokenizer as transformers loads it; None where no file says how it would."""
+    """Return the tokenizer as loaded by transformers; None if no file affects it."""
     if "model_type" not in folder.read("config.json") and folder.locate("tokenizer_config.json") is None:
         return None
     return load_by_transformers(path.parent)
@@ -218,7 +218,7 @@ def load_by_transformers(folder: Path) -> Any:
     """Load the tokenizer in `folder` as transformers does.
 
     Raises:
-        InputError: it cannot, or is not installed.
+        InputError: transformers cannot load it, or is not installed.
     """
     try:
         from transformers import AutoTokenizer
@@ -248,7 +248,7 @@ def load_by_transformers(folder: Path) -> Any:
 
 # ruff: noqa: RUF001  letters that look like others are hard to tell for tokenizers, too
 
-# Texts that tokenizers disagree on: by settings, by classes and by versions.
+# Texts that tokenizers disagree on, depending on settings, classes and versions.
 HARD_TEXTS = (
     # Nothing, one character, case.
     *("", " ", "\t", "\n", ".", "a", "hello", "Hello, World!", "HELLO WORLD", "hElLo wOrLd"),
@@ -278,6 +278,6 @@ HARD_TEXTS = (
     # What tokenizers write themselves.
     *("Ġ Ċ ▁ ▁word Ġword", "## ##ing word##ing", "<0x0A> </w> @@", "<s> </s> <pad> <unk> <mask>"),
     *("[CLS] [SEP] [MASK] [PAD] [UNK]", "[mask] <MASK> [Mask]", "a<mask>b a [MASK] b[SEP]", "<|endoftext|>"),
-    # A token more each time, to be cut.
+    # One more token each time, for truncation.
     *(" ".join(["the"] * count) for count in range(2, 14)),
 )
