@@ -12,12 +12,12 @@ from onnxtool.verification import Verification
 
 @dataclass(frozen=True)
 class PassResult:
-    """What one pass did.
+    """The result of one pass.
 
     Attributes:
         num_changes: nodes and initializers added, removed or rewritten.
         note: a remark of the pass, or an empty string.
-        left_out: whether it did not run, because the file would differ from its input with it; `note` says by what.
+        left_out: whether it was skipped, because it would change the outputs; `note` explains how.
     """
 
     name: str
@@ -29,7 +29,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class FusionCount:
-    """The number of fused subgraphs of a kind; `expected` is None where it is unknown."""
+    """The number of fused subgraphs of a kind; `expected` is None if unknown."""
 
     kind: str
     expected: int | None
@@ -95,15 +95,15 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Whether a quantized model of vectors finds the same neighbours, on texts that it was not calibrated on.
+    """Agreement of nearest neighbours of a quantized embedding model, on texts that it was not calibrated on.
 
     Attributes:
         num_texts: paragraphs of Python's documentation.
         output: the vectors.
         error: the largest 1 - cosine of a text.
-        overlap: which part of the ten nearest texts of a text is the same, on average, from 0 to 1; None where all
-            texts have the same vector, so that none is nearer than another.
-        kendall_tau: of the order in which a text has all others, on average; 1 for the same order; None as `overlap`.
+        overlap: average fraction of the ten nearest texts that is the same, from 0 to 1; None if all texts have the
+            same vector, so that none is nearer than another.
+        kendall_tau: average Kendall's tau of the orders of all other texts; 1 for the same order; None as `overlap`.
     """
 
     num_texts: int
@@ -141,14 +141,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast the result is on this machine, compared with its input in plain sessions of one thread.
+    """The speed of the result on this machine, compared with its input in plain single-threaded sessions.
 
     Attributes:
-        shape: of the first input.
-        turns: runs of each that count.
-        before_ms: the median of the input; `after_ms`, of the result.
-        ratio: the median of input over result, turn by turn: below 1, the result is slower.
-        interval: of 95 % for the ratio; the extremes of less than six turns.
+        shape: shape of the first input.
+        turns: number of counted runs of each.
+        before_ms: median of the input; `after_ms`, of the result.
+        ratio: median ratio of input to result, turn by turn: below 1, the result is slower.
+        interval: 95 % interval of the ratio; the extremes for fewer than six turns.
         slower: whether the result is slower beyond noise.
     """
 
@@ -167,11 +167,11 @@ class OptimizeReport:
     """The result of `optimize`.
 
     Attributes:
-        precision: of the output; for `--precision auto`, the chosen one.
-        quantization: None where nothing was quantized.
-        ranking: None where nothing was quantized or verified, and for models whose texts are no vectors.
+        precision: precision of the output; for `--precision auto`, the chosen one.
+        quantization: None if nothing was quantized.
+        ranking: None if nothing was quantized or verified, and for models without text vectors.
         candidates: the candidates of `--precision auto`; empty for a given precision.
-        speed: None where it was not measured; `not_timed` says why, and is empty where it was not asked for.
+        speed: None if not measured; `not_timed` says why, and is empty if not requested.
     """
 
     output: str
@@ -191,7 +191,7 @@ class OptimizeReport:
 
     @property
     def warning(self) -> str:
-        """What speaks against using the result, which is slower than its input; empty where it is not."""
+        """A warning if the result is slower than its input; otherwise empty."""
         if self.speed is None or not self.speed.slower:
             return ""
         low, high = self.speed.interval

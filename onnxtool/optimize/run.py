@@ -55,7 +55,7 @@ from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.version import __version__
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_LEFT_OUT = 3  # where more passes are wrong, the graph is none that they were made for
+_MOST_LEFT_OUT = 3  # if more passes are wrong, the graph is not one that they were made for
 _OF_SIZES = ("Shape", "Size")
 _RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
 
@@ -65,15 +65,15 @@ def optimize_model(options: OptimizeOptions, *, judge: Judge | None = None) -> O
     """Optimize an ONNX file for a provider and a precision, verified against the file itself.
 
     Args:
-        options: what to optimize and how.
-        judge: refuses candidates of `--precision auto` by something else than their error; None for nobody.
+        options: optimization options.
+        judge: rejects candidates of `--precision auto` for reasons other than their error; None for no judge.
 
     Raises:
         ModelFileError: the file cannot be read.
         PassError: a pass failed, or the options contradict the model.
         FusionError: `require_fusion` is set and an attention is not fused.
         VerificationError: the outputs differ from those of the input file; no file is left.
-        OutputExistsError: the output is there and `force` is not set.
+        OutputExistsError: the output exists and `force` is not set.
         OutputWriteError: the output cannot be written.
     """
     if judge is not None and options.precision != "auto":
@@ -86,10 +86,10 @@ def optimize_model(options: OptimizeOptions, *, judge: Judge | None = None) -> O
 
 @checked
 def plan_optimization(options: OptimizeOptions) -> WritePlan:
-    """Check the options and the file as `optimize_model` does before its first pass, and say what it would write.
+    """Check the options and the file as `optimize_model` does before its first pass, and return what it would write.
 
     Raises:
-        OnnxtoolError: as `optimize_model`, as far as it is known by then.
+        OnnxtoolError: as for `optimize_model`, if detectable by then.
     """
     source, output = _checked(options)
     if options.calibration is not None:
@@ -99,7 +99,7 @@ def plan_optimization(options: OptimizeOptions) -> WritePlan:
 
 
 def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
-    """Return the input and the path of the output, where nothing stands against them."""
+    """Return the input and the output path, after checking them."""
     source = ModelFile.open(options.model_path)
     check_harmless(source)
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
@@ -107,7 +107,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     if output.exists() and output.samefile(options.model_path):
         raise PassError(f"{output} is the input itself", "pass another --output")
     check_model_output(output, force=options.force)
-    if options.given != NO_INPUTS:  # what does not fit is told before the first pass
+    if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)
     return source, follow_link(output)
 
@@ -125,10 +125,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     storage = storage_of(source)(model)
     stopwatch.lap("load")
     with staged(output, force=options.force) as staging, ExitStack() as stack:
-        # What the result is compared with gives the vectors as they are before they are stored.
+        # The reference returns vectors before quantized storage.
         path = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
         reference, disabled = None, _disabled_optimizers(options, before)
-        if options.verify:  # before any pass: what the file does by itself is the fault of none
+        if options.verify:  # before any pass: the file's own behaviour is not caused by any pass
             tell(f"running {source.path.name}")
             turns = find_turns(model)
             reference = Original(source, path, options.provider, before.ops, disabled, turns, options.given).run()
@@ -159,7 +159,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
 
 
 def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Speed | None, str]:
-    """Time the result where that is asked for; return why it was not possible otherwise."""
+    """Time the result if requested, or return why that was not possible."""
     if not options.timing:
         return None, ""
     if options.provider == "cuda" and (problem := cuda_problem()):
@@ -173,13 +173,13 @@ def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Spe
 
 @dataclass(frozen=True)
 class _Run:
-    """What the attempts at one output share.
+    """State shared by the attempts at one output.
 
     Attributes:
-        before: figures of the input file, which has so many `attentions`.
-        reference: what the result is compared with; None where it is not verified.
-        loaded: the graph that was loaded first and the storage of its vectors, until an attempt has taken it.
-        judge: refuses candidates; None for nobody.
+        before: figures of the input file, which has `attentions` attentions.
+        reference: the reference for the result; None if it is not verified.
+        loaded: the initially loaded graph and the storage of its vectors, until an attempt takes it.
+        judge: rejects candidates; None for no judge.
     """
 
     options: OptimizeOptions
@@ -193,7 +193,7 @@ class _Run:
     judge: Judge | None = None
 
     def write_with_right_passes(self, passes: Sequence[Pass], conversion: Conversion) -> tuple[Path, OptimizeReport]:
-        """Write the output; where one pass spoils it, or fails, write it once more without that pass.
+        """Write the output; if one pass breaks it or fails, write it again without that pass.
 
         Raises:
             VerificationError: the outputs differ because of the conversion, of several passes together, or of more
@@ -241,7 +241,7 @@ class _Run:
         precision, quantization = converted.precision, count_written(converted.quantization, path)
         if quantization is not None and quantization.has_small_pairs:
             require_small_pairs(path)
-        # onnxruntime has no float16 kernels on the CPU for some operators, and dies on what it puts in their place.
+        # onnxruntime lacks float16 CPU kernels for some operators, and crashes on its replacements.
         if precision == "fp16" and (signal := death_on(ModelFile.open(path))):
             raise PassError(
                 f"onnxruntime {runtime_version()} dies on the result in fp16 ({signal})",
@@ -262,7 +262,7 @@ class _Run:
             verification = Verifier(self.reference, steps, context, tolerance, stored).verify(path)
             self.stopwatch.lap("verify")
         ranking = None
-        # Vectors that are stored in another form have other neighbours for that reason as well.
+        # Vectors in another storage type have different neighbours for that reason too.
         if options.verify and quantization is not None and storage is None:
             tell("comparing neighbours")
             ranking = measure_ranking(self.source.path, path, self.source)
@@ -285,14 +285,14 @@ class _Run:
 
 
 def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
-    """Return what the record of a quantized file says of its error, as the report does."""
+    """Return the error of a quantized file for its record, as in the report."""
     if quantization is None:
         return {}
     return {"error": quantization.error, "arithmetic": dict(quantization.arithmetic)}
 
 
 def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, ...]:
-    """Return which of onnxruntime's optimizers no session is to run on the result.
+    """Return the onnxruntime optimizers that sessions must not run on the result.
 
     None for half precision: without its fusion of SkipLayerNormalization, onnxruntime 1.31 ends the process on some
     graphs of float16, while it loads them.
@@ -331,13 +331,13 @@ def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Toler
     if precision in QUANTIZED:  # the error was measured on texts; that of random ids may be larger
         if options.max_error <= MAX_ERROR:
             return tolerance
-        # With such an error, a small element may have another sign.
+        # With such an error, small elements may change sign.
         return replace(tolerance, cosine=min(tolerance.cosine, 1.0 - _RANDOM_IDS * options.max_error), rtol=2.0)
     return replace(tolerance, cosine=1.0 - options.max_error)
 
 
 def _is_half(stats: Stats) -> bool:
-    """Whether most of the weights, and so all outputs, have half precision already."""
+    """Whether most weights, and so all outputs, are already in half precision."""
     return 2 * stats.initializer_bytes.get("float16", 0) > sum(stats.initializer_bytes.values())
 
 
@@ -354,9 +354,9 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
 
 
 def _expected_attentions(model: ir.Model) -> int:
-    """Count the attentions that the outputs need, whether they are an operator of onnxruntime already or not.
+    """Count the attentions that the outputs depend on, whether or not they are already onnxruntime operators.
 
-    A graph may hold others: the encoder of a model that was traced whole has parts of the decoder that nobody reads.
+    A graph may contain others: the encoder of a model traced as a whole has unused parts of the decoder.
     """
     operators = FUSED_OPERATORS["attention"]
     needed = _needed(model.graph)

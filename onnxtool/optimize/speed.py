@@ -1,4 +1,4 @@
-"""Time a result next to its input, in short turns, so that no slower file is handed out without a word."""
+"""Time a result against its input in short turns, so that a slower file is never returned without a warning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NOISE_OF_FEW = 0.1  # where a file is too slow for turns enough
 
 
 def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInputs = NO_INPUTS) -> Speed:
-    """Time the files `source` and `path` on the largest of the verification's inputs, as a user opens them.
+    """Time the files `source` and `path` on the largest verification input, opened like a user would.
 
     Sessions have onnxruntime's defaults, without the session options that the metadata ask for, and one thread: threads
     of two sessions wait for each other's cores. Both run in turns, after a run that does not count, for about a second,

@@ -1,7 +1,7 @@
-"""Take what stores vectors as codes or bits off a graph while it is optimized, and put it back unchanged.
+"""Detach the quantized storage of vectors from a graph during optimization, and restore it unchanged.
 
-The edge of a step is no place for a rounding error: passes, conversions, the error on texts and the verification work
-on the vectors themselves, in float32. In a graph of half precision, steps would be rounded as well.
+Rounding errors at the edges of steps would change codes, so passes, conversions, the error on texts and the
+verification work on the float32 vectors. In a half-precision graph, the steps would be rounded too.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class _Step:
 
 @dataclass(frozen=True)
 class Storage:
-    """What was taken off a graph.
+    """The detached part of a graph.
 
     Attributes:
-        stored: how the vectors are stored.
-        steps: the nodes that do it, in order.
+        stored: the storage type of the vectors.
+        steps: its nodes, in order.
         output: the output of the graph, with its dtype and shape.
     """
 
@@ -80,7 +80,7 @@ def storage_of(source: ModelFile) -> Callable[[ir.Model], Storage | None]:
 
 
 def _take_off(model: ir.Model, stored: VectorType, source: ModelFile) -> Storage:
-    """Let the graph end in the vectors before they are stored, under the name of its output.
+    """End the graph in the vectors before storage, under the name of its output.
 
     Raises:
         PassError: the graph does not show where that is.

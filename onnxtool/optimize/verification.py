@@ -1,4 +1,4 @@
-"""Verify an optimized file against the input file, and find the faulty pass where they differ."""
+"""Verify an optimized file against the input file, and find the faulty pass if they differ."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ from onnxtool.verification import Verification
 
 Feeds = Mapping[str, "NDArray[Any]"]
 
-_ROUNDING = TOLERANCES["fp32"]  # a file that moves by more from run to run does not repeat itself
+_ROUNDING = TOLERANCES["fp32"]  # a file that varies more between runs is not deterministic
 _OTHER_SEED = 1_000_003  # of small ones, such as 0 and 1, onnxruntime draws the same
 _ALL = "ENABLE_ALL"
 _OTHER_LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED")
-# What draws random numbers, Dropout only in training mode.
+# Operators that draw random numbers; Dropout only in training mode.
 _RANDOM = frozenset(
     ("Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 ) | {"com.microsoft::BiasDropout", "com.microsoft::BitmaskBiasDropout", "com.microsoft::BitmaskDropout"}
-# What quantizes activations by the range that they happen to have.
+# Operators that quantize activations dynamically.
 _DYNAMIC = frozenset(("DynamicQuantizeLinear", "com.microsoft::DynamicQuantizeLSTM")) | {
     "com.microsoft::DynamicQuantizeMatMul"
 }
 
 
 class FaultyPassError(VerificationError):
-    """The outputs differ, or there are none, and one pass alone is to blame.
+    """The outputs differ, or there are none, because of a single pass.
 
     Attributes:
-        name: of the pass.
-        why: what differs after it.
+        name: the pass.
+        why: the difference after it.
     """
 
     def __init__(self, error: VerificationError, name: str, why: str) -> None:
@@ -64,7 +64,7 @@ class FaultyPassError(VerificationError):
 
 @dataclass(frozen=True)
 class Original:
-    """The input file, as results are compared with it: both run with the same session options.
+    """The input file as the reference for results, run with the same session options.
 
     Attributes:
         source: the input file.
@@ -157,7 +157,7 @@ class Original:
 
 @dataclass(frozen=True)
 class Reference:
-    """What results have to give.
+    """The expected outputs of results.
 
     Attributes:
         expected: the outputs of the original.
@@ -169,7 +169,7 @@ class Reference:
     draws: bool = False
 
     def compare(self, path: Path, tolerance: Tolerance, stored: VectorType | None = None) -> Verification:
-        """Compare the model at `path` with the original; one that does not load fails every case."""
+        """Compare the model at `path` with the original; a model that does not load fails every case."""
         original = self.original
         try:
             run = original.reseeded(path) if self.draws else original.open(path)
@@ -207,10 +207,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Verifier:
-    """Compares optimized files with their input file.
+    """Compare optimized files with their input file.
 
     Attributes:
-        reference: what the input file gives.
+        reference: the outputs of the input file.
         passes: the passes that ran on it, one after another, those of later rounds again.
         tolerance: the allowed differences.
         stored: how the source stores its vectors; None for as they are.

@@ -1,1 +1,1 @@
-"""Lower precision with a measured error: what can have it, what that does to the outputs, and what stays out of it."""
+"""Lower precision with a measured error: quantizable layers, the effect on outputs, and fallback layers."""

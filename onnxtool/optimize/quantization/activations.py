@@ -1,4 +1,4 @@
-"""Record the inputs of linear layers on calibration inputs, by a session that has them as outputs.
+"""Record the inputs of linear layers on calibration inputs, with a session that returns them as outputs.
 
 Letters of shapes: F calibration inputs, T sampled rows, K width of a layer's input.
 """
@@ -35,9 +35,9 @@ class Activations:
     """The input of a layer on calibration inputs.
 
     Attributes:
-        lows: the smallest value in each channel of each calibration input, padding included, each float32 [K]; inputs
-            that give no rows are left out.
-        highs: the largest.
+        lows: the minimum of each channel for each calibration input, including padding, each float32 [K]; inputs
+            without rows are skipped.
+        highs: the maxima, likewise.
         rows: rows of real tokens of every other text of each calibration input, each float32 [T, K].
     """
 
@@ -52,9 +52,9 @@ class Activations:
 
         Args:
             values: the input.
-            wanted: bool [B, S], which positions may be among the rows; None for all.
-            most_rows: how many rows to draw.
-            generator: draws them.
+            wanted: bool [B, S], the positions eligible as rows; None for all.
+            most_rows: the number of rows to draw.
+            generator: the random generator.
         """
         flat = values.reshape(-1, values.shape[-1])
         if not len(flat):  # the past before the first token has no rows
@@ -68,7 +68,7 @@ class Activations:
 
     @classmethod
     def joined(cls, parts: Sequence[Activations]) -> Activations:
-        """Return the activations of all of `parts`, as inputs of one layer."""
+        """Merge the activations of all `parts`, as inputs of one layer."""
         return cls(
             *(list(chain(*lists)) for lists in zip(*((one.lows, one.highs, one.rows) for one in parts), strict=True))
         )
@@ -79,9 +79,9 @@ class Recording:
     """The outputs of a model, and the inputs of its layers, on calibration inputs.
 
     Attributes:
-        outputs: of the model, one per calibration input.
-        activations: the input of each layer, by the name of its value.
-        inputs: the names of these values by the name of a layer's weight; several for a weight used several times.
+        outputs: the model's outputs, one per calibration input.
+        activations: the input of each layer, by value name.
+        inputs: these value names by the name of a layer's weight; several for a shared weight.
     """
 
     outputs: tuple[Arrays, ...]
@@ -90,7 +90,7 @@ class Recording:
 
 
 def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
-    """Run `model`, written to `folder`, on each of `feeds` and record the inputs of its layers."""
+    """Run `model`, written to `folder`, on each of `feeds`, and record the inputs of its layers."""
     model = model.clone()
     names = tuple(str(value.name) for value in model.graph.outputs)
     unfuse_linear_layers(model, frozenset(), find_shapes(model))
@@ -121,9 +121,9 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
 
 
 def _fitted(valid: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
-    """Return which positions weights are rounded for, given those of real tokens, both bool [B, S].
+    """Return the positions used for rounding weights, given the real tokens, both bool [B, S].
 
-    They are those of every other text: the error on the others is that on texts that nothing was fitted to.
+    Half of the texts are held out, so the reported error is measured on unseen text.
     """
     if valid is None or len(valid) < 2:
         return valid

@@ -1,4 +1,4 @@
-"""Choose the adjustments that reduce rounding errors, from the activations on calibration inputs.
+"""Choose adjustments that reduce rounding errors, based on activations on calibration inputs.
 
 Letters of shapes: T rows of activations, K their width, N the width of the output.
 """
@@ -30,18 +30,18 @@ from onnxtool.optimize.quantization.linear_layers import LinearLayer
 from onnxtool.progress import counted
 from onnxtool.summary.kinds import FUSED_OPERATORS
 
-# The part of its range that the widest channel keeps; the smoothing scales of the others follow.
+# The fraction of its range that the widest channel keeps; the smoothing scales of the others follow.
 _LIMITS = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12)
-# A division costs a few percent of the layer's time: it has to remove a fifth of the error at least.
+# A division costs a few percent of the layer's time, so it has to remove at least a fifth of the error.
 _WORTHWHILE = 0.8
-# How far a fixed grid reaches from zero, as a part of the largest value on all calibration inputs: a single outlier,
-# which may never come again, would leave few steps of the grid for all others.
+# The reach of a fixed grid from zero, as a fraction of the largest value on all calibration inputs: a single outlier,
+# which may never recur, would leave few steps of the grid for all other values.
 _CLIPS = (1.0, 0.85, 0.7, 0.55, 0.4)
-# The grid is then widened by this factor: other texts give larger values than the calibration texts.
+# The grid is then widened by this factor, because other texts produce larger values than the calibration texts.
 HEADROOM = 1.5
-# Less behind a normalization, which gives every row the same length.
+# Less after a normalization, which gives every row the same length.
 NORMALIZED_HEADROOM = 1.35
-# A fixed grid saves the operators that give every row its own, for up to this multiple of its squared error.
+# A fixed grid avoids the operators for per-row grids, and is accepted for up to this multiple of the squared error.
 _AFFORDABLE = 2.0
 _MOST_COLUMNS = 256  # enough to compare smoothing scales
 _FEWEST_CHANNEL = np.float32(1e-6)
@@ -49,11 +49,11 @@ _FEWEST_CHANNEL = np.float32(1e-6)
 
 @dataclass(frozen=True)
 class _Rounding:
-    """A rounding of the activations of layers, and how their weights are rounded for it.
+    """A rounding of the activations of layers, and the matching rounding of their weights.
 
     Attributes:
         smoothing_scale: float32 [K]; None for ones.
-        grid: of the divided activations; None for one per input, as an operator with dynamic ranges has it.
+        grid: the grid of the divided activations; None for one per input, as in an operator with dynamic ranges.
         exact: whether the products may exceed 16 bits.
     """
 
@@ -71,7 +71,7 @@ class _Rounding:
         return np.concatenate([round_activations(rows / by, low, high) for rows, low, high in parts])
 
     def loss(self, weight: Floats, wanted: Floats) -> float:
-        """Return the squared error of the results, where they are `wanted` in float32, with the nearest codes."""
+        """Return the squared error of the results with the nearest codes, compared with `wanted` in float32."""
         codes, scale = Adjustment(self.smoothing_scale).quantize(weight, exact=self.exact)
         lost = self.rounded() @ (codes * scale)
         lost -= wanted
@@ -88,8 +88,8 @@ class _Rounding:
             scaled = _multiplied(weight, self.smoothing_scale)
             scale = weight_scale(scaled, exact=self.exact)
             codes = self._round(scaled, scale, factors)
-            # A layer without a bias makes zeros of zeros, as padding has them where its embedding is zero: a
-            # normalization behind it would make any other number large.
+            # A layer without bias maps zeros to zeros, which padding has if its embedding is zero: a normalization
+            # after it would amplify any other number.
             loss = None if layer.bias is None else (average @ weight - kept @ (codes * scale)).astype(np.float32)
             adjustments[layer.name] = Adjustment(self.smoothing_scale, loss, self.grid, codes=codes)
         return adjustments
@@ -125,8 +125,8 @@ class Choice:
 
     Attributes:
         group: the name of the value; the layers share a division.
-        free: those that cost no time in a run.
-        best: those with the smallest error; the same as `free` where a division would not be worth its time.
+        free: the adjustments that cost no run time.
+        best: the adjustments with the smallest error; the same as `free` if a division is not worth its time.
     """
 
     group: str
@@ -142,17 +142,17 @@ def choose_adjustments(
     exact: bool = False,
     free_smoothing: Set[str] = frozenset(),
 ) -> dict[str, Choice]:
-    """Return the choice for each layer by its name, with one smoothing scale for all that read the same value.
+    """Return the choice for each layer by name, with one smoothing scale for all layers that read the same value.
 
-    Layers that share their weight (ALBERT) are not divided: each would need another one. They have none where one of
-    them reads the transpose of the others' weight.
+    Layers that share a weight (ALBERT) are not divided, because each would need a different weight. They have no
+    adjustment if one of them reads the transpose of the others' weight.
 
     Args:
         layers: linear layers.
         recording: their activations on calibration inputs.
-        activations: how these are rounded in a run: `per_row`, `dynamic`, `static` or `mixed`.
+        activations: the quantization mode in a run: `per_row`, `dynamic`, `static` or `mixed`.
         exact: whether the result is only for CPUs on which no product saturates.
-        free_smoothing: the names of values that can be divided without a node of its own.
+        free_smoothing: the names of values that can be divided without an extra node.
     """
     named: dict[str, LinearLayer] = {}
     turned = set()
@@ -180,7 +180,7 @@ def choose_adjustments(
 def _choose_roundings(
     group: Sequence[LinearLayer], activations: Activations, ranges: str, *, exact: bool, can_divide: bool
 ) -> tuple[_Rounding, _Rounding]:
-    """Return the roundings of least error for `group`: at the least cost, and with a division if it is worth that."""
+    """Return the roundings of least error for `group`: at the lowest cost, and with a division if worthwhile."""
     weight = np.concatenate([_some_columns(layer, len(group)) for layer in group], axis=1)
     wanted = np.concatenate(activations.rows) @ weight
 
@@ -207,7 +207,7 @@ def _choose_roundings(
     rows = both(PER_ROW)
     if not all(_is_normalized(layer.value) for layer in group):
         return rows
-    # A division takes less time than what gives every row its own scale.
+    # A division takes less time than per-row scales.
     _, fixed = both(STATIC, NORMALIZED_HEADROOM)
     is_affordable = fixed.loss(weight, wanted) <= _AFFORDABLE * rows[0].loss(weight, wanted)
     return (fixed, fixed) if is_affordable else rows
@@ -224,7 +224,7 @@ def _is_normalized(value: ir.Value) -> bool:
 def _grids(
     activations: Activations, smoothing_scale: Floats | None, ranges: str
 ) -> tuple[ActivationGrid | RowGrid | None, ...]:
-    """Return the grids that may suit activations; smoothing scales are compared with the first of them."""
+    """Return candidate grids for activations; smoothing scales are compared with the first."""
     by = np.ones(1, np.float32) if smoothing_scale is None else smoothing_scale
     if ranges == PER_ROW:
         return RowGrid.candidates(np.concatenate(activations.rows) / by)
@@ -237,7 +237,7 @@ def _grids(
 
 
 def _widened(rounding: _Rounding, headroom: float) -> _Rounding:
-    """Return a rounding whose fixed grid has room for larger values than those of the calibration texts."""
+    """Return a rounding whose fixed grid has room for larger values than the calibration texts produce."""
     grid = rounding.grid
     if not isinstance(grid, ActivationGrid):
         return rounding
@@ -263,7 +263,7 @@ def _some_columns(layer: LinearLayer, num_layers: int) -> Floats:
 
 
 def _smoothing_scales(activations: Activations) -> list[Floats]:
-    """Return smoothing scales, float32 [K], that reduce the widest channels to a part of their range."""
+    """Return smoothing scales, float32 [K], that reduce the widest channels to a fraction of their range."""
     widths = np.maximum(np.max(activations.highs, axis=0), -np.min(activations.lows, axis=0))
     widths = np.maximum(widths, _FEWEST_CHANNEL)
     return [

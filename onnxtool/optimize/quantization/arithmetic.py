@@ -1,12 +1,12 @@
-"""The arithmetic of int8 in NumPy: how weights and activations are rounded, and what keeps products exact.
+"""int8 arithmetic in NumPy: rounding of weights and activations, and conditions for exact products.
 
 onnxruntime multiplies uint8 activations with int8 weights. On x86 CPUs without VNNI (AVX2 and AVX-512 alike) it adds
 the products of two neighbours along K in 16 bits, where they saturate; on all others sums are exact. Weights whose
 neighbours cannot exceed 16 bits give the same sums on every CPU, whatever the activations are.
 
-Rounding each weight to the nearest code is best for activations whose channels vary independently of each other. Those
-of a model do not: what one channel adds too much, channels that vary with it can take away. After OBS (Hassibi and
-Stork, 1993) and GPTQ (Frantar et al., arXiv:2210.17323).
+Rounding each weight to the nearest code is best for activations with independent channels. A model's channels are
+correlated: the error of one channel can be compensated by channels that vary with it. After OBS (Hassibi and Stork,
+1993) and GPTQ (Frantar et al., arXiv:2210.17323).
 
 Letters of shapes: T rows of activations, K their width, N the width of the output.
 """
@@ -37,7 +37,7 @@ class ActivationGrid:
 
     @classmethod
     def over(cls, lowest: float, highest: float) -> ActivationGrid | None:
-        """Return the grid over a range, as ONNX defines DynamicQuantizeLinear; None where the range is zero alone.
+        """Return the grid over a range, as in ONNX's DynamicQuantizeLinear; None if the range is only zero.
 
         The range includes zero, which is exact.
         """
@@ -46,7 +46,7 @@ class ActivationGrid:
         return cls(scale, int(np.clip(np.rint(-low / scale), 0, NUM_STEPS))) if scale else None
 
     def round(self, values: Floats) -> Floats:
-        """Return the values of the codes of `values`; those beyond the grid become its ends."""
+        """Quantize and dequantize `values`, clipping to the grid."""
         codes = np.clip(np.rint(values / self.scale) + self.zero, 0, NUM_STEPS)
         rounded: Floats = ((codes - self.zero) * self.scale).astype(np.float32)
         return rounded
@@ -54,10 +54,10 @@ class ActivationGrid:
 
 @dataclass(frozen=True)
 class RowGrid:
-    """The values of uint8 activations with a scale per row: `(code - zero) * scale`, the zero that of all rows.
+    """The values of uint8 activations with a scale per row and a common zero: `(code - zero) * scale`.
 
-    What a row becomes does not depend on the other rows, and so not on what else is in the batch. The zero is between
-    the ends, 1 to 254, so that every row fits its grid, whatever signs the rows of the calibration had.
+    The result for a row does not depend on other rows, and so not on the rest of the batch. The zero is strictly inside
+    the range, 1 to 254, so that every row fits its grid, whatever the signs in calibration rows.
     """
 
     zero: int
@@ -69,17 +69,17 @@ class RowGrid:
 
     @property
     def mirror(self) -> np.float32:
-        """What a negative number is multiplied by, to need as large a reach as the result."""
+        """The factor that converts a negative number to its required reach."""
         return np.float32(-(NUM_STEPS - self.zero) / self.zero)
 
     def reach(self, values: Floats) -> Floats:
-        """Return the largest number that the grid of each row of `values`, float32 [T, K], has: float32 [T, 1]."""
+        """Return the largest number of each row's grid for `values`, float32 [T, K]: float32 [T, 1]."""
         highest, lowest = values.max(axis=1, keepdims=True), values.min(axis=1, keepdims=True)
         largest: Floats = np.maximum(np.maximum(highest, lowest * self.mirror), SMALLEST)
         return largest
 
     def round(self, values: Floats) -> Floats:
-        """Return the values of the codes of `values`, float32 [T, K]; those beyond the grid become its ends."""
+        """Quantize and dequantize `values`, float32 [T, K], clipping to the grid."""
         reach = self.reach(values)
         codes = np.clip(np.rint(values / reach / self.step) + self.zero, 0, NUM_STEPS)
         rounded: Floats = ((codes - self.zero) * self.step * reach).astype(np.float32)
@@ -92,7 +92,7 @@ class RowGrid:
 
     @classmethod
     def candidates(cls, values: Floats) -> tuple[RowGrid, ...]:
-        """Return the grids that suit rows such as `values`, float32 [T, K]; the last has zero in the middle."""
+        """Return candidate grids for rows like `values`, float32 [T, K]; the last has zero in the middle."""
         low, high = np.minimum(values.min(axis=1), 0), np.maximum(values.max(axis=1), 0)
         parts = -low / np.maximum(high - low, SMALLEST)
         zeros = [int(np.clip(np.rint(NUM_STEPS * np.quantile(parts, one)), 1, NUM_STEPS - 1)) for one in (0.5, 0.9, 1)]
@@ -101,7 +101,7 @@ class RowGrid:
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Changes to a linear layer that reduce its rounding error, without changing what it computes.
+    """Changes to a linear layer that reduce its rounding error without changing its function.
 
     Attributes:
         smoothing_scale: float32 [K]; the activations are divided by it and the rows of the weight multiplied by it.
@@ -175,7 +175,7 @@ def round_channel(values: Floats, scale: Floats, before: Codes | None, *, exact:
 def quantize_weight(weight: Floats) -> tuple[Codes, Floats]:
     """Round a weight, float32 [K, N], to int8 [K, N] in -127..127 and one scale per column, float32 [N].
 
-    It is for weights that are looked up and not multiplied in int8.
+    It is for weights that are looked up rather than multiplied in int8.
     """
     scale = weight_scale(weight, exact=True)
     return nearest_codes(weight, scale), scale
@@ -193,7 +193,7 @@ def round_activations(values: Floats, lowest: float, highest: float) -> Floats:
     return values if grid is None else grid.round(values)
 
 
-# Channels that make up for each other. Beyond, the gain hardly grows, and the time does with the square.
+# Channels that compensate for each other. Larger blocks hardly gain accuracy, and time grows quadratically.
 _BLOCK = 1024
 _AT_ONCE = 64  # channels after which the rest of the block is brought up to date by one product
 # Added to the diagonal, as a part of its mean, and more where there are fewer rows than channels. Other texts have
@@ -202,7 +202,7 @@ _DAMPING = 1.0
 
 
 def damped_factors(rows: Floats) -> list[Floats]:
-    """Return what rounding needs to know about activations, float32 [T, K]: a matrix for each block of channels.
+    """Return the statistics of activations, float32 [T, K], that rounding needs: one matrix per block of channels.
 
     It is the upper Cholesky factor of the inverse of their damped second moments.
     """
@@ -219,7 +219,7 @@ def damped_factors(rows: Floats) -> list[Floats]:
 
 
 def round_together(weight: Floats, factors: Sequence[Floats], round_values: Callable[[int, Floats], Floats]) -> None:
-    """Round a weight channel by channel; the channels that follow make up for the error of each.
+    """Round a weight channel by channel, compensating each error in the following channels.
 
     Args:
         weight: float32 [K, N].

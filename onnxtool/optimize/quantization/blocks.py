@@ -1,4 +1,4 @@
-"""Quantize weights in blocks with a scale and a zero point each, as MatMulNBits and GatherBlockQuantized read them.
+"""Quantize weights in blocks with a scale and a zero point each, for MatMulNBits and GatherBlockQuantized.
 
 Letters of shapes: K width of a layer's input, N width of its output, C blocks of a column (K / BLOCK, rounded up).
 """
@@ -15,10 +15,10 @@ from onnxtool.optimize.quantization.arithmetic import Floats, damped_factors, ro
 
 BLOCK = 32
 
-# Parts of the range of a block of 4 bits: clipping its largest weight serves the other 31.
+# Fractions of the range of a 4-bit block: clipping its largest weight improves the other 31.
 _CLIPS = (1.0, 0.92, 0.84, 0.76)
 _SMALLEST = np.float32(1e-30)  # the scale of a block of zeros
-# A channel that is nearly always zero on the calibration inputs may be larger on others.
+# A channel that is almost always zero on calibration inputs may be larger on others.
 _LEAST_IMPORTANCE = 0.05
 _WEIGHTS_AT_A_TIME = 1 << 18  # they stay in the cache of a core from one candidate to the next
 
@@ -62,7 +62,7 @@ class Grids:
     def pack(self, name: str, bits: int, read: Callable[[], Floats]) -> NDArray[np.uint8]:
         """Return the codes of the weight called `name`, as `pack_weight` packs them.
 
-        With 4 bits, the errors of channels make up for each other. With 8, the nearest codes are close enough.
+        With 4 bits, channels compensate for each other's errors. With 8, the nearest codes are close enough.
         """
         weight = read()
         grid = self.find(name, bits, lambda: weight)
@@ -74,7 +74,7 @@ class Grids:
 
 
 def find_grid(weight: Floats, bits: int, importance: Floats | None = None) -> Grid:
-    """Choose for each block of `weight`, float32 [K, N], the grid of least error.
+    """Choose the grid of least error for each block of `weight`, float32 [K, N].
 
     With 4 bits, symmetric and asymmetric grids over several parts of the block's range are tried, and the scale of the
     best one is fitted by least squares. With 8 bits, the grid spans the range.

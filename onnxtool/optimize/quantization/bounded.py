@@ -23,14 +23,14 @@ from onnxtool.optimize.report import FallbackLayer
 
 @dataclass(frozen=True)
 class QuantizationConfig:
-    """How linear layers and embeddings are quantized.
+    """The quantization of linear layers and embeddings.
 
     Attributes:
-        levels: the levels of a layer below float32, the cheapest first. Two of the same precision differ in the time
-            that they spend on a smaller error.
-        layers: returns the pass that quantizes all layers, given those above the first level.
-        embeddings: passes that quantize embeddings, with their precisions, the lowest first; the first one within the
-            bound is taken.
+        levels: the levels of a layer below float32, cheapest first. Levels of the same precision trade time for a
+            smaller error.
+        layers: returns the pass that quantizes all layers, given the layers above the first level.
+        embeddings: passes that quantize embeddings, with their precisions, lowest first; the first one within the bound
+            is used.
     """
 
     levels: tuple[Level, ...]
@@ -44,10 +44,10 @@ class Quantized:
 
     Attributes:
         outcome: the model, as the outcome of a pass.
-        kept: the fallback layers, by error per weight, the largest first.
-        num_layers: linear layers, those in `kept` among them.
-        num_embeddings: lookups that read a quantized table.
-        embedding_precision: of these tables; empty without any.
+        kept: the fallback layers, by error per weight, largest first.
+        num_layers: number of linear layers, including `kept`.
+        num_embeddings: number of lookups in quantized tables.
+        embedding_precision: precision of these tables; empty without any.
         error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs,
             under the worst arithmetic.
         mean_error: the average over all of them, under the same.
@@ -76,8 +76,8 @@ def quantize_within(
     Args:
         model: an optimized float32 model; it is not changed.
         feeds: calibration inputs, each input name to array, on which the error is measured.
-        max_error: the most that 1 - cosine of any row of an output, or of an output as a whole, may be. None
-            for no bound, with all layers at the lowest level.
+        max_error: upper bound on 1 - cosine of any row of an output, or of an output as a whole. None for no bound,
+            with all layers at the lowest level.
         configure: returns the configuration for the layers of the model and their activations on `feeds`.
         folder: for temporary files as large as the model; None for the system's.
 
@@ -125,13 +125,14 @@ def quantize_within(
         result = quantize((), config.embeddings[0])
         if max_error is not None and result.error > MARGIN * max_error:
             errors = result.errors
-            # The arithmetic under which all layers together are worst decides which must not be; the others rarely do.
+            # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
+            # matter.
             for arithmetic in sorted(errors, key=lambda name: -errors[name]):
                 del result
                 switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs, arithmetic)
                 fallbacks = find_fallback_layers(switchable, max_error)
-                del switchable  # it holds every weight at every level
-                # Embeddings in the lowest precision first, and at last none.
+                del switchable  # it contains every weight at every level
+                # Embeddings in the lowest precision first, finally none.
                 for embeddings in (*config.embeddings, None):
                     result = quantize(fallbacks, embeddings)
                     if not result.num_embeddings or result.error <= MARGIN * max_error:

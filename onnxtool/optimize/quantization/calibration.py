@@ -1,4 +1,4 @@
-"""Inputs to calibrate a model on: texts through its own tokenizer, or random ids where it has none.
+"""Inputs to calibrate a model on: texts through its own tokenizer, or random ids if it has none.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -39,8 +39,8 @@ class Calibration:
     """Inputs to calibrate on.
 
     Attributes:
-        feeds: input name to array, one for each run.
-        num_texts: how many texts they hold; 0 for random ids.
+        feeds: arrays by input name, one mapping per run.
+        num_texts: number of texts in them; 0 for random ids.
         note: a remark for the report; may be empty.
     """
 
@@ -50,10 +50,10 @@ class Calibration:
 
 
 def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInputs = NO_INPUTS) -> Calibration:
-    """Make inputs for a model from samples, from the texts in a file, else from onnxtool's own, else at random.
+    """Make inputs for a model from samples, from texts in a file or onnxtool's own texts, or at random.
 
     Args:
-        path: the ONNX file; its tokenizer is found beside it.
+        path: the ONNX file; its tokenizer is found next to it.
         texts_path: one text per line, or JSON Lines with `id` and `contents`; 256 of them are enough.
         given: samples to calibrate on, or shapes of random inputs.
 
@@ -82,7 +82,7 @@ def text_feeds_of(model: ModelFile, texts: Sequence[str]) -> tuple[Feeds, ...]:
     """Return inputs that hold `texts`, in batches of similar lengths.
 
     Raises:
-        InputError: the model takes others than texts, or has no tokenizer beside it.
+        InputError: the model takes inputs other than texts, or has no tokenizer next to it.
     """
     _require_text_inputs(model)
     return tuple(_text_feeds(model, find_checkpoint_folder(model), texts))
@@ -130,7 +130,7 @@ def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]
 
 
 def _as_chats(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> tuple[Sequence[Text], ReadOptions]:
-    """Put texts into the chat template of a checkpoint that has one; the query of a document is the text before it."""
+    """Apply the checkpoint's chat template, if any, to texts; the query of a document is the text before it."""
     task = model.metadata.get(TASK_KEY, "")
     template = ChatTemplate.of(folder, folder.sentence_modules, task)
     if template is None:

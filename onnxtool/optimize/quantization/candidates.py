@@ -1,4 +1,4 @@
-"""Try every precision of a provider on this machine, and choose the fastest with an allowed error."""
+"""Try every precision of a provider on this machine, and choose the fastest one within the error bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("fp32", ""), ("fp16", ""), ("int8", MIXED), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
     "cuda": (("fp32", ""), ("fp16", ""), ("int4", "")),
 }
-"""The candidates of each provider: precision, and how activations get their ranges. The first is the reference."""
+"""The candidates of each provider: precision, and quantization mode of activations. The first is the reference."""
 
 _LOGGER = logging.getLogger(__name__)
 _SHAPES = ((1, 16), (8, 128))
@@ -52,10 +52,10 @@ class _CandidateRun:
     """A candidate under way.
 
     Attributes:
-        path: its file; None where there is none.
-        samples_ms: latencies, by the name of the shape.
-        reason: why it is not possible.
-        quality: what the judge measured.
+        path: its file; None if there is none.
+        samples_ms: latencies by shape name.
+        reason: why it was ruled out.
+        quality: the judge's measurements.
     """
 
     precision: str
@@ -79,7 +79,7 @@ class _CandidateRun:
         return {name: summarize_latencies(samples).p50 for name, samples in self.samples_ms.items()}
 
     def give_up(self, error: OnnxtoolError) -> None:
-        """Record why it is not possible, without the name of a temporary file."""
+        """Record why it was ruled out, without the name of a temporary file."""
         self.reason = error.message.replace(str(self.path), "the file")
 
     def report(self, *, is_chosen: bool) -> Candidate:
@@ -98,11 +98,11 @@ class _CandidateRun:
 
 @short_repr
 class Judgement(NamedTuple):
-    """What a judge says of a candidate.
+    """A judge's verdict on a candidate.
 
     Attributes:
-        quality: name to mean of each measure.
-        reason: why it may not be chosen; empty where it may.
+        quality: means of measures by name.
+        reason: why it may not be chosen; empty if it may.
     """
 
     quality: Mapping[str, float]
@@ -110,7 +110,7 @@ class Judgement(NamedTuple):
 
 
 Judge = Callable[[Path], Judgement]
-"""Looks at the file of a candidate."""
+"""Judges the file of a candidate."""
 
 
 def choose(
@@ -118,8 +118,8 @@ def choose(
 ) -> tuple[Converted, tuple[Candidate, ...]]:
     """Return the fused `model` in the fastest precision within the bound of the error, and all candidates.
 
-    The fastest one has the smallest geometric mean of the median latencies of all shapes. A candidate that is not
-    possible, whose error is too large, or that the judge refuses, stays in the list with the reason.
+    The fastest one has the smallest geometric mean of median latencies over all shapes. Candidates that fail, exceed
+    the error bound or are rejected by the judge stay in the list with the reason.
 
     Raises:
         ProviderError: the provider cannot run on this machine.
@@ -185,7 +185,7 @@ def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion)
 
 
 def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]:
-    """Return random inputs by the name of their shape: a short text and a batch of long ones, within the limits.
+    """Return random inputs by shape name: a short text and a batch of long ones, within the limits.
 
     For a model without text inputs, they are the smallest and the largest of `others`.
     """

@@ -1,4 +1,4 @@
-"""Convert a fused model to a lower precision; measurements on the model decide what stays in float32."""
+"""Convert a fused model to a lower precision, keeping nodes in float32 based on measurements."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from onnxtool.progress import tell
 from onnxtool.runtime.providers import products_saturate
 
 MAX_ERROR = 0.01
-"""The default bound of the error by quantization: rankings of texts hardly change below it."""
+"""The default bound on the quantization error: rankings of texts hardly change below it."""
 
 
 _DTYPES = {"fp16": "float16", "int8": "int8", "int4": "int4"}
-# Half of the range of float16: other texts give larger values than the calibration texts.
+# Half of the range of float16: other texts may produce larger values than the calibration texts.
 _LARGEST_IN_FLOAT16 = 65504.0 / 2
 
 
@@ -146,7 +146,7 @@ class Conversion:
         return Pass(precision, apply), quantization
 
     def _caveat(self, precision: str, activations: str) -> str:
-        """Return what the error on the calibration inputs does not say about other inputs."""
+        """Return a note on what the error on calibration inputs does not show about other inputs."""
         if precision != "int8" or activations not in (MIXED, STATIC):
             return ""
         where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)

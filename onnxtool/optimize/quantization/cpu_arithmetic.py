@@ -1,4 +1,4 @@
-"""What an int8 model computes on CPUs of every class, whatever CPU this is.
+"""Compute an int8 model's results on every class of CPU, whatever CPU this is.
 
 - *exact*: products of uint8 and int8 as ONNX defines them: x86 with VNNI or AMX, Arm.
 - *saturating*: sums of two neighbouring products are cut off at 16 bits: x86 with AVX2 or AVX-512, without VNNI.

@@ -1,6 +1,6 @@
-"""Find the fewest layers that have to stay in higher precision for the error to hold.
+"""Find the fewest layers that have to stay in higher precision to meet the error bound.
 
-One session measures any choice of layers: a model with its layers in float32 and in fewer bits, and an input that
+One session measures any choice of layers: the model contains each layer in float32 and in fewer bits, and an input that
 selects between them. Building and loading a model for each choice would take minutes.
 """
 
@@ -121,7 +121,7 @@ def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Va
     joint.replace_input_with(0, total)
 
 
-# The part of the allowed error that calibration inputs may have: other texts are worse, most of all in 4 bits.
+# The fraction of the error bound allowed on calibration inputs: other texts are worse, especially in 4 bits.
 MARGIN = 0.5
 _LOGGER = logging.getLogger(__name__)
 _MOST_FEEDS_TO_RANK_BY = 2
@@ -143,7 +143,7 @@ def find_fallback_layers(model: SwitchableModel, max_error: float) -> tuple[Fall
     errors = [model.error(dict.fromkeys(names, 0), place) for place in range(len(model.feeds))]
     if max(errors) <= allowed:
         return ()
-    # Worst first: they show soonest that a choice is not enough.
+    # Worst first, because they reveal an insufficient choice soonest.
     worst_first = sorted(range(len(errors)), key=lambda place: -errors[place])
 
     def holds(levels: Mapping[str, int]) -> bool:
@@ -200,7 +200,7 @@ def _require_one(names: Sequence[str], precisions: Sequence[str], max_error: flo
 
 
 def _fewest(most: int, is_enough: Callable[[int], bool]) -> int:
-    """Return the smallest number above 0 that is enough by bisection; `most` is enough."""
+    """Return the smallest sufficient number above 0 by bisection; `most` is known to suffice."""
     too_few, enough = 0, most
     while enough - too_few > 1:
         middle = (too_few + enough) // 2

@@ -1,7 +1,7 @@
 """Convert weights and arithmetic to float16; inputs and outputs keep their types.
 
-Nodes whose values float16 cannot hold stay in float32, and so do operators that do not take float16, or have too large
-an error in it. How large values become is measured by running the model.
+Nodes whose values float16 cannot hold stay in float32, and so do operators that do not accept float16, or are too
+inaccurate in it. The range of values is measured by running the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a quantized model finds the same neighbours, on texts that it was not calibrated on.
+"""Compare a quantized model's nearest neighbours with the original's, on texts that it was not calibrated on.
 
 Letters of shapes: T texts, D width of a vector.
 """
@@ -23,7 +23,7 @@ from onnxtool.optimize.report import Ranking
 from onnxtool.runtime.comparison import all_same
 from onnxtool.runtime.session import open_session
 
-_OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks of which a text is a vector
+_OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks with one vector per text
 _NUM_TEXTS = 200
 _NEIGHBOURS = 10
 _LENGTHS = range(40, 600)
@@ -95,13 +95,13 @@ def _similarities(vectors: NDArray[np.float32]) -> NDArray[Any]:
 
 
 def _overlap(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Return which part of the nearest texts of each text is the same in both, on average."""
+    """Return the average fraction of each text's nearest neighbours that is the same in both."""
     nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (wanted, found)]
     return float(np.mean([len(np.intersect1d(*pair)) / len(pair[0]) for pair in zip(*nearest, strict=True)]))
 
 
 def _kendall_tau(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Return Kendall's tau-a of the order in which a text has all others, on average over the texts."""
+    """Return Kendall's tau-a between the two orders of all other texts, averaged over the texts."""
     taus = []
     for one, other in zip(_similarities(wanted), _similarities(found), strict=True):
         orders = [np.sign(row[:, None] - row[None, :]) for row in (one, other)]

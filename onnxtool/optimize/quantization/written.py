@@ -1,7 +1,7 @@
 """Count the linear layers and embeddings of a written file by the precision that their weights have there.
 
-What a conversion set out to do is no figure: a pass may leave a layer alone, and no pass looks into branches and bodies
-of loops.
+The plan of a conversion is not a reliable figure: a pass may leave a layer alone, and no pass looks into branches and
+loop bodies.
 """
 
 from __future__ import annotations
