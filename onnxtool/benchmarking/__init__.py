@@ -1,4 +1,4 @@
-"""Time a model: on generated inputs or texts, alone or in turns with another, and against an earlier report."""
+"""Time a model on generated inputs or texts, by itself, in turns with another, or against an earlier report."""
 
 from __future__ import annotations
 

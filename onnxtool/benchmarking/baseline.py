@@ -1,7 +1,7 @@
-"""An earlier report in JSON that gates refer to; refused where its figures are not comparable.
+"""An earlier JSON report that gates refer to; refused if its figures are not comparable.
 
-Another checkpoint, machine, provider, number of threads or kind of inputs makes a figure that means something else, so
-each is an error, not a warning. Other versions of packages are what a gate may be about; they are noted.
+With another checkpoint, machine, provider, number of threads or kind of inputs, figures are not comparable, so each is
+an error, not a warning. Other package versions may be what a gate is about; they are noted.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Baseline:
     """An earlier report.
 
     Attributes:
-        figures: those of the whole run.
-        shapes: by name, e.g. `8x128`.
-        versions: package to version.
+        figures: figures of the whole run.
+        shapes: shapes by name, e.g. `8x128`.
+        versions: versions by package.
     """
 
     path: Path
@@ -46,7 +46,7 @@ class Baseline:
         """Read the report at `path`.
 
         Raises:
-            GateError: there is no such file, or it is not a benchmark report with its raw latencies.
+            GateError: the file is missing, or is not a benchmark report with raw latencies.
         """
         try:
             document = read_json(path)
@@ -110,10 +110,10 @@ class Baseline:
         return self.shapes[name]
 
     def model_again(self, now: BenchmarkReport) -> Path | None:
-        """Return the file that was measured, where it is still there and would be run as it was.
+        """Return the measured file if it still exists and would be run in the same way.
 
-        Then it can be timed again, in turns with the model, and machine drift cancels. Where other versions are
-        installed this is not done: their effect has to show.
+        It can then be timed again, in turns with the model, so that machine drift cancels out. This is not done if
+        other package versions are installed, because their effect has to show.
         """
         identity = self.figures.get("identity")
         sha256 = identity.get("sha256") if isinstance(identity, dict) else None
@@ -124,7 +124,7 @@ class Baseline:
         return path if path.suffix == ".onnx" and path.is_file() and _hash_of(path) == sha256 else None
 
     def notes(self, now: BenchmarkReport, results: Sequence[BenchmarkResult]) -> Iterator[str]:
-        """Say how the medians as they were measured compare, and what changed since that a gate may be about."""
+        """Report how the measured medians compare, and the changes since then that a gate may be about."""
         for result in results:
             p50, base = result.latency_ms.p50, float(np.median(np.concatenate(self.shape(result.name).blocks)))
             change = f"{p50 / base - 1.0:+.1%}"
@@ -139,7 +139,7 @@ class Baseline:
 
 
 def _hash_of(path: Path) -> str:
-    """Hash the model at `path`; an empty string where there is none that can be read."""
+    """Hash the model at `path`; an empty string if it cannot be read."""
     try:
         return sha256_of(ModelFile.open(path))
     except (ModelFileError, OSError):
@@ -147,7 +147,7 @@ def _hash_of(path: Path) -> str:
 
 
 def sha256_of(model: ModelFile) -> str:
-    """Hash the graph file and its external data, in the order of their names."""
+    """Hash the graph file and its external data, sorted by name."""
     digest = hashlib.sha256()
     for path in (model.path, *(model.path.parent / location for location in model.external_locations)):
         with path.open("rb") as file:

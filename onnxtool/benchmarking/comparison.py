@@ -1,4 +1,4 @@
-"""Another model, another provider or PyTorch, timed in turns with the model on the same inputs."""
+"""Time another model, another provider or PyTorch in turns with the model on the same inputs."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ Arrays = Mapping[str, NDArray[Any]]
 Runner = SessionRunner | EagerModel
 
 _FEWEST_PAIRS = 6
-# What a head of an export puts in place of PyTorch's output, and where that comes from.
+# Outputs that an export's head substitutes for PyTorch's, and their sources.
 _EMBEDDING, _TERMS, _STATES, _LOGITS = "sentence_embedding", "sparse", "last_hidden_state", "logits"
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """What the model is compared with.
+    """The model to compare with.
 
     Attributes:
         kind: `onnx`, `pytorch`, `provider` or `baseline`.
-        folder: of the checkpoint, whose files say how states are pooled; None for ONNX files and ids on the hub.
+        folder: the checkpoint's folder, whose files define the pooling; None for ONNX files and hub ids.
     """
 
     name: str
@@ -52,10 +52,10 @@ class ComparedModel:
 
 
 def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
-    """Load what `options.compare` names: a provider, an ONNX file, else a checkpoint.
+    """Load the target of `options.compare`: a provider, an ONNX file, or a checkpoint.
 
     Raises:
-        InputError: it takes other inputs than the model, or is none of these.
+        InputError: its inputs differ from the model's, or it is none of these.
         ProviderError: the provider cannot run here.
     """
     name = options.compare or ""
@@ -91,10 +91,10 @@ def open_again(path: Path, options: BenchmarkOptions, session: Session) -> Compa
 
 
 def _require_same_inputs(model: ModelFile, other: ModelFile) -> None:
-    """Refuse to compare with a model that takes what this one does not.
+    """Refuse to compare with a model that has other inputs.
 
     Raises:
-        InputError: `other` has an input that `model` has not.
+        InputError: `other` has an input that `model` lacks.
     """
     names = {info.name for info in model.structure.inputs}
     unknown = [info.name for info in other.structure.inputs if info.name not in names]
@@ -111,7 +111,7 @@ def _open(path: Path, options: BenchmarkOptions, provider: str) -> Session:
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """How far the outputs of both are apart; None where they have none in common."""
+    """The differences of the outputs of both; None if they have none in common."""
 
     outputs: tuple[str, ...] = ()
     max_abs_error: float | None = None
@@ -119,7 +119,7 @@ class OutputDifference:
 
 
 def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> OutputDifference:
-    """Run both on the first batch, and measure how far their outputs are apart on real tokens."""
+    """Run both on the first batch, and measure the differences of their outputs on real tokens."""
     feeds, mask = workload.batches[0], workload.masks[0]
     own, others = model.outputs(feeds), other.runner.outputs(feeds)
     pairs = [(name, name, array) for name, array in others.items() if name in own]
@@ -128,7 +128,7 @@ def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> 
     if not pairs and len(own) == len(others) == 1:
         (first,), ((second, array),) = own, others.items()
         pairs = [(first, second, array)] if own[first].shape == array.shape else []
-    # Codes and bits of a vector are no numbers to measure an error or a cosine of.
+    # An error or a cosine is meaningless for codes and bits of a vector.
     pairs = [pair for pair in pairs if not {own[pair[0]].dtype.kind, pair[2].dtype.kind} & {"i", "u"}]
     errors = [measure(own[name], array, mask) for name, _, array in pairs]
     if not errors:
@@ -143,7 +143,7 @@ def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> 
 def _with_heads(
     own: Arrays, others: Arrays, mask: NDArray[np.bool_], folder: CheckpointFolder | None
 ) -> list[tuple[str, str, NDArray[Any]]]:
-    """Compute from PyTorch's outputs what an export's head computes, where it is a head that is known here."""
+    """Apply an export's head, if known here, to PyTorch's outputs."""
     if _EMBEDDING in own and _STATES in others and folder is not None:
         modules = read_pooling_modules(folder.sentence_modules, Pooling) or (Pooling(),)
         vectors = apply_all(modules, others[_STATES], mask)
@@ -160,12 +160,12 @@ def _with_heads(
 def compared_shape(
     workload: Workload, pairs: Sequence[tuple[Floats, Floats]], outputs: OutputDifference
 ) -> ComparedShape:
-    """Sum up blocks of both that were taken in turns.
+    """Summarize blocks of both that were timed in turns.
 
     Args:
-        workload: what they ran on.
-        pairs: a block of the model and one of the other, of each round.
-        outputs: how far their outputs are apart.
+        workload: the workload.
+        pairs: a block of the model and one of the other for each round.
+        outputs: the differences of their outputs.
     """
     ratios = [float(np.median(theirs) / np.median(ours)) for ours, theirs in pairs]
     return ComparedShape(
@@ -181,7 +181,7 @@ def compared_shape(
 
 
 def few_pairs(shape: ComparedShape) -> str:
-    """Say that there are too few pairs for an interval; an empty string where there are enough."""
+    """Warn that there are too few pairs for an interval; an empty string if there are enough."""
     if shape.pairs >= _FEWEST_PAIRS:
         return ""
     return f"{shape.pairs} pairs are few: an interval of 95 % needs {_FEWEST_PAIRS}; pass more --runs or --duration"

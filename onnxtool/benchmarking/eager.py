@@ -1,6 +1,6 @@
-"""The same checkpoint in PyTorch, called as transformers calls it, to time a file against.
+"""Run the same checkpoint in PyTorch through transformers, to time a file against it.
 
-The only module of this package that loads torch and transformers, and only when a checkpoint is compared with.
+This is the only module of this package that loads torch and transformers, and only to compare with a checkpoint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Feeds = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class EagerModel:
-    """A model of transformers in evaluation mode, in float32.
+    """A transformers model in evaluation mode, in float32.
 
     Attributes:
-        device: where it runs, as torch calls it.
-        threads: of torch while it runs.
-        accepted: the names that its forward takes.
+        device: its torch device.
+        threads: number of torch threads while it runs.
+        accepted: the argument names of its forward.
     """
 
     name: str
@@ -41,7 +41,7 @@ class EagerModel:
 
     @property
     def architecture(self) -> str:
-        """The class of transformers, e.g. `BertModel`."""
+        """The transformers class, e.g. `BertModel`."""
         return type(self._model).__name__
 
     def prepare(self, feeds: Feeds) -> Callable[[], object]:
@@ -80,7 +80,7 @@ class EagerModel:
 
 
 def _model_class(name: str) -> Any:
-    """Return transformers' model class of that name; None where there is no such class."""
+    """Return transformers' model class of that name; None if there is no such class."""
     import transformers
 
     found: Any = getattr(transformers, name, None)
@@ -90,7 +90,7 @@ def _model_class(name: str) -> Any:
 def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
     """Load the checkpoint `name`, a folder or an id on the hub, into the class that its config.json names.
 
-    Weights are safetensors alone, and no code of the checkpoint runs.
+    Only safetensors weights are loaded, and no code of the checkpoint runs.
 
     Raises:
         CheckpointError: there is no such checkpoint, or it does not load.

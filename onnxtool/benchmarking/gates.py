@@ -1,14 +1,14 @@
 """Gates on a benchmark: `p50>20` on the figure as printed, `p95>+10%` against a baseline or another model.
 
-A relative gate on latencies compares two samples. Its change has an interval of 95 %, from resampled blocks of runs.
-While that contains the threshold, more runs are taken, for at most half a minute per shape; then the best estimate
-decides, and the outcome says so.
+A relative gate on latencies compares two samples. The change has a 95 % interval from resampled blocks of runs. While
+that contains the threshold, more runs are taken, for at most half a minute per shape; then the best estimate decides,
+and the outcome says so.
 
-Where the baseline's own model is still there, it is timed again, in turns with the model (`Gates.model_again`), so that
-nothing that happened to the machine since is in the change. Else the two sessions are compared as they were measured,
-and the outcome has a note that says so.
+If the baseline's own model still exists, it is timed again in turns with the model (`Gates.model_again`), so that
+changes of the machine since then do not count. Otherwise the two sessions are compared as measured, and the outcome has
+a note that says so.
 
-A gate whose figure is no latency (`load_ms`, `peak_rss_bytes`) is a plain comparison.
+A gate on a figure other than latency (`load_ms`, `peak_rss_bytes`) is a plain comparison.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ STATISTICS: dict[str, Statistic] = {
 }
 _TOKENS_PER_S = "throughput_tokens_per_s"
 THROUGHPUTS = ("throughput_samples_per_s", _TOKENS_PER_S)
-# Figures of the whole run; all others are figures of a shape.
+# Figures of the whole run; all others belong to a shape.
 _OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
 _OF_SHAPE = {field.name for field in fields(BenchmarkResult)} | set(STATISTICS)
 
@@ -62,8 +62,8 @@ class Gates:
     """The gates of a benchmark.
 
     Attributes:
-        baseline: what relative gates refer to; None where there is none, or where it is the model that is compared.
-        in_turns: whether relative gates refer to what is timed in turns.
+        baseline: the reference of relative gates; None if there is none, or if it is the compared model.
+        in_turns: whether relative gates refer to the model timed in turns.
     """
 
     gates: tuple[Gate, ...]
@@ -75,7 +75,7 @@ class Gates:
         """Parse the gates on `shapes` and read the baseline, before anything is timed.
 
         Raises:
-            GateError: a gate is malformed, or names no figure, or there is nothing it could refer to.
+            GateError: a gate is malformed, names an unknown figure, or has no reference.
         """
         has_base = options.baseline is not None or options.compare is not None
         gates = tuple(parse_gate(expression) for expression in options.fail_if)
@@ -95,7 +95,7 @@ class Gates:
         return cls(gates, baseline, baseline is None and options.compare is not None)
 
     def check(self, now: BenchmarkReport, shapes: Sequence[str]) -> None:
-        """Refuse a baseline that does not compare.
+        """Refuse a baseline that is not comparable.
 
         Raises:
             GateError: it was measured under other conditions, or lacks a shape.
@@ -106,7 +106,7 @@ class Gates:
                 self.baseline.shape(shape)
 
     def check_tokens(self, *, has_tokens: bool) -> None:
-        """Refuse gates on tokens a second where no tokens are fed.
+        """Refuse gates on tokens per second if no tokens are fed.
 
         Raises:
             GateError: there is one.
@@ -116,9 +116,9 @@ class Gates:
                 raise GateError(f"no tokens are fed (gate {gate.expression!r})", "use throughput_samples_per_s")
 
     def model_again(self, now: BenchmarkReport) -> Path | None:
-        """Return the baseline's model where timing it again serves relative gates; see `Baseline.model_again`.
+        """Return the baseline's model if timing it again serves relative gates; see `Baseline.model_again`.
 
-        Not for gates on memory, in which both models would be at once.
+        Not for gates on memory, because both models would be loaded at once.
         """
         relative = [gate for gate in self.gates if gate.sign]
         if self.baseline is None or not relative or any("peak" in gate.figure for gate in self.gates):
@@ -131,7 +131,7 @@ class Gates:
         Args:
             shape: its name, e.g. `8x128`.
             timed: the model's runs.
-            other: those of the model that is timed in turns.
+            other: the runs of the model timed in turns.
         """
         base = other
         if not self.in_turns:
@@ -158,7 +158,7 @@ class Gates:
 
 
 def shape_names(options: BenchmarkOptions) -> list[str]:
-    """Return what gates call the shapes that will be timed."""
+    """Return the gate names of the shapes to be timed."""
     if options.texts:
         return [f"{batch_size}xtexts" for batch_size in options.batch_sizes]
     return [f"{batch_size}x{length}" for batch_size in options.batch_sizes for length in options.sequence_lengths]
@@ -169,10 +169,10 @@ def _is_of_run(gate: Gate) -> bool:
 
 
 def _check_figure(gate: Gate, shapes: Sequence[str], *, samples_only: bool) -> None:
-    """Refuse a figure that no report will have, while that costs nothing.
+    """Refuse an unknown figure early, before any timing.
 
     Raises:
-        GateError: it is none; or it is relative to a model of which only latencies are known.
+        GateError: it is unknown, or relative to a model with only known latencies.
     """
     _, inner = split_gate(gate, shapes)
     first = inner.figure.partition(".")[0]
@@ -192,7 +192,7 @@ def _check_figure(gate: Gate, shapes: Sequence[str], *, samples_only: bool) -> N
 
 
 def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:
-    """Split `8x128.p95>+10%` into the shape and the gate on it; the shape is empty where the gate names none."""
+    """Split `8x128.p95>+10%` into the shape and the gate on it; the shape is empty if the gate names none."""
     name, _, figure = gate.figure.partition(".")
     if figure and name in shapes:
         return name, gate._replace(figure=figure)
@@ -209,9 +209,9 @@ def check_shape(gate: Gate, timed: TimedShape, base: TimedShape | None, *, in_tu
     """Check a gate on one shape.
 
     Args:
-        gate: with the name of the shape taken off its figure.
+        gate: the gate, without the shape's name in its figure.
         timed: the model's runs.
-        base: what a relative gate refers to.
+        base: the reference of a relative gate.
         in_turns: whether both were timed in turns, so that blocks are drawn in pairs.
 
     Raises:
@@ -225,7 +225,7 @@ def check_shape(gate: Gate, timed: TimedShape, base: TimedShape | None, *, in_tu
 
 
 def _view(figures: Json) -> Json:
-    """Let `p95` stand for `latency_ms.p95`, and leave out lists of raw values."""
+    """Expand `p95` to `latency_ms.p95`, and exclude lists of raw values."""
     if not isinstance(figures, dict):
         return figures
     summary = figures.get("latency_ms")

@@ -1,4 +1,4 @@
-"""Time a model on every shape, and put the report together."""
+"""Time a model on every shape, and assemble the report."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_la
 # Stamped by export, under the names that onnxruntime's tutorials use.
 _SIZES = ("model_type", "num_layers", "hidden_size", "num_heads")
 _SOURCE_KEY = "onnxtool.source"
-_MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape on which a gate is not decided
+_MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape with an undecided gate
 _MORE_RUNS = Limits(float("inf"), 3.0)
 
 
@@ -68,13 +68,13 @@ def benchmark(
 ) -> BenchmarkReport:
     """Time the model at `model_path` on every shape of the grid, or on texts, in one session.
 
-    Throughput is what the mean latency gives. Latencies are those of onnxruntime's own call: tokenization and
-    post-processing are not included. With IOBinding, copies to a device are not included either.
+    Throughput follows from the mean latency. Latencies measure onnxruntime's own call, without tokenization and
+    post-processing. With IOBinding, copies to a device are not included either.
 
     Raises:
         CheckpointError: the checkpoint to compare with cannot be loaded.
-        GateError: a gate is malformed or names no figure, or the baseline does not compare.
-        InputError: an option makes no sense, a shape is longer than the model takes, or texts cannot be used.
+        GateError: a gate is malformed or names an unknown figure, or the baseline is not comparable.
+        InputError: an option is invalid, a shape exceeds the model's limit, or texts cannot be used.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here.
         SessionError: onnxruntime cannot load or run the model.
@@ -126,7 +126,7 @@ def benchmark(
 
 
 def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | None]:
-    """Open the session; where texts are run, with what turns them into inputs."""
+    """Open the session, for texts with their tokenizer."""
     if not options.texts:
         tell(f"loading {path}")
         session = open_session(
@@ -144,7 +144,7 @@ def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | 
 
 
 def _compared_model(options: BenchmarkOptions, session: Session, again: Path | None) -> ComparedModel | None:
-    """Load what is timed in turns with the model: what was asked for, else the model of the baseline `again`."""
+    """Load the model to time in turns: the requested one, or the baseline's model `again`."""
     if options.compare is not None:
         tell(f"loading {options.compare}")
         return open_compared(options, session)
@@ -164,11 +164,11 @@ def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOp
 
 @dataclass
 class _ShapeTimer:
-    """Times one shape after the other, and collects the results.
+    """Time one shape after another, and collect the results.
 
     Attributes:
-        first_run_ms: of the session; None until there was one.
-        differences: how far the model's outputs are from the compared model's, for each shape.
+        first_run_ms: the session's first run; None before it.
+        differences: differences between the outputs of the model and the compared model, for each shape.
     """
 
     runner: SessionRunner
@@ -183,7 +183,7 @@ class _ShapeTimer:
     gate_outcomes: list[GateOutcome] = field(default_factory=list)
 
     def time(self, workload: Workload) -> None:
-        """Time a shape, alone or in turns with the compared model, and longer where a gate is not decided."""
+        """Time a shape, by itself or in turns with the compared model, and longer if a gate is undecided."""
         if self.first_run_ms is None:
             start = time.perf_counter()
             self.runner.session.run_unchecked(workload.batches[0])
@@ -206,7 +206,7 @@ class _ShapeTimer:
             self.compared.append(compared_shape(workload, pairs, self.differences[-1]))
 
     def _decide(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
-        """Check the gates, and take more runs for a while where one of them is not decided."""
+        """Check the gates, and take more runs for a while if one of them is undecided."""
         end = time.perf_counter() + _MAX_UNDECIDED_S
         while True:
             outcomes = self._outcomes(workload, runs, stages)
@@ -286,7 +286,7 @@ def _comparison(timer: _ShapeTimer) -> Comparison | None:
 
 
 def _text_notes(timer: _ShapeTimer) -> Iterator[str]:
-    """Say which texts were run, where it was not all of them as often as each other."""
+    """Report which texts were run, if not all of them equally often."""
     reader = timer.reader
     if reader is None:
         return
@@ -299,13 +299,13 @@ def _text_notes(timer: _ShapeTimer) -> Iterator[str]:
 
 
 def _taken(before: DeviceMemory | None) -> int | None:
-    """Return the device memory that was taken since."""
+    """Return the device memory allocated since."""
     after = None if before is None else device_memory()
     return None if before is None or after is None else max(0, after.used_bytes - before.used_bytes)
 
 
 def _load_average() -> float | None:
-    """Return the runnable threads of the machine, averaged over the last minute; None where the system does not say."""
+    """Return the machine's load average over the last minute; None if unavailable."""
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -335,7 +335,7 @@ def _describe_environment(
 
 
 def _identify_model(model: ModelFile, inputs_sha256: str) -> ModelIdentity:
-    """Say what tells this model, and what it runs on, from others."""
+    """Describe the identity of the model and its inputs."""
     return ModelIdentity(
         size_bytes=model.size_bytes,
         sha256=sha256_of(model),
@@ -349,6 +349,6 @@ def _identify_model(model: ModelFile, inputs_sha256: str) -> ModelIdentity:
 
 
 def _type_of(info: TensorInfo) -> str:
-    """Write dtype and shape, e.g. `float32 [?, ?, 384]`; what an exporter calls a dynamic axis does not matter."""
+    """Write dtype and shape, e.g. `float32 [?, ?, 384]`; names of dynamic axes do not matter."""
     sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in info.shape)
     return f"{info.dtype} [{sizes}]"

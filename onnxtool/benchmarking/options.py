@@ -21,7 +21,7 @@ from onnxtool.runtime.bounds import (
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import Provider
 
-# What stops a shape where the caller names neither: enough runs for a p95, or as long as one likes to wait.
+# Default limits per shape: enough runs for a p95, or as long as one likes to wait.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
 DEFAULT_BATCH_SIZES: Any = (1, 8)
 DEFAULT_LENGTHS: Any = (16, 128)
@@ -29,7 +29,7 @@ DEFAULT_LENGTHS: Any = (16, 128)
 if TYPE_CHECKING:
 
     class Texts:
-        """Texts, with or without an id, or one of them, which are read with one."""
+        """Texts with or without ids, or a single one."""
 
         def __get__(self, instance: object, owner: Any) -> tuple[TextInput, ...]: ...
         def __set__(self, instance: object, value: TextInput | str | Iterable[TextInput | str]) -> None: ...
@@ -46,18 +46,18 @@ class BenchmarkOptions(Options):
         runs: stop a shape after so many runs.
         duration_s: stop a shape after so many seconds. The first of the two that is met stops it; where both are
             None, DEFAULT_RUNS and DEFAULT_DURATION_S do.
-        warmup: runs of each shape that are not counted.
-        threads: intra-op threads; 0 for one a core.
-        seed: of the generated inputs, and of the order of texts.
-        inter_threads: operators that may run at once; 0 for one after the other.
-        io_binding: bind inputs and outputs to buffers once, and time the computation alone.
-        texts: what to run in place of generated inputs.
+        warmup: uncounted runs of each shape.
+        threads: intra-op threads; 0 for one per core.
+        seed: random seed of generated inputs and of the order of texts.
+        inter_threads: operators that may run in parallel; 0 for sequential execution.
+        io_binding: bind inputs and outputs to buffers once, and time only the computation.
+        texts: texts to run instead of generated inputs.
         sample_inputs: .npz files with the inputs of one run each, to time instead of generated ones.
         input_shapes: shapes of generated inputs, as `NAME:1,128`.
-        model_name: where the tokenizer for `texts` is, in place of the files beside the model.
+        model_name: the checkpoint with the tokenizer for `texts`, instead of the files next to the model.
         compare: another ONNX file, a checkpoint to run in PyTorch, or a provider, to time in turns with the model.
         baseline: an earlier report in JSON, which relative gates refer to.
-        fail_if: gates, e.g. `p95>+10%`; of one shape alone as `8x128.p95>+10%`.
+        fail_if: gates, e.g. `p95>+10%`; for a single shape, `8x128.p95>+10%`.
     """
 
     batch_sizes: Annotated[
@@ -66,7 +66,7 @@ class BenchmarkOptions(Options):
     sequence_lengths: Annotated[
         Many[int],
         Option(
-            "Sequence lengths to time; texts have their own.",
+            "Sequence lengths to time; not for texts.",
             name="sequence_length",
             minimum=1,
             maximum=MAX_SEQUENCE_LENGTH,
@@ -86,12 +86,12 @@ class BenchmarkOptions(Options):
             maximum=MAX_DURATION_S,
         ),
     ] = None
-    warmup: Annotated[int, Option("Runs of each shape that do not count.", minimum=0, maximum=MAX_RUNS)] = 3
+    warmup: Annotated[int, Option("Uncounted warm-up runs of each shape.", minimum=0, maximum=MAX_RUNS)] = 3
     provider: Provider = "auto"
     threads: Threads = 0
     seed: Annotated[int, Option(minimum=0)] = 0
     inter_threads: InterThreads = 0
-    io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time the computation alone.")] = (
+    io_binding: Annotated[bool, Option("Bind inputs and outputs to buffers once, and time only the computation.")] = (
         False
     )
     texts: Texts = NOTHING
@@ -120,12 +120,12 @@ class BenchmarkOptions(Options):
 
     @property
     def given(self) -> GivenInputs:
-        """What is said of the inputs."""
+        """The options for the inputs."""
         return GivenInputs.of(self.sample_inputs, self.input_shapes)
 
     @property
     def stop_after(self) -> tuple[float, float]:
-        """Runs and seconds after which a shape is done."""
+        """Limits of a shape in runs and seconds."""
         if self.runs is None and self.duration_s is None:
             return DEFAULT_RUNS, DEFAULT_DURATION_S
         never = float("inf")

@@ -1,4 +1,4 @@
-"""The report of `infer --benchmark`: how long runs take, on what machine, and how reliable that is.
+"""The report of `infer --benchmark`: timings, the machine, and their reliability.
 
 Every duration is in milliseconds of wall time unless its name says otherwise.
 """
@@ -14,12 +14,12 @@ from onnxtool.runtime.timing import LatencySummary, summarize_latencies
 
 @dataclass(frozen=True)
 class TokenLengths:
-    """How long the texts of a benchmark are, in tokens, special ones included.
+    """Lengths of a benchmark's texts in tokens, including special ones.
 
     Attributes:
-        num_texts: texts in the batches that were made, each text once.
-        num_truncated: of these, texts that were cut to what the model takes.
-        padding_share: the part of all tokens that the model computes which is padding, 0 to 1.
+        num_texts: number of distinct texts in the batches.
+        num_truncated: number of these texts that were truncated to the model's limit.
+        padding_share: fraction of padding among all computed tokens, 0 to 1.
     """
 
     num_texts: int
@@ -34,12 +34,12 @@ class TokenLengths:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """What a batch of texts costs beside the model's run alone, which `latency_ms` has.
+    """Time of a batch of texts by stage, in addition to the model's run in `latency_ms`.
 
     Attributes:
-        tokenize: from texts to the arrays that the model takes.
-        pool: from the model's outputs to a vector for each text; None where the model is not for vectors.
-        total: from texts to vectors, the model's run included; to the model's outputs where it is not for vectors.
+        tokenize: from texts to the model's input arrays.
+        pool: from the model's outputs to one vector per text; None if the model does not produce vectors.
+        total: from texts to vectors, including the model's run; to the model's outputs if it does not produce vectors.
     """
 
     tokenize: LatencySummary
@@ -59,7 +59,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class TransferTimes:
-    """A run on a GPU in its parts, timed apart from `latency_ms`, each waited for before the next begins."""
+    """A GPU run by part, timed separately from `latency_ms`, with synchronization between parts."""
 
     host_to_device: LatencySummary
     compute: LatencySummary
@@ -116,17 +116,17 @@ class BenchmarkResult:
 @short_repr
 @dataclass(frozen=True)
 class BenchmarkEnvironment:
-    """Where and with what a benchmark ran.
+    """The environment of a benchmark.
 
     Attributes:
-        cpu: the processor's name as the system gives it.
-        num_cores: those that this process may use.
-        gpu: the device's name; empty where nothing ran on one.
-        load_average_before: runnable threads over the last minute; None where the system does not say.
-        versions: package to version.
-        intra_threads: as it was asked of onnxruntime, 0 for its own choice.
-        inter_threads: the same, for operators that run at once; more than 1 makes the session run them so.
-        disabled_optimizers: those of onnxruntime's own that the file asks to leave out, and that were left out.
+        cpu: the processor's name from the system.
+        num_cores: number of cores that this process may use.
+        gpu: the device's name; empty if nothing ran on one.
+        load_average_before: load average over the last minute; None if unavailable.
+        versions: versions by package.
+        intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
+        inter_threads: inter-op threads, likewise; more than 1 makes the session run operators in parallel.
+        disabled_optimizers: onnxruntime optimizers that were disabled as the file requests.
     """
 
     cpu: str
@@ -146,7 +146,7 @@ class BenchmarkEnvironment:
 @short_repr
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What tells whether two benchmarks are of versions of one model.
+    """Identity of a model, to tell whether two benchmarks measure versions of the same one.
 
     Attributes:
         sha256: of the graph file and its external data.
@@ -172,15 +172,15 @@ class ModelIdentity:
 @short_repr
 @dataclass(frozen=True)
 class ComparedShape:
-    """Two models on the same inputs, in turns.
+    """Timing of two models on the same inputs, in turns.
 
     Attributes:
-        latency_ms: of the other one.
-        pairs: how often both were timed, one right after the other.
-        ratio: the median over the pairs of the other's latency over the model's; above 1 the model is the faster one.
-        ratio_interval: of that median, 95 % (order statistics, which assume no distribution).
-        max_abs_error: the largest difference of an output; None where no output of one is an output of the other.
-        cosine_min: the smallest cosine of an output with the other's; None likewise.
+        latency_ms: latency of the other model.
+        pairs: number of times both were timed in succession.
+        ratio: median over the pairs of the other's latency divided by the model's; above 1, the model is faster.
+        ratio_interval: 95 % interval of that median (order statistics, which assume no distribution).
+        max_abs_error: largest difference of an output; None if they have no output in common.
+        cosine_min: smallest cosine of an output with the other's; None likewise.
     """
 
     batch_size: int
@@ -196,13 +196,13 @@ class ComparedShape:
 @short_repr
 @dataclass(frozen=True)
 class Comparison:
-    """What the model was timed against.
+    """The model that was timed against.
 
     Attributes:
         other: a file, a checkpoint, or the model itself on another provider.
         kind: `onnx`, `pytorch`, `provider`, or `baseline` for the model of a baseline, which was timed again.
         outputs: what was compared, as `name` or `name of the model: name of the other`.
-        notes: what a reader should know before reading a ratio.
+        notes: notes for interpreting the ratio.
     """
 
     other: str
@@ -260,7 +260,7 @@ class GateOutcome:
 @short_repr
 @dataclass(frozen=True)
 class BenchmarkReport:
-    """How fast a model runs here.
+    """The speed of a model on this machine.
 
     Attributes:
         threads: intra-op threads of the session.

@@ -1,7 +1,7 @@
-"""Latencies in blocks: statistics of them with their uncertainty, and what makes them unreliable.
+"""Latencies in blocks: statistics with their uncertainty, and warnings about unreliable ones.
 
-Successive latencies are correlated: disturbances last for a while. An interval that takes them for
-independent is too narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
+Successive latencies are correlated, because disturbances last for a while. An interval that assumes independence is too
+narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a benchmark runs: generated inputs of one shape, or texts in batches.
+"""The workload of a benchmark: generated inputs of one shape, or texts in batches.
 
 Letters of shapes: B batch, S sequence.
 """
@@ -37,7 +37,7 @@ _MAX_TEXTS = 4096  # more would show the same lengths, and take memory
 
 @dataclass(frozen=True)
 class Workload:
-    """What is run in turns for one shape.
+    """The batches of one shape, run in turns.
 
     Attributes:
         sequence_length: S, of texts the largest.
@@ -63,7 +63,7 @@ class Workload:
 
     @property
     def description(self) -> str:
-        """What is being timed, for progress."""
+        """Description for progress messages."""
         if self.tokens is None:
             return f"{self.batch_size} x {self.sequence_length}"
         return f"{len(self.batches)} batches of {self.batch_size} texts"
@@ -128,7 +128,7 @@ class TextReader:
 
     @property
     def sha256(self) -> str:
-        """What tells whether two benchmarks ran the same texts in the same order."""
+        """Digest that identifies the texts and their order."""
         digest = hashlib.sha256()
         for text in self.texts:
             digest.update(text.encode("utf-8", errors="surrogatepass") + b"\0")
@@ -247,7 +247,7 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
 def _sizes(
     model: ModelFile, option: str, fixed: int | None, asked: tuple[int, ...], usual: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return what is asked for, or the only size there is where nothing was."""
+    """Return the requested size, or the only possible one."""
     if fixed is None or asked == (fixed,):
         return asked
     if asked != usual:

@@ -1,7 +1,7 @@
-"""The bill of materials of a release: CycloneDX with the model, its files, its licenses and what made it.
+"""The bill of materials of a release: CycloneDX with the model, its files, its licenses and its origin.
 
-The library of CycloneDX writes and validates the document. It has no classes for `modelCard` and `formulation`, which
-the schema has: these are added to what it wrote, and validated with the rest.
+The CycloneDX library writes and validates the document. It has no classes for `modelCard` and `formulation` of the
+schema: these are added afterwards, and validated with the rest.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def _model_card(facts: ReleaseFacts) -> dict[str, Json]:
 
 
 def _formula(facts: ReleaseFacts) -> dict[str, Any]:
-    """Return how the release was made: the command, by what, and what came of it."""
+    """Return how the release was made: the command, the tools, and the results."""
     return {
         "bom-ref": "formula",
         "workflows": [

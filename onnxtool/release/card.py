@@ -16,7 +16,7 @@ CARD_NAME = "README.md"
 _NONE = "-"
 _TEXTS = '--text "A model is exported, optimized and verified." --text "The weather is fine today."'
 _PAIRS = f'--query "How is a model released?" {_TEXTS}'
-# The arguments of `onnxtool infer` by the task of a model; other models are fed otherwise, and only described.
+# The arguments of `onnxtool infer` by task; models with other inputs are only described.
 _ARGUMENTS = {
     "sparse-encoding": _TEXTS,
     "sentence-similarity": _TEXTS,
@@ -28,7 +28,7 @@ _ARGUMENTS = {
     "question-answering": _PAIRS,
 }
 _VECTORS = ("sparse-encoding", "sentence-similarity")
-# What the hub calls tasks that are ours.
+# The hub's names for onnxtool's own tasks.
 _PIPELINES = {"sparse-encoding": "feature-extraction", LATE_INTERACTION: "feature-extraction"}
 _TAGS = {"sparse-encoding": SPARSE_TAGS, LATE_INTERACTION: ("ColBERT",)}
 
@@ -96,7 +96,7 @@ def _body(facts: ReleaseFacts) -> str:
 
 
 def _fence(text: str) -> str:
-    """Return a fence for code that no line of it ends."""
+    """Return a code fence that no line of the code can end."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -104,7 +104,7 @@ def _fence(text: str) -> str:
 
 
 def _usage(facts: ReleaseFacts) -> str:
-    """Return a command that runs the first model; empty where there is none."""
+    """Return a command that runs the first model; empty if there is none."""
     if not facts.models:
         return ""
     path, arguments = shlex.quote(facts.models[0].path), _ARGUMENTS.get(facts.provenance.task)

@@ -1,4 +1,4 @@
-"""Check a release: that every byte is what its record says, and that its models still compute the same."""
+"""Check a release: every byte against its record, and the outputs of its models."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def check_release(
 
     Args:
         folder: a release.
-        public_key: of the one who signed it; without it, and without an identity, the signature is left unverified,
-            which the report says.
-        identity: who signed it by Sigstore instead, e.g. an address; needs the network.
-        issuer: of OpenID Connect, which says so.
+        public_key: the signer's public key; without it, and without an identity, the signature is not verified, which
+            the report states.
+        identity: Sigstore identity of the signer instead, e.g. an email address; needs the network.
+        issuer: OpenID Connect issuer of the identity.
 
     Raises:
-        InputError: the folder is no release.
+        InputError: the folder is not a release.
     """
     folder, public_key = Path(folder), None if public_key is None else Path(public_key)
     if not folder.is_dir():
@@ -83,7 +83,7 @@ def check_release(
 
 
 def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
-    """Yield what is wrong with the files."""
+    """Yield problems with the files."""
     known = {file.path: file for file in facts.files}
     made = {FACTS_NAME, CARD_NAME, BOM_NAME, *([SIGNATURE_NAME] if facts.signed else [])}
     for path in sorted(folder.rglob("*")):
@@ -103,7 +103,7 @@ def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
 
 
 def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
-    """Yield what is wrong with the card and the bill of materials."""
+    """Yield problems with the card and the bill of materials."""
     for name, text in ((CARD_NAME, card_text(facts)), (BOM_NAME, bom_text(facts))):
         path = folder / name
         if not path.is_file():
@@ -119,7 +119,7 @@ def _documents(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
 
 
 def _stamps(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
-    """Yield where models say something else of themselves than the record does."""
+    """Yield contradictions between models and the record."""
     for model in facts.models:
         file = ModelFile.open(folder / model.path)
         if verified_steps(file.steps) != model.verification:
@@ -131,10 +131,9 @@ def _stamps(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
 
 
 def _outputs(folder: Path, facts: ReleaseFacts, verified: dict[str, float], alone: list[str]) -> Iterator[str]:
-    """Run all models, and yield which differ from the first by more than was allowed.
+    """Run all models, and yield those that differ from the first by more than the tolerance.
 
-    Those with inputs or outputs of their own, as a consumer wants them, are run `alone`: on inputs of their own, and
-    compared with nothing.
+    Models with consumer-specific inputs or outputs are run `alone`, on their own inputs, without a comparison.
     """
     first, *others = facts.models
     reference_file = ModelFile.open(folder / first.path)

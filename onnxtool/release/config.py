@@ -1,4 +1,4 @@
-"""What a release is made of: `release.toml`, read strictly."""
+"""The configuration of a release: `release.toml`, read strictly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 from onnxtool.reports import short_repr
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-# What the release itself decides.
+# Options that the release itself decides.
 _OWN = {
     "export": ("model_name", "revision", "output", "target", "force", "verify"),
     "optimize": ("model_path", "output", "precision", "provider", "force", "verify", "timing"),
@@ -42,11 +42,11 @@ _SIGNING = ("key", "key_password", "identity_token")
 @short_repr
 @dataclass(frozen=True)
 class ReleaseConfig:
-    """What a release is made of.
+    """The configuration of a release.
 
     Attributes:
-        path: the file that says so; paths in it are relative to its folder.
-        name: of the release and of its files; the last part of the checkpoint's by default.
+        path: the configuration file; paths in it are relative to its folder.
+        name: name of the release and its files; the last part of the checkpoint's by default.
         checkpoint: a folder, or an id on the hub.
         revision: a commit on the hub.
         output: the folder of the release.
@@ -92,7 +92,7 @@ class ReleaseConfig:
 
     @property
     def work(self) -> Path:
-        """The folder that keeps what the steps made, beside the file."""
+        """The folder that keeps the results of steps, next to the file."""
         return self.path.parent / ".onnxtool-release" / self.name
 
 
@@ -101,7 +101,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
     """Read the file at `path`.
 
     Raises:
-        InputError: it cannot be read, is no TOML, or says what is not known.
+        InputError: it cannot be read, is not TOML, or has unknown entries.
     """
     path = Path(path)
     tables = _read(path)
@@ -176,7 +176,7 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
     """Return the options of a step, each of the type of its field; paths are relative to the file.
 
     Raises:
-        InputError: one is not known, not for a release to say, or of another type.
+        InputError: one is unknown, not allowed in a release, or of the wrong type.
     """
     if not isinstance(table, dict):
         raise InputError(f"{path}: {step} is not a table", f"write [{step}]")

@@ -1,4 +1,4 @@
-"""What is known of a release: the record in its folder, from which card and bill of materials are made."""
+"""The record of a release in its folder, the source of the card and the bill of materials."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _WAY_OUT = "make the release again: onnxtool release --config release.toml"
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a model comes from, as `export` stamps it.
+    """The origin of a model, as stamped by `export`.
 
     Attributes:
         source: an id on the hub, or the name of the folder that the checkpoint was in.
@@ -80,7 +80,7 @@ class ReleasedFile:
 
 @dataclass(frozen=True)
 class VerifiedStep:
-    """How a step that made a model file was verified, as it is stamped.
+    """The stamped verification of a step that made a model file.
 
     Attributes:
         step: `export` or `optimize`.
@@ -105,7 +105,7 @@ class VerifiedStep:
 @short_repr
 @dataclass(frozen=True)
 class EvaluationResult:
-    """How well a model file finds what is relevant.
+    """The retrieval quality of a model file.
 
     Attributes:
         collection: its name.
@@ -144,7 +144,7 @@ class LatencyRow:
 @short_repr
 @dataclass(frozen=True)
 class ReleasedModel:
-    """A model file, and what was measured of it.
+    """A model file and its measurements.
 
     Attributes:
         path: that of its `ReleasedFile`.
@@ -162,7 +162,7 @@ class ReleasedModel:
 
 @dataclass(frozen=True)
 class ReleaseFacts:
-    """What is known of a release.
+    """The facts of a release.
 
     Attributes:
         name: of the release, e.g. `all-MiniLM-L6-v2`.
@@ -183,7 +183,7 @@ class ReleaseFacts:
     signed: bool
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a record.
+        """Refuse an invalid record.
 
         Raises:
             InputError: a path leaves the folder or is there twice, a digest or the date is none, or a model is none of
@@ -254,7 +254,7 @@ def read_facts(folder: Path) -> ReleaseFacts:
 
 
 def first_difference(text: str, expected: str) -> str:
-    """Say which line of `text` is the first that is not as expected; empty where both are equal to the last byte."""
+    """Describe the first line of `text` that is not as expected; empty if both are equal to the last byte."""
     if text == expected:
         return ""
     theirs, ours = text.splitlines(), expected.splitlines()

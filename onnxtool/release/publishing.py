@@ -1,4 +1,4 @@
-"""Upload a release to the hub, by huggingface_hub: one commit that has the whole release or nothing of it."""
+"""Upload a release to the hub with huggingface_hub, in one commit, all or nothing."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NETWORK = "check the network, HF_ENDPOINT and HF_HUB_OFFLINE, and run it again:
 def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
     """Upload the release in `folder`, which the caller has checked, as one commit on the main branch.
 
-    The repository is made where there is none. Files of an earlier release in it that this one does not have are
-    removed; files of others stay.
+    The repository is created if it does not exist. Files of an earlier release that are not in this one are removed;
+    other files stay.
 
     Args:
         folder: of the release.
@@ -92,7 +92,7 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
 
 @contextmanager
 def _refusals(repo_id: str, token: str) -> Iterator[None]:
-    """Raise what the hub, the network and huggingface_hub refuse as one error, in which no token is."""
+    """Convert failures of the hub, the network and huggingface_hub to one error without the token."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     try:

@@ -10,7 +10,7 @@ from onnxtool.reports import short_repr
 
 @dataclass(frozen=True)
 class StepReport:
-    """What became of a step.
+    """The outcome of a step.
 
     Attributes:
         state: `ran`, `unchanged`, or in a dry run `to run`.
@@ -49,12 +49,12 @@ class ReleaseReport:
 @short_repr
 @dataclass(frozen=True)
 class CheckReport:
-    """Whether a release is what its record says.
+    """The result of checking a release against its record.
 
     Attributes:
-        problems: what is wrong; empty where nothing is.
-        num_files: that were compared with their digests.
-        signature: `verified`, `none`, or `not verified` where no public key was given.
+        problems: the problems found; empty if there are none.
+        num_files: number of files compared with their digests.
+        signature: `verified`, `none`, or `not verified` if no public key was given.
         verified: model files that were run again and compared, with the largest difference.
         alone: model files that were run and not compared, as their inputs or outputs are of a consumer's own form.
         uploaded: the address of the commit by which it was published; empty where it was not.
@@ -70,5 +70,5 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems

@@ -112,7 +112,7 @@ def _run_steps(steps: Sequence[Step], store: Store, *, dry_run: bool) -> tuple[d
 
 
 class _Contents:
-    """What goes into a release, from what its steps made.
+    """The contents of a release, from the results of its steps.
 
     Attributes:
         sources: path in the release to file, of all that goes into it but what is made of the record.
@@ -204,7 +204,7 @@ class _Contents:
 
 
 def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[VerifiedStep, ...]:
-    """Return how the steps of a file were verified, as its stamps say."""
+    """Return the verifications of a file's steps, from its stamps."""
     names = {
         "reference": "reference",
         "num_cases": "cases",
@@ -263,7 +263,7 @@ def _check_output(output: Path, *, force: bool) -> None:
 
 
 def _check_inputs(config: ReleaseConfig) -> None:
-    """Refuse what a later step would refuse, before the first one takes its time.
+    """Refuse anything that a later step would refuse, before the first one starts.
 
     Raises:
         OnnxtoolError: the key, the last release, the collection, a measure or a gate is wrong.
@@ -279,7 +279,7 @@ def _check_inputs(config: ReleaseConfig) -> None:
 
 
 def _write(config: ReleaseConfig, facts: ReleaseFacts, sources: Mapping[str, Path]) -> None:
-    """Write the folder as a whole: whatever stops it, the old release stands or the new one does."""
+    """Write the folder atomically: if interrupted, either the old release remains or the new one is complete."""
     output = config.output
     output.mkdir(parents=True, exist_ok=True)
     with staged(output / FACTS_NAME, force=True, root=output) as staging:
@@ -297,7 +297,7 @@ def _write(config: ReleaseConfig, facts: ReleaseFacts, sources: Mapping[str, Pat
 
 
 def _signer(config: ReleaseConfig) -> dict[str, Any]:
-    """Return what `sign` signs with; secrets come from the environment variables that the configuration names.
+    """Return the credentials for `sign`; secrets come from the environment variables named in the configuration.
 
     Raises:
         InputError: there is no such key, or a variable is not set.

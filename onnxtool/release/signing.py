@@ -23,18 +23,18 @@ _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
 _MAKE_KEY = "make one: openssl ecparam -name prime256v1 -genkey -noout -out release.key"
 _MAKE_PUBLIC = "make it from the private key: openssl ec -in release.key -pubout -out release.pub"
-# What cryptography and model-signing raise for bad keys, tokens and signatures beside errors of their own.
+# Errors that cryptography and model-signing raise for bad keys, tokens and signatures besides their own.
 _FAILURES = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_token: str = "") -> None:
-    """Sign all files in `folder` but a signature that is there, which is replaced.
+    """Sign all files in `folder` except for an existing signature, which is replaced.
 
     Args:
         folder: of the release.
         key: a private key of an elliptic curve (P-256, P-384 or P-521), as PEM.
         password: of the key, where it has one.
-        identity_token: of OpenID Connect, for a signature by Sigstore in place of a key; needs the network.
+        identity_token: an OpenID Connect token, for a Sigstore signature instead of a key; needs the network.
 
     Raises:
         InputError: neither a key nor a token is given, they cannot be used, the folder has a symbolic link, or
@@ -66,8 +66,8 @@ def verify_signature(folder: Path, public_key: Path | None = None, *, identity: 
     Args:
         folder: of the release.
         public_key: of the private key that signed it, as PEM; None for a signature by Sigstore.
-        identity: who signed it by Sigstore, e.g. an address.
-        issuer: of OpenID Connect, which says so.
+        identity: Sigstore identity of the signer, e.g. an email address.
+        issuer: OpenID Connect issuer of the identity.
 
     Raises:
         InputError: the key cannot be read, there is no signature, a file is another one than was signed, or the
@@ -140,7 +140,7 @@ def _require_canonical(path: Path, *, has_key: bool) -> None:
 
 @contextmanager
 def _refused(what: str, hint: str) -> Iterator[None]:
-    """Raise errors of keys and signatures as one of ours."""
+    """Convert errors of keys and signatures to ours."""
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from sigstore.errors import Error as SigstoreError
 

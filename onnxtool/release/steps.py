@@ -1,4 +1,4 @@
-"""The steps of a release as data: whose results each of them reads, what it depends on, and what makes its files."""
+"""The steps of a release as data: inputs from other steps, dependencies, and actions."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _TAKEN_BY = {
 
 @dataclass(frozen=True)
 class Step:
-    """Something that is made for a release.
+    """A step of a release.
 
     Attributes:
         reads: the names of the steps whose results it reads.
-        prepare: says what is to be done from what they made, by name.
-        check: refuses what the step made, before the steps after it take their time.
+        prepare: makes the task from their results, by name.
+        check: refuses a bad result before later steps start.
     """
 
     name: str
@@ -271,7 +271,7 @@ def _benchmark(config: ReleaseConfig, precision: str, options: Mapping[str, Any]
 
 
 def _with_digests(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with the contents of files in place of their paths."""
+    """Return options with file contents instead of paths."""
     return {
         name: file_sha256(value) if isinstance(value, Path) and value.is_file() else value
         for name, value in options.items()

@@ -1,4 +1,4 @@
-"""What the steps of a release made, kept with what they were made from: a step whose inputs are the same is done."""
+"""The results of a release's steps, kept with their inputs: a step with unchanged inputs is skipped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PARTIAL = "partial"
 
 @dataclass(frozen=True)
 class Task:
-    """Something that is made from what it depends on alone.
+    """A task whose result depends only on its inputs.
 
     Attributes:
         inputs: name to what the result depends on: digests, options, versions.
@@ -53,13 +53,13 @@ class Made:
 
 
 class Store:
-    """The folder that keeps what steps made, one folder for each."""
+    """The folder that keeps the results of steps, one folder each."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def reason(self, name: str, task: Task) -> str:
-        """Say why the task of the step `name` has to run; empty where it is done."""
+        """Return why the task of the step `name` has to run; empty if it is done."""
         try:
             record = read_json(self._of(name) / _RECORD)
             inputs, files = record["inputs"], record["files"]
@@ -75,7 +75,7 @@ class Store:
         return ""
 
     def run(self, name: str, task: Task) -> Made:
-        """Make what is not there, and return it. A step that is stopped or fails leaves what was there before."""
+        """Make missing results, and return them. A step that is stopped or fails leaves the previous result."""
         place = self._of(name)
         reason = self.reason(name, task)
         if reason:

@@ -1,4 +1,4 @@
-"""Describe an ONNX file, or what separates two of them, without reading the weights."""
+"""Describe an ONNX file, or the difference of two, without reading the weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Size = Annotated[int, Option(minimum=1)]
 
 @checked
 def describe_model(path: StrPath, shape: Shape | None = None) -> Stats:
-    """Summarize the ONNX file at `path`, with what a run costs on inputs of `shape`.
+    """Summarize the ONNX file at `path`, with the cost of a run on inputs of `shape`.
 
     Raises:
         ModelFileError: the file or its external data is missing, malformed, or outside the folder of the file.
@@ -33,10 +33,10 @@ def compare_models(model: StrPath, base: StrPath, *, weights: bool = False, shap
     """Compare the ONNX file at `model` with that at `base`.
 
     Args:
-        model: what is reviewed.
-        base: what it is compared with.
-        weights: whether to read all weights, and compare them by the hash of their data.
-        shape: of the inputs for which to compare what a run costs.
+        model: the reviewed file.
+        base: the file to compare it with.
+        weights: whether to read all weights, and compare them by hash.
+        shape: the input shape for comparing the cost of a run.
 
     Raises:
         ModelFileError: a file or its external data is missing, malformed, or outside the folder of the file.

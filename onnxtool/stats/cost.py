@@ -1,4 +1,4 @@
-"""Say what one run of a model costs on inputs of a given shape: MACs, and memory of activations."""
+"""Compute the cost of one run of a model on inputs of a given shape: MACs, and activation memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_ELEMENTS = 1 << 12  # of a value that is computed: a file of anyone's must 
 
 
 def estimate_cost(path: Path, shape: Shape) -> Cost:
-    """Return what a run of the model at `path` costs on a batch of `shape`.
+    """Return the cost of a run of the model at `path` on a batch of `shape`.
 
     Axes that the file fixes keep their size; pictures have 224 pixels a side, sounds a second of 16 kHz, and there is
     no past.

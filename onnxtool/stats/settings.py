@@ -1,4 +1,4 @@
-"""What `stats` is asked for."""
+"""Options of `stats`."""
 
 from typing import Annotated, NamedTuple
 
@@ -24,7 +24,7 @@ class Settings(NamedTuple):
         Option(
             "Exit with 1 where this holds: any number of the JSON report, one of > >= < <= == !=, and a number; with a "
             "sign, and optionally %, it is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', 'size_bytes>+5%', "
-            "'count(delta.inputs.removed)>0'. A text is compared by == and !=: 'license!=apache-2.0'. May be given "
+            "'count(delta.inputs.removed)>0'. Texts are compared with == and !=: 'license!=apache-2.0'. May be given "
             "several times.",
             metavar="EXPR",
         ),
@@ -38,9 +38,9 @@ class Settings(NamedTuple):
         ),
     ] = ()
     batch_size: Annotated[
-        int | None, Option("Report what a run of this batch size costs: MACs and activations.", minimum=1)
+        int | None, Option("Report the cost of a run with this batch size: MACs and activations.", minimum=1)
     ] = None
     sequence_length: Annotated[
         int | None, Option("The same for this sequence length.", minimum=1, default="128 with --batch_size")
     ] = None
-    weights: Annotated[bool, Option("Compare the values of weights with BASE as well; reads both files whole.")] = False
+    weights: Annotated[bool, Option("Also compare the weight values with BASE; reads both files in full.")] = False
