@@ -199,7 +199,7 @@ def render_chats(request: list[Any]) -> list[str]:
 
     Args:
         request: the template, the conversations, the rendering settings, and the maximum length of a chat in
-        characters.
+            characters.
 
     Raises:
         ValueError: the template cannot be read, fails, or produces too much text.

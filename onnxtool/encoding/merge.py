@@ -45,7 +45,7 @@ def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = 
 
     Raises:
         InputError: nothing is encoded there, no text of the corpus has a token, or ids are duplicated and `strict` is
-        set.
+            set.
         OnnxtoolError: the folder cannot be read or written.
     """
     folder = OutputFolder(output)

@@ -1,7 +1,7 @@
-"""An ONNX file on disk: opened with its external data checked, written so that no half file can remain.
+"""An ONNX file on disk: opened with its external data checked, written so that no incomplete file can remain.
 
-Outputs are staged: everything a command writes goes into a hidden folder beside the output, is verified there, and
-gets its place as a whole (`commits`): whatever stops the process, the old files stand or the new ones do.
+Outputs are staged: everything a command writes goes into a hidden folder next to the output, is verified there, and is
+moved into place as a whole (`commits`): if the process is stopped, either the old files or the new ones are complete.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from onnxtool.reports import Json
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-# Protobuf cannot hold 2 GiB; beyond this many bytes of weights they go to a file of their own.
+# Protobuf cannot hold 2 GiB; above this many bytes, weights go to a separate file.
 MAX_INLINE_BYTES = 1_900_000_000
 
 
 class ModelFile:
-    """An ONNX file whose structure can be read and whose external data is there, inside the file's own folder.
+    """An ONNX file with a readable structure, whose external data exists inside the file's own folder.
 
-    No dataclass, as `onnxtool stats` would load that module for nothing else.
+    Not a dataclass, so that `onnxtool stats` need not import that module.
     """
 
     @checked
@@ -70,7 +70,7 @@ class ModelFile:
         return model
 
     def check_sound(self) -> None:
-        """Refuse a graph that another library could die on; to be called before one sees it.
+        """Refuse a graph that could crash another library; to be called before any library loads it.
 
         Raises:
             ModelFileError: what is wrong, by name.
@@ -105,7 +105,7 @@ class ModelFile:
 
     @checked
     def plain_name(self, key: str, kind: str = "file") -> str | None:
-        """Return the name of what lies beside the file, which its metadata has under `key`; None where it has none.
+        """Return the name of a companion file in the metadata under `key`; None if there is none.
 
         Raises:
             ModelFileError: it leads elsewhere: metadata is untrusted.
@@ -120,7 +120,7 @@ class ModelFile:
 
     @checked
     def metadata_number(self, key: str) -> int | None:
-        """Return the positive number in the metadata under `key`; None where there is none.
+        """Return the positive number in the metadata under `key`; None if there is none.
 
         Raises:
             ModelFileError: something else than a number is there.
@@ -138,7 +138,7 @@ class ModelFile:
 
     @cached_property
     def steps(self) -> tuple[dict[str, Json], ...]:
-        """What onnxtool did to this model, oldest first; empty for a model of another tool."""
+        """The steps recorded by onnxtool, oldest first; empty for models of other tools."""
         steps = parse_steps(self.metadata.get(STEPS_KEY, "[]"))
         if steps is None:
             raise ModelFileError(
@@ -153,8 +153,8 @@ class Staging:
 
     Attributes:
         folder: where to write; nothing outside it changes before the commit.
-        output: where the graph file will be.
-        root: the folder that `folder` becomes a part of: that of the graph file, or one above it.
+        output: the final path of the graph file.
+        root: the folder that `folder` is merged into: the graph file's folder, or one above it.
         previous_locations: external data of the graph file that is there now, which must survive until the commit.
         obsolete: files to remove with the commit, such as sidecar files of the model that is replaced.
     """
@@ -174,13 +174,13 @@ class Staging:
     @property
     def data_name(self) -> str:
         """A name for external data that does not touch the data of the model that is there now."""
-        # A graph that was renamed refers to its data by the old name, so a file that is there belongs to somebody.
+        # A renamed graph refers to its data by the old name, so an existing file may still be in use.
         return next(name for name in _data_names(self.output) if not (self.output.parent / name).exists())
 
 
 @contextmanager
 def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
-    """Give a folder to write a model and its sidecar files in, and move them to their place where the block succeeds.
+    """Provide a folder for a model and its sidecar files, and move them into place if the block succeeds.
 
     Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. A sidecar file
     that is there already with the same content is no conflict. Without a `root`, an `output` that is a symbolic link
@@ -212,7 +212,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
 
 
 def follow_link(output: Path) -> Path:
-    """Return the file that `output` leads to where it is a symbolic link, else `output` itself.
+    """Return the target of `output` if it is a symbolic link, else `output` itself.
 
     Raises:
         OutputWriteError: the links lead in a circle.
@@ -228,7 +228,7 @@ def follow_link(output: Path) -> Path:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a file of a set of which a killed run has replaced a part.
+    """Refuse a file of a set that a killed run has replaced only in part.
 
     Raises:
         ModelFileError: it is one.
@@ -244,7 +244,7 @@ def check_whole(path: Path) -> None:
 def check_writable(output: Path, *, force: bool) -> None:
     """Refuse an output that `staged` would refuse, before an hour of work goes into it.
 
-    What killed runs for this output have left is finished or removed first.
+    Leftovers of killed runs for this output are finished or removed first.
 
     Raises:
         OutputExistsError: the output is there and `force` is not set.
@@ -264,7 +264,7 @@ def _check_free(output: Path, *, force: bool) -> None:
         is_file, exists = target.is_file(), target.exists()
     except OSError as error:
         raise _output_write_error(output, error) from error
-    if exists and not is_file:  # a rename would put a file in the place of /dev/null
+    if exists and not is_file:  # a rename would replace /dev/null
         raise OutputWriteError(
             f"cannot write {output}: it is not a regular file", "pass the file to write with --output"
         )
@@ -353,7 +353,7 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
 
 @contextmanager
 def scratch_folder(output: Path) -> Iterator[Path]:
-    """Give a folder for what a run makes on its way to `output`; the next run removes it where this one is killed.
+    """Provide a folder for intermediate files of `output`; if this run is killed, the next one removes it.
 
     Raises:
         OutputWriteError: the disk is full, the folder cannot be written, …
@@ -387,7 +387,7 @@ def _made(folder: CommitFolder) -> Iterator[None]:
 
 @contextmanager
 def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
-    """Write `model`, of any size, to a file in `folder` that is there while the block runs."""
+    """Write `model`, of any size, to a file in `folder` that exists during the block."""
     import tempfile
 
     with tempfile.TemporaryDirectory(dir=folder) as name:
@@ -414,7 +414,7 @@ def _locations_of(output: Path) -> tuple[str, ...]:
 def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:
     """Return the external data of the graph at `output` that onnxtool has written; of its `locations` where given.
 
-    These are told by their names: a hostile graph may name any file as its data.
+    They are identified by name: a hostile graph may name any file as its data.
     """
     own = re.compile(re.escape(f"{output.name}.data") + r"(\.[0-9]+)?")
     named = _locations_of(output) if locations is None else locations
@@ -441,7 +441,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
-    """Refuse files whose place another file of other content has."""
+    """Refuse files whose path is taken by a file with other content."""
     import filecmp
 
     for file, target in targets:

@@ -1,4 +1,4 @@
-"""A set of files that gets its names as a whole, whatever stops the process that gives them.
+"""Move a set of files into place as a whole, even if the process is stopped at any point.
 
 A run makes its files in a folder of its own beside their place, `.NAME.XXXXXXXX.partial`, in which a lock tells that
 the run is still going. The files are forced to the disk, and then a journal of what is to become of them. The rename
@@ -48,7 +48,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.
 
 
 class Leftover(NamedTuple):
-    """Something that a run left, or still writes.
+    """Files that a run left behind, or is still writing.
 
     Attributes:
         path: the hidden folder or file.
@@ -64,12 +64,12 @@ class Leftover(NamedTuple):
 
 
 class CommitFolder:
-    """The folder in which a run makes a set of files.
+    """The staging folder of a set of files.
 
     Attributes:
-        root: the folder that the set goes to.
+        root: the destination folder of the set.
         path: the hidden folder in it.
-        files: where to write; files lie in it as they will lie in `root`.
+        files: where to write; its layout mirrors `root`.
     """
 
     def __init__(self, root: Path, name: str) -> None:
@@ -104,7 +104,7 @@ class CommitFolder:
         self.files.mkdir()
 
     def commit(self, files: Sequence[Path], obsolete: Sequence[Path]) -> None:
-        """Give `files`, relative to `root`, their names in this order, and remove those that are `obsolete`."""
+        """Move `files`, relative to `root`, into place in this order, and remove `obsolete` files."""
         for file in files:
             force_to_disk(self.files / file)
         kept = [file for file in dict.fromkeys(obsolete) if file not in files and os.path.lexists(self.root / file)]
@@ -167,7 +167,7 @@ class CommitFolder:
 
 
 def recover(output: Path) -> None:
-    """Finish or remove what killed runs that wrote `output` have left, and log what was done.
+    """Finish or remove leftovers of killed runs that wrote `output`, and log what was done.
 
     Raises:
         OSError: a set that was decided on cannot be finished.
@@ -178,7 +178,7 @@ def recover(output: Path) -> None:
 
 
 def settle(path: Path) -> bool:
-    """Finish or remove the folder or file of a killed run; return False where its run may still be going.
+    """Finish or remove the folder or file of a killed run; return False if its run may still be going.
 
     Raises:
         OSError: it cannot be written.
@@ -202,7 +202,7 @@ def settle(path: Path) -> bool:
 
 
 def remove_own_file(path: Path) -> None:
-    """Remove a file if it is there; one that another user may have put there is named and left."""
+    """Remove a file if it exists; one that may belong to another user is reported and kept."""
     if _is_foreign(path):
         _warn_of(path)
     else:
@@ -227,7 +227,7 @@ def _is_foreign(path: Path) -> bool:
 
 
 def find_leftovers(folder: Path) -> list[Leftover]:
-    """Return what runs have left in `folder` and in all folders below it, sorted, and what they still write."""
+    """Return leftovers and active files of runs in `folder` and its subfolders, sorted."""
     found = []
     for place, folders, files in os.walk(folder):
         ours = [name for name in folders if _is_folder(Path(place, name))]
@@ -248,7 +248,7 @@ def unfinished_set_of(path: Path) -> Path | None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, outlive a power failure."""
+    """Flush a file, or the names in a folder, so that they survive a power failure."""
     is_folder = path.is_dir()
     if is_folder and sys.platform == "win32":  # folders cannot be opened there
         return
@@ -269,7 +269,7 @@ def force_to_disk(path: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, where the system has locks that leave no file; they end with this process.
+    """Keep other runs out of a folder, if the system has locks without files; they end with this process.
 
     Raises:
         OutputExistsError: another run has it.
@@ -364,7 +364,7 @@ def _state(path: Path) -> State:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether another has a lock on it; None where the file system does not tell."""
+    """Whether another process has locked it; None if the file system cannot tell."""
     try:
         # Some network file systems lock only what may be written.
         writes = os.access(path, os.W_OK) and not path.is_dir()
@@ -394,7 +394,7 @@ def _seal_of(folder: Path) -> list[int]:
 
 
 def _is_ours(folder: Path, owner: dict[str, object] | None) -> bool:
-    """Whether this user made the folder here, by its seal; one that has no bytes in it yet harms nothing."""
+    """Whether this user made the folder here, by its seal; a seal that is still empty is harmless."""
     try:
         files = [one for one in folder.iterdir() if one.name != _FILES or one.is_symlink() or any(one.iterdir())]
         if all(one.name in (_LOCK, _SEAL) and one.lstat().st_size == 0 and not one.is_dir() for one in files):
@@ -408,7 +408,7 @@ def _is_ours(folder: Path, owner: dict[str, object] | None) -> bool:
 
 
 def _is_alive(owner: dict[str, object]) -> bool:
-    """Whether the process runs, where locks do not tell; of another machine nobody knows."""
+    """Whether the process is running, if locks cannot tell; unknown for other machines."""
     process = owner.get("process")
     if sys.platform == "win32" or not isinstance(process, int) or owner.get("host") != _machine()["host"]:
         return True
@@ -426,7 +426,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _folders_in(root: Path, name: str | None = None) -> list[Path]:
-    """Return the folders that runs have made in `root`; those for the output called `name`."""
+    """Return the folders that runs have made in `root` for the output `name`."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".partial")]
@@ -482,7 +482,7 @@ def _settle(folder: Path) -> None:
 
 
 def _finish(folder: Path, files: Sequence[Path], obsolete: Sequence[Path]) -> None:
-    """Do what a journal says; what of it is done already may be done again."""
+    """Carry out a journal; completed steps may be repeated."""
     root = folder.parent
     for file in files:
         _move(folder / _FILES / file, root / file)

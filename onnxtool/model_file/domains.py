@@ -1,7 +1,7 @@
-"""The domain of ONNX's own operators, which has two names: the empty one, and its alias `ai.onnx`.
+"""The domain of ONNX's own operators, which has two names: the empty string, and its alias `ai.onnx`.
 
-Files use either. What onnxtool loads has the empty one alone, in opset imports, nodes and functions, so that no other
-module has to look for the alias. Reports call the domain `ai.onnx`.
+Files use either. Models loaded by onnxtool only use the empty one, in opset imports, nodes and functions, so that no
+other module has to handle the alias. Reports call the domain `ai.onnx`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def settled(domain: str) -> str:
 def default_opset(opset_imports: Mapping[str, int]) -> int:
     """Return the version of ONNX's own operators among domain to version; 0 where none is declared.
 
-    Where both names are declared, the last one counts, as in onnxruntime.
+    If both names are declared, the last one counts, as in onnxruntime.
     """
     return {settled(domain): version for domain, version in opset_imports.items()}.get("", 0)
 

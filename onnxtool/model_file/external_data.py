@@ -1,4 +1,4 @@
-"""Where the external data of a model may lie, and how it is found through links."""
+"""Locate a model's external data through links, and restrict where it may lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @checked
 def external_file(path: Path, location: str) -> Path:
-    """Return the external data file at `location` of the model at `path`, links followed.
+    """Return the external data file at `location` of the model at `path`, following links.
 
     The rule for all commands: the location names a file below the folder of `path`, and that file, links followed,
     lies below this folder or below the folder of the file that `path` leads to. In the hub's cache, model and data are

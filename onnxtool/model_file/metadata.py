@@ -1,4 +1,4 @@
-"""The keys that onnxtool stamps into a model's metadata_props, and the record of what was done to a model."""
+"""The keys that onnxtool stamps into a model's metadata_props, and the record of steps."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ _MAX_CHARACTERS = 200
 
 
 class License(NamedTuple):
-    """A license as the front matter of a model card names it.
+    """A license as named in the front matter of a model card.
 
     Attributes:
         id: of SPDX, in lower case as the hub writes it; `other`, whose name is `name`; or `unknown`.
@@ -143,7 +143,7 @@ class License(NamedTuple):
 
     @classmethod
     def of_file(cls, metadata: Mapping[str, str]) -> License:
-        """Read what is stamped."""
+        """Read the stamp."""
         return cls(
             _plain(metadata.get(LICENSE_KEY)).lower() or UNKNOWN,
             _plain(metadata.get(LICENSE_NAME_KEY)),
@@ -175,6 +175,6 @@ class License(NamedTuple):
 
 
 def _plain(value: Any) -> str:
-    """Return a text in one line, without characters that a terminal obeys; empty for what is no text."""
+    """Return a text on one line, without control characters; empty if it is not a text."""
     words = " ".join(value.split()) if isinstance(value, str) else ""
     return "".join(letter for letter in words if letter.isprintable())[:_MAX_CHARACTERS]

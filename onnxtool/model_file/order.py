@@ -1,7 +1,7 @@
 """Put the nodes of a graph in an order in which each comes after those that it reads, as ONNX wants it.
 
-onnxruntime takes them in any order, and so there are files with any. onnx_ir takes a value that is read before it is
-made for another one of the same name, and the graph falls apart without a word.
+onnxruntime accepts any order, so such files exist. onnx_ir treats a value that is read before it is produced as a
+different one of the same name, and the graph silently falls apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def sort_nodes(model: onnx.ModelProto) -> bool:
     """Sort the nodes of all graphs and functions of `model` in place; return whether any was out of order.
 
-    Nodes move no further than they must. Those in a cycle stay where they are, behind all others.
+    Nodes move no further than necessary. Nodes in a cycle keep their order, after all others.
     """
     bodies: list[MutableSequence[onnx.NodeProto]] = [model.graph.node, *(one.node for one in model.functions)]
     return any([_sort(nodes) for nodes in bodies])  # noqa: C419  all of them are to be sorted

@@ -1,6 +1,6 @@
-"""What must hold for an untrusted graph before another library sees it: C++ code dies on some graphs that break it.
+"""Check an untrusted graph before another library loads it: C++ code crashes on some unsound graphs.
 
-Read by onnxtool's own reader alone, in time linear in the file. All limits stand here.
+Only onnxtool's own reader is used, in time linear in the file size. All limits are defined here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An ONNX file as an onnx_ir model and back, its weights neither parsed nor copied.
+"""Convert an ONNX file to an onnx_ir model and back, without parsing or copying weights.
 
 onnx.load and onnx.save hold a model's weights several times: as the bytes of the file, as protobuf messages, and as the
 bytes of the result. Here a loaded model refers to the weights where they lie on disk, and a saved one streams them,
@@ -29,7 +29,7 @@ _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
 
 def load_model(path: Path) -> ir.Model:
-    """Load the model at `path`; its large weights stay on disk until somebody reads them.
+    """Load the model at `path`; its large weights stay on disk until they are read.
 
     Raises:
         ModelFileError: the file is missing, or not an ONNX model.
@@ -180,7 +180,7 @@ def write_inline(model: ir.Model, path: Path) -> None:
 
 @contextmanager
 def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
-    """Take the large weights out of the main graph while the block runs, and give them by name."""
+    """Take the large weights out of the main graph during the block, and yield them by name."""
     graph = model.graph
     initializers = dict(graph.initializers)
     weights = {name: value for name, value in initializers.items() if _is_large(value)}

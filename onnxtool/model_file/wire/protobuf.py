@@ -29,7 +29,7 @@ Message = dict[int, tuple[str, Decoder]]  # by field number and wire type, as a 
 
 
 class _MalformedError(Exception):
-    """The bytes are no ONNX model; becomes a ModelFileError where the path is known."""
+    """The bytes are not an ONNX model; becomes a ModelFileError once the path is known."""
 
 
 def malformed(reason: str, position: int) -> _MalformedError:
@@ -38,7 +38,7 @@ def malformed(reason: str, position: int) -> _MalformedError:
 
 
 class Data:
-    """The bytes of a file by their positions in it, of which a small window is in memory.
+    """Random access to the bytes of a file, with a small window in memory.
 
     It counts the bytes of metadata that readers skip.
 
@@ -79,7 +79,7 @@ class Data:
         return self._read(part.start, last - first)
 
     def move_to(self, position: int, size: int = _HEADER_BYTES) -> None:
-        """Put the window where the `size` bytes at `position` are in it, as far as the file goes."""
+        """Move the window so that it covers the `size` bytes at `position`, up to the end of the file."""
         follows = self.base <= position <= self.base + len(self.window)
         wanted = min(max(size, _RUN_BYTES if follows else _JUMP_BYTES), self.size - position)
         self.window, self.base = self._read(position, wanted), position
@@ -123,7 +123,7 @@ def opened(path: Path) -> Iterator[Data]:
 
 
 def _beginning(path: Path) -> tuple[bytes, int]:
-    """Return the first bytes of a file, and its size; nothing where it cannot be read again."""
+    """Return the first bytes of a file, and its size; nothing if it cannot be read again."""
     try:
         with path.open("rb") as file:
             return file.read(1024), os.fstat(file.fileno()).st_size

@@ -42,7 +42,7 @@ class MaskKind:
         sees_later: whether a query that may attend to nothing sees later keys as much as its own, unlike in any fused
             operator.
         fill: the value added to the scores of padding, which determines the result of a query that may attend to
-        nothing.
+            nothing.
     """
 
     padding: ir.Value | None = None
