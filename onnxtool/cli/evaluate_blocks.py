@@ -157,10 +157,15 @@ def _chart(points: Sequence[_Point], title: str) -> str:
 
     from onnxtool.cli.page import render_template
 
-    placed = [(point, across(point.cost), down(point.mean), down(point.low), down(point.high)) for point in points]
+    names = _distinct([point.name for point in points])
+    lowest = max(points, key=lambda point: down(point.mean))
+    placed = [
+        (name, point, across(point.cost), down(point.mean), down(point.low), down(point.high), point is lowest)
+        for name, point in zip(names, points, strict=True)
+    ]
     return render_template(
         "chart.svg.jinja",
-        {"last_part": _short},
+        {},
         title=title,
         width=_WIDTH,
         height=_HEIGHT,
@@ -172,6 +177,11 @@ def _chart(points: Sequence[_Point], title: str) -> str:
     ).rstrip()
 
 
-def _short(name: str) -> str:
-    """Return the last part of a path."""
-    return name.replace("\\", "/").rstrip("/").rpartition("/")[2][-40:]
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, as many as tell them apart."""
+    parts = [name.replace("\\", "/").rstrip("/").split("/") for name in names]
+    for count in range(1, max(map(len, parts))):
+        last = ["/".join(part[-count:]) for part in parts]
+        if len({*last}) == len(last):
+            return last
+    return ["/".join(part) for part in parts]

@@ -27,6 +27,17 @@ _ARGUMENTS = {
     RANKING: _PAIRS,
     "question-answering": _PAIRS,
 }
+_PLAIN = """\
+import numpy as np
+import onnxruntime
+from tokenizers import Tokenizer
+
+text = Tokenizer.from_file({tokenizer!r}).encode("A model is exported, optimized and verified.")
+session = onnxruntime.InferenceSession({model!r}, providers=["CPUExecutionProvider"])
+columns = {{"input_ids": text.ids, "attention_mask": text.attention_mask, "token_type_ids": text.type_ids}}
+inputs = {{one.name: np.array([columns[one.name]]) for one in session.get_inputs()}}
+print(session.run(None, inputs)[0])"""
+_COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 _VECTORS = ("sparse-encoding", "sentence-similarity")
 # The hub's names for onnxtool's own tasks.
 _PIPELINES = {"sparse-encoding": "feature-extraction", LATE_INTERACTION: "feature-extraction"}
@@ -86,7 +97,9 @@ def _body(facts: ReleaseFacts) -> str:
         origin=facts.provenance,
         record=FACTS_NAME,
         tasks_of_vectors=_VECTORS,
+        count=_COUNTS[len(facts.models)] if len(facts.models) < len(_COUNTS) else len(facts.models),
         usage=_usage(facts),
+        plain=_plain(facts),
         evaluations=[row for model in facts.models for row in _evaluation_rows(model)],
         verification=[row for model in facts.models for row in _verification_rows(model)],
         latencies=[row for model in facts.models for row in _latency_rows(model)],
@@ -109,6 +122,16 @@ def _usage(facts: ReleaseFacts) -> str:
         return ""
     path, arguments = shlex.quote(facts.models[0].path), _ARGUMENTS.get(facts.provenance.task)
     return f"onnxtool stats {path}" if arguments is None else f"onnxtool infer --model_path {path} {arguments}"
+
+
+def _plain(facts: ReleaseFacts) -> str:
+    """Return a program that runs the first model with its tokenizer on one text; empty if the release has none."""
+    tokenizers = [file.path for file in facts.files if file.path.rpartition("/")[2] == "tokenizer.json"]
+    if not facts.models or not tokenizers:
+        return ""
+    model = facts.models[0].path
+    own = f"{model.removesuffix('.onnx')}/tokenizer.json"
+    return _PLAIN.format(model=model, tokenizer=own if own in tokenizers else tokenizers[0])
 
 
 def _file_row(file: ReleasedFile) -> Sequence[str]:

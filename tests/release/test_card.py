@@ -87,6 +87,8 @@ def test_a_release_without_figures_has_a_card() -> None:
     assert ModelCard(text).data.license == "unknown"
     assert ModelCard(text).data.base_model is None
     assert "onnxtool stats model.onnx" in text
+    assert text.count("```python") == 0
+    assert "\nTwo ONNX files of `mine`, exported" in text
 
 
 def test_names_are_no_markup() -> None:

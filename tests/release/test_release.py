@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,6 +97,19 @@ def test_a_model_of_a_release_finds_its_tokenizer(made: Path) -> None:
     done = run_onnxtool(made / "out", "infer", "--model_path", "mini-int8.onnx", "--text", "cat", "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["answers"][0]["candidates"]
+
+
+def test_the_programs_of_the_card_give_the_same_vector(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With onnxtool, and with only numpy, onnxruntime and tokenizers."""
+    monkeypatch.chdir(made / "out")
+    ours, plain = re.findall(r"^```python\n(.*?)^```$", Path("README.md").read_text(), re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(plain, names)  # noqa: S102  our own card
+    assert "onnxtool" not in plain
+    exec(ours, names)  # noqa: S102
+    (expected,) = names["model"].encode(["A model is exported, optimized and verified."])
+    (weights,) = names["session"].run(None, names["inputs"])[0]
+    np.testing.assert_allclose(np.sort(weights[weights > 0]), np.sort(list(expected.values())), rtol=1e-5)
 
 
 def test_the_same_inputs_run_no_step_and_give_the_same_bytes(folder: Path) -> None:
