@@ -1,4 +1,4 @@
-"""An ONNX file on disk: opened with its external data checked, written so that no incomplete file can remain.
+"""An ONNX file on disk: opened with its external data checked, and written so that no incomplete file can remain.
 
 Outputs are staged: everything a command writes goes into a hidden folder next to the output, is verified there, and is
 moved into place as a whole (`commits`): if the process is stopped, either the old files or the new ones are complete.
@@ -33,9 +33,9 @@ MAX_INLINE_BYTES = 1_900_000_000
 
 
 class ModelFile:
-    """An ONNX file with a readable structure, whose external data exists inside the file's own folder.
+    """An ONNX file with a readable structure, whose external data exists in the file's folder.
 
-    Not a dataclass, so that `onnxtool stats` need not import that module.
+    This is not a dataclass, so that `onnxtool stats` need not import `dataclasses`.
     """
 
     @checked
@@ -108,7 +108,7 @@ class ModelFile:
         """Return the name of a companion file in the metadata under `key`; None if there is none.
 
         Raises:
-            ModelFileError: it leads elsewhere: metadata is untrusted.
+            ModelFileError: the name leads elsewhere: metadata is untrusted.
         """
         name = self.metadata.get(key)
         if name is not None and (name in (".", "..") or any(character in name for character in "/\\:\0")):
@@ -123,7 +123,7 @@ class ModelFile:
         """Return the positive number in the metadata under `key`; None if there is none.
 
         Raises:
-            ModelFileError: something else than a number is there.
+            ModelFileError: the value is not a positive number.
         """
         text = self.metadata.get(key)
         if text is None:
@@ -138,7 +138,7 @@ class ModelFile:
 
     @cached_property
     def steps(self) -> tuple[dict[str, Json], ...]:
-        """The steps recorded by onnxtool, oldest first; empty for models of other tools."""
+        """The steps recorded by onnxtool, oldest first; empty for models from other tools."""
         steps = parse_steps(self.metadata.get(STEPS_KEY, "[]"))
         if steps is None:
             raise ModelFileError(
@@ -155,8 +155,8 @@ class Staging:
         folder: where to write; nothing outside it changes before the commit.
         output: the final path of the graph file.
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
-        previous_locations: external data of the graph file that is there now, which must survive until the commit.
-        obsolete: files to remove with the commit, such as sidecar files of the model that is replaced.
+        previous_locations: external data of the existing graph file, which must survive until the commit.
+        obsolete: files to remove with the commit, such as sidecar files of the replaced model.
     """
 
     def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
@@ -173,7 +173,7 @@ class Staging:
 
     @property
     def data_name(self) -> str:
-        """A name for external data that does not touch the data of the model that is there now."""
+        """A name for external data that does not collide with the data of the existing model."""
         # A renamed graph refers to its data by the old name, so an existing file may still be in use.
         return next(name for name in _data_names(self.output) if not (self.output.parent / name).exists())
 
@@ -182,12 +182,12 @@ class Staging:
 def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[Staging]:
     """Provide a folder for a model and its sidecar files, and move them into place if the block succeeds.
 
-    Files lie in the folder as they will lie in `root`, which is the folder of `output` or one above it. A sidecar file
-    that is there already with the same content is no conflict. Without a `root`, an `output` that is a symbolic link
-    stays one, and the file that it leads to is written.
+    The layout of the folder is the final layout of `root`, which is the folder of `output` or one above it. An existing
+    sidecar file with the same content is no conflict. Without a `root`, an `output` that is a symbolic link stays a
+    link, and its target is written.
 
     Raises:
-        OutputExistsError: the output, or a sidecar file of other content, is there and `force` is not set.
+        OutputExistsError: the output, or a sidecar file with other content, exists and `force` is not set.
         OutputWriteError: the disk is full, the folder cannot be written, …
         BaseException: a signal asked to stop, and the block did not.
     """
@@ -206,7 +206,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
             with exclusive(root):
                 _commit(staging, folder, force=force)
     except OSError as error:
-        if error.errno is None:  # no failure of the disk: other libraries derive theirs from OSError as well
+        if error.errno is None:  # not a disk failure: other libraries also derive their errors from OSError
             raise
         raise _output_write_error(output, error) from error
 
@@ -228,7 +228,7 @@ def follow_link(output: Path) -> Path:
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a file of a set that a killed run has replaced only in part.
+    """Refuse a file in a set that a killed run replaced only in part.
 
     Raises:
         ModelFileError: it is one.
@@ -293,7 +293,7 @@ def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], No
     """Refuse sidecar files of `output`, which `write` writes for the folder `existing`, as `staged` would in the end.
 
     Raises:
-        OutputExistsError: one of other content is there.
+        OutputExistsError: one with other content exists.
         OutputWriteError: they cannot be written.
     """
     import tempfile
@@ -342,9 +342,9 @@ def save_model(model: ir.Model, staging: Staging, *, max_inline_bytes: int = MAX
 
 
 def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_bytes: int = MAX_INLINE_BYTES) -> Path:
-    """Write another graph into the staging folder, called `name` beside the first one, and return its path there.
+    """Write another graph into the staging folder, called `name`, next to the first one, and return its path.
 
-    External data of a graph that has this place now survives until the commit, and goes with it.
+    External data of an existing graph at that path survives until the commit, which removes it.
     """
     output = staging.output.with_name(name)
     staging.obsolete.extend(_own_data(output))
@@ -370,7 +370,7 @@ def scratch_folder(output: Path) -> Iterator[Path]:
 
 @contextmanager
 def _made(folder: CommitFolder) -> Iterator[None]:
-    """Make the folder of a run, and remove it again, with those above it that were made for it and stay empty."""
+    """Make the folder of a run, and remove it again, with parent folders that were created for it and stay empty."""
     missing = [root for root in (folder.root, *folder.root.parents) if not root.exists()]
     try:
         folder.root.mkdir(parents=True, exist_ok=True)
@@ -381,7 +381,7 @@ def _made(folder: CommitFolder) -> Iterator[None]:
             folder.close()
         finally:
             for root in missing:
-                with suppress(OSError):  # there is something in it
+                with suppress(OSError):  # it is not empty
                     root.rmdir()
 
 
@@ -396,7 +396,7 @@ def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
 
 
 def _data_names(output: Path) -> Iterator[str]:
-    """Yield the names under which onnxtool puts the external data of `output`."""
+    """Yield the names that onnxtool uses for the external data of `output`."""
     yield f"{output.name}.data"
     for number in itertools.count(2):
         yield f"{output.name}.data.{number}"
@@ -412,7 +412,7 @@ def _locations_of(output: Path) -> tuple[str, ...]:
 
 
 def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path]:
-    """Return the external data of the graph at `output` that onnxtool has written; of its `locations` where given.
+    """Return the external data of the graph at `output` that onnxtool wrote; only from `locations`, if given.
 
     They are identified by name: a hostile graph may name any file as its data.
     """
@@ -422,9 +422,9 @@ def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path
 
 
 def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
-    """Give the staged files their place, and drop data that only the old graph used."""
-    _check_free(staging.output, force=force)  # somebody else may have made it meanwhile
-    # Graphs after all others: no graph may name data that is not there yet.
+    """Move the staged files into place, and drop data that only the old graph used."""
+    _check_free(staging.output, force=force)  # another process may have made it meanwhile
+    # Graphs come last: no graph may refer to data that is not there yet.
     files = sorted(_files_in(staging.folder), key=lambda file: (file == staging.model_path, file.suffix == ".onnx"))
     names = [file.relative_to(staging.folder) for file in files]
     if not force:
@@ -441,7 +441,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
-    """Refuse files whose path is taken by a file with other content."""
+    """Refuse files whose path is taken by a file with different content."""
     import filecmp
 
     for file, target in targets:

@@ -1,14 +1,14 @@
 """Move a set of files into place as a whole, even if the process is stopped at any point.
 
-A run makes its files in a folder of its own beside their place, `.NAME.XXXXXXXX.partial`, in which a lock tells that
-the run is still going. The files are forced to the disk, and then a journal of what is to become of them. The rename
-that gives the journal its name decides: before it the old set stands; from then on the new one does, and whoever finds
-the folder of a killed run finishes what the journal says.
+A run writes its files into a hidden folder next to their destination, `.NAME.XXXXXXXX.partial`, and holds a lock in it
+while it runs. The files are flushed to disk, then a journal of the moves to make. Renaming the journal to its final
+name is the commit: before it, the old set is valid; after it, the new one is, and any run that finds a killed run's
+folder completes the journal.
 
-A clone, an archive or a download may hold such a folder as well. Ours is told by a file that is made empty and never
-touched: the lock states its inode and the time of its last change, which the file system sets and no copy can choose.
-After a restore from a backup the two differ too, and on file systems without lasting inodes they may: such a folder
-is named, and left.
+A clone, an archive or a download may contain such a folder too. A seal tells them apart: an empty file that is never
+modified, whose inode and change time are written into the lock. The file system sets both, so a copy cannot reproduce
+them. They also differ after a restore from a backup, and may differ on file systems without stable inodes; such a
+folder is reported, and kept.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from onnxtool.reading import MOST_CONFIG_BYTES, read_json
 State = Literal["running", "elsewhere", "half", "unfinished", "unproven"]
 
 _FOLDER = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{8}\.partial", re.DOTALL)
-# What a run over a corpus writes before it is named: shards in its folder, the records beside it.
+# Files that an encoding run writes before renaming them: shards in its folder, and the records next to it.
 _SHARD = re.compile(
     r"\.part-[0-9]{5,}(_[0-9]{5,})?\.(jsonl|jsonl\.gz|parquet|npy|indptr\.npy|ids\.jsonl)(\.[0-9a-f]{8})?\.partial"
 )
 _RECORD = re.compile(r"\.(?P<folder>.+)\.(manifest\.json|rejects\.jsonl)\.partial", re.DOTALL)
 _LOCK, _SEAL, _JOURNAL, _FILES = "lock", "seal", "journal.json", "files"
 _NOT_OURS_TO_SETTLE = ("running", "elsewhere", "unproven")
-_LOCKED_BYTE = 1 << 20  # behind what the file says: Windows does not let others read a locked byte
+_LOCKED_BYTE = 1 << 20  # after the content: Windows does not let others read a locked byte
 _WAIT_S, _POLL_S = 30.0, 0.02
-_RESERVED = 3  # to open a folder, one in it, and to list that
-_MOST_FILES, _MOST_JOURNAL_BYTES = 1 << 14, 1 << 22  # of a set, and of what says so
-_DEPTH = 3  # a graph file lies at most so many folders below the one that its set is made in
+_RESERVED = 3  # to open a folder, one inside it, and to list that
+_MOST_FILES, _MOST_JOURNAL_BYTES = 1 << 14, 1 << 22  # of a set, and of its journal
+_DEPTH = 3  # maximum depth of a graph file below the folder in which its set is staged
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EBADF}
 
 
@@ -52,10 +52,10 @@ class Leftover(NamedTuple):
 
     Attributes:
         path: the hidden folder or file.
-        state: `half` is of no use to anybody; `unfinished` is a whole set of which some files lack their names yet;
-            `elsewhere` is of a run on another machine, of which this one cannot tell whether it is still going;
-            `unproven` may have come with a clone, an archive or a download.
-        size_bytes: of all files in it.
+        state: `half` is an incomplete set, of no use; `unfinished` is a complete set in which some files still lack
+            their final names; `elsewhere` belongs to a run on another machine, which may still be running; `unproven`
+            may have come with a clone, an archive or a download.
+        size_bytes: the total size of its files.
     """
 
     path: Path
@@ -73,17 +73,17 @@ class CommitFolder:
     """
 
     def __init__(self, root: Path, name: str) -> None:
-        import secrets  # here, as what only reads a model must start fast
+        import secrets  # imported here, because commands that only read a model must start fast
 
         self.root = root
         self.path = root / f".{name}.{secrets.token_hex(4)}.partial"
         self.files = self.path / _FILES
         self._descriptor: int | None = None
-        self._reserved: list[int] = []  # descriptors for `close`, which looks into folders, where no other is left
+        self._reserved: list[int] = []  # for `close`, if no other descriptors are left
 
     def make(self) -> None:
         """Make the folder and its lock."""
-        with exclusive(self.root):  # nobody sees it without its lock
+        with exclusive(self.root):  # it is never visible without its lock
             self.path.mkdir()
             try:
                 (self.path / _SEAL).touch(0o600, exist_ok=False)
@@ -91,7 +91,7 @@ class CommitFolder:
                 self._descriptor = descriptor
                 for _ in range(_RESERVED):
                     self._reserved.append(os.open(os.devnull, os.O_RDONLY))
-            except OSError:  # no room, or no descriptor
+            except OSError:  # no disk space, or no descriptor
                 self._release()
                 self._unlock()
                 _remove(self.path)
@@ -99,7 +99,7 @@ class CommitFolder:
             os.write(
                 descriptor, json.dumps({**_machine(), "process": os.getpid(), "seal": _seal_of(self.path)}).encode()
             )
-            while _try_lock(descriptor) is False:  # somebody is asking for a moment whether it is locked
+            while _try_lock(descriptor) is False:  # another process is briefly testing the lock
                 time.sleep(_POLL_S)
         self.files.mkdir()
 
@@ -129,18 +129,18 @@ class CommitFolder:
         force_to_disk(self.path)
         try:
             _finish(self.path, files, kept)
-        except OSError:  # there is no way back, and a disk may have had a moment of weakness
+        except OSError:  # the commit is irreversible, and a disk error may be temporary
             _settle(self.path)
 
     def close(self) -> None:
-        """Remove the folder; where the set was decided on and something stopped it, finish that first.
+        """Remove the folder; if the set was committed but its moves were interrupted, finish them first.
 
         Raises:
             OutputWriteError: it cannot be finished; the folder stays, for the next run to finish.
         """
         self._release()
         if sys.platform == "win32":
-            self._unlock()  # no open file can be removed there
+            self._unlock()  # open files cannot be removed there
         try:
             if _read_journal(self.path) is not None:
                 with exclusive(self.root):
@@ -167,10 +167,10 @@ class CommitFolder:
 
 
 def recover(output: Path) -> None:
-    """Finish or remove leftovers of killed runs that wrote `output`, and log what was done.
+    """Finish or remove leftovers of killed runs that wrote `output`, and log it.
 
     Raises:
-        OSError: a set that was decided on cannot be finished.
+        OSError: a committed set cannot be finished.
     """
     for root in list(output.parents)[:_DEPTH]:
         for path in _folders_in(root, output.name):
@@ -185,7 +185,7 @@ def settle(path: Path) -> bool:
     """
     import logging
 
-    # A run over a corpus has its folder locked; with that lock in our hands it would seem to be going.
+    # An encoding run locks its folder; if this process held that lock, the run would seem to be active.
     with exclusive(path.parent) if _is_folder(path) else nullcontext():
         state = _state(path)
         if state in _NOT_OURS_TO_SETTLE:
@@ -218,7 +218,7 @@ def _warn_of(path: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether something is there that no run of this user writes: of another user, a link, no regular file."""
+    """Whether something is there that no run of this user wrote: a link, no regular file, or another user's."""
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -238,7 +238,7 @@ def find_leftovers(folder: Path) -> list[Leftover]:
 
 
 def unfinished_set_of(path: Path) -> Path | None:
-    """Return the folder of a killed run that was giving the set with `path` its names; None where there is none."""
+    """Return the folder of a killed run that was renaming the set that contains `path`; None if there is none."""
     for root in list(path.parents)[:_DEPTH]:
         for folder in _folders_in(root):
             journal = _read_journal(folder)
@@ -248,20 +248,20 @@ def unfinished_set_of(path: Path) -> Path | None:
 
 
 def force_to_disk(path: Path) -> None:
-    """Flush a file, or the names in a folder, so that they survive a power failure."""
+    """Flush a file, or the entries of a folder, so that they survive a power failure."""
     is_folder = path.is_dir()
     if is_folder and sys.platform == "win32":  # folders cannot be opened there
         return
     try:
         descriptor = os.open(path, os.O_RDONLY if sys.platform != "win32" else os.O_RDWR)
     except PermissionError:
-        if is_folder:  # one may write into it, and not read it
+        if is_folder:  # it may be writable but not readable
             return
         raise
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not (is_folder and error.errno in _NO_LOCKS):  # some file systems have this for files alone
+        if not (is_folder and error.errno in _NO_LOCKS):  # some file systems support this only for files
             raise
     finally:
         os.close(descriptor)
@@ -269,10 +269,10 @@ def force_to_disk(path: Path) -> None:
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder, if the system has locks without files; they end with this process.
+    """Keep other runs out of a folder, if the system can lock folders; the lock ends with this process.
 
     Raises:
-        OutputExistsError: another run has it.
+        OutputExistsError: another run holds the lock.
     """
     if sys.platform == "win32":
         yield
@@ -289,12 +289,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Keep other runs out of a folder for the moment that a look into it or a commit takes.
+    """Keep other runs out of a folder during an inspection or a commit.
 
-    Where the system has no locks on folders, nothing is kept out.
+    This does nothing on systems that cannot lock folders.
 
     Raises:
-        OutputWriteError: another run has kept it for long.
+        OutputWriteError: another run has held the lock for too long.
     """
     try:
         if sys.platform == "win32":
@@ -318,7 +318,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock an open file; return False where another has it, and None where the file system has no locks."""
+    """Lock an open file; return False if another process holds the lock, and None if the file system has no locks."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -335,7 +335,7 @@ def _try_lock(descriptor: int) -> bool | None:
 
 
 def _machine() -> dict[str, str]:
-    """Return what tells this machine from others that see the same folder: containers share locks but no name."""
+    """Return what identifies this machine; containers may share locks, but not names."""
     import platform
 
     boot = ""
@@ -364,11 +364,11 @@ def _state(path: Path) -> State:
 
 
 def _is_locked(path: Path) -> bool | None:
-    """Whether another process has locked it; None if the file system cannot tell."""
+    """Whether another process holds the lock; None if the file system cannot tell."""
     try:
-        # Some network file systems lock only what may be written.
+        # Some network file systems only lock writable files.
         writes = os.access(path, os.W_OK) and not path.is_dir()
-        waits_not = getattr(os, "O_NONBLOCK", 0)  # a stranger's lock may be a pipe
+        waits_not = getattr(os, "O_NONBLOCK", 0)  # an untrusted lock may be a pipe
         descriptor = os.open(path, (os.O_RDWR if writes else os.O_RDONLY) | waits_not)
     except OSError as error:
         return isinstance(error, PermissionError)
@@ -382,13 +382,13 @@ def _is_locked(path: Path) -> bool | None:
 def _read_owner(folder: Path) -> dict[str, object] | None:
     try:
         owner = read_json(folder / _LOCK, MOST_CONFIG_BYTES)
-    except (OSError, ValueError):  # it was killed before it wrote that
+    except (OSError, ValueError):  # the run was killed before writing it
         return None
     return owner if isinstance(owner, dict) else None
 
 
 def _seal_of(folder: Path) -> list[int]:
-    """Return what no copy of a folder has of its seal: the inode, and when it was made."""
+    """Return the properties of a seal that a copy cannot reproduce: its inode and change time."""
     seal = (folder / _SEAL).lstat()
     return [seal.st_ino, seal.st_ctime_ns]
 
@@ -408,7 +408,7 @@ def _is_ours(folder: Path, owner: dict[str, object] | None) -> bool:
 
 
 def _is_alive(owner: dict[str, object]) -> bool:
-    """Whether the process is running, if locks cannot tell; unknown for other machines."""
+    """Whether the process is running, where locks cannot tell; on other machines it is assumed to be."""
     process = owner.get("process")
     if sys.platform == "win32" or not isinstance(process, int) or owner.get("host") != _machine()["host"]:
         return True
@@ -426,7 +426,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _folders_in(root: Path, name: str | None = None) -> list[Path]:
-    """Return the folders that runs have made in `root` for the output `name`."""
+    """Return the folders that runs made in `root` for the output `name`."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(".partial")]
@@ -439,9 +439,9 @@ def _folders_in(root: Path, name: str | None = None) -> list[Path]:
 
 
 def _read_journal(folder: Path) -> tuple[list[Path], list[Path]] | None:
-    """Return the files to name and those to remove, relative to the folder's own; None before that is decided.
+    """Return the files to move and the files to remove, relative to the folder's parent; None before the commit.
 
-    A downloaded folder may hold a journal that somebody else wrote: one that leaves the folder is none.
+    A downloaded folder may contain a foreign journal: one with paths outside the folder is ignored.
     """
     path = folder / _JOURNAL
     try:
@@ -457,7 +457,7 @@ def _read_journal(folder: Path) -> tuple[list[Path], list[Path]] | None:
 
 
 def _is_pending(folder: Path) -> bool:
-    """Whether a set was decided on, and something of it is still to be done."""
+    """Whether a set was committed, but some of its moves are still to be made."""
     journal = _read_journal(folder)
     return journal is not None and (
         any(os.path.lexists(folder / _FILES / file) for file in journal[0])
@@ -466,7 +466,7 @@ def _is_pending(folder: Path) -> bool:
 
 
 def _settle(folder: Path) -> None:
-    """Finish what the journal of a folder says, if it has one, and remove the folder."""
+    """Complete the folder's journal, if it has one, and remove the folder."""
     journal = _read_journal(folder)
     if journal is not None:
         root = folder.parent.resolve()
@@ -502,11 +502,11 @@ def _move(file: Path, target: Path) -> None:
 def _remove(folder: Path) -> None:
     import shutil
 
-    for name in (_FILES, _JOURNAL, f"{_JOURNAL}.partial", _LOCK, _SEAL):  # what proves that it is ours goes last
+    for name in (_FILES, _JOURNAL, f"{_JOURNAL}.partial", _LOCK, _SEAL):  # the proof that it is ours is removed last
         shutil.rmtree(folder / name, ignore_errors=True)
         with suppress(OSError):
             (folder / name).unlink()
-    with suppress(OSError):  # which rmtree needs a descriptor for
+    with suppress(OSError):  # for which rmtree needs a descriptor
         folder.rmdir()
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """The domain of ONNX's own operators, which has two names: the empty string, and its alias `ai.onnx`.
 
-Files use either. Models loaded by onnxtool only use the empty one, in opset imports, nodes and functions, so that no
+Files use either. Models loaded by onnxtool only use the empty string, in opset imports, nodes and functions, so that no
 other module has to handle the alias. Reports call the domain `ai.onnx`.
 """
 
@@ -18,12 +18,12 @@ ALIAS = "ai.onnx"
 
 
 def settled(domain: str) -> str:
-    """Return the one name of a domain: the empty one for `ai.onnx`."""
+    """Return the canonical name of a domain: the empty string for `ai.onnx`."""
     return "" if domain == ALIAS else domain
 
 
 def default_opset(opset_imports: Mapping[str, int]) -> int:
-    """Return the version of ONNX's own operators among domain to version; 0 where none is declared.
+    """Return the version of ONNX's own operators from versions by domain; 0 if none is declared.
 
     If both names are declared, the last one counts, as in onnxruntime.
     """
@@ -31,7 +31,7 @@ def default_opset(opset_imports: Mapping[str, int]) -> int:
 
 
 def settle_imports(opset_imports: MutableMapping[str, int]) -> None:
-    """Replace the alias in domain to version, in place."""
+    """Replace the alias in versions by domain, in place."""
     imports = {settled(domain): version for domain, version in opset_imports.items()}
     opset_imports.clear()
     opset_imports.update(imports)

@@ -38,7 +38,7 @@ def external_file(path: Path, location: str) -> Path:
             )
         if file.is_file():
             return file
-    except (OSError, RuntimeError, ValueError):  # a name too long, a loop of links, a NUL: there is no such file
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, a loop of links, or a NUL: no such file
         pass
     raise ModelFileError(
         f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
@@ -46,17 +46,17 @@ def external_file(path: Path, location: str) -> Path:
 
 
 def relocate(proto: onnx.ModelProto, path: Path) -> Path:
-    """Refer to the external data of the model at `path` by where it lies, links followed; return the folder of that.
+    """Refer to the external data of the model at `path` by its location after following links; return its folder.
 
-    onnx_ir reads no data through a link, nor does onnxruntime where it is given a message: in the hub's cache all
-    files are links. The message changes where there are links.
+    onnx_ir does not read data through links, nor does onnxruntime for a model in memory; in the hub's cache all files
+    are links. The message is only changed if there are links.
 
     Raises:
         ModelFileError: the data is missing or outside (`external_file`).
     """
     entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data]
     entries = [entry for entry in entries if entry.key == "location"]
-    files = {path.name: path.resolve()}  # whatever it is called: the weights that lie in the file itself
+    files = {path.name: path.resolve()}  # whatever its name: weights inside the file itself
     for location in {entry.value for entry in entries} - {path.name}:
         files[location] = external_file(path, location)
     folder = path.parent.resolve()
@@ -69,7 +69,7 @@ def relocate(proto: onnx.ModelProto, path: Path) -> Path:
 
 
 def _external_tensors(message: Message) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors with external data anywhere inside a message: of graphs, attributes and functions."""
+    """Yield all tensors with external data in a message: in graphs, attributes and functions."""
     import onnx
 
     if isinstance(message, onnx.TensorProto):

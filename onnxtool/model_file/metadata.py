@@ -21,37 +21,38 @@ HEAD_KEY = "onnxtool.head"
 DTYPE_KEY = "onnxtool.dtype"
 FILES_KEY = "onnxtool.files"
 MAX_LENGTH_KEY = "onnxtool.max_length"
-VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # the most tokens that its export compared with the checkpoint
-INPUTS_KEY = "onnxtool.input_kinds"  # what each input holds, and shapes that it was verified on
-WEIGHTS_KEY = "onnxtool.weights_sha256"  # of the checkpoint: files that belong together have the same
-TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # of a tokenizer.json that reads texts as transformers does
-# Of a checkpoint with a Router: whose modules the graph computes, and which texts these are for (query, document).
-# Other texts are for the partner, the file beside it of another route. Both have one digest, of all their weights.
+VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # longest input compared with the checkpoint, in tokens
+INPUTS_KEY = "onnxtool.input_kinds"  # the content of each input, and the shapes that were verified
+WEIGHTS_KEY = "onnxtool.weights_sha256"  # digest of the checkpoint: files that belong together share it
+TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # digest of a tokenizer.json that tokenizes as transformers does
+# For a checkpoint with a Router: the route whose modules the graph computes, and the texts that it is for (query,
+# document). Other texts are for the partner, the file of another route, next to it. Both share one digest, of all their
+# weights.
 ROUTE_KEY = "onnxtool.route"
 READS_KEY = "onnxtool.reads"
 PARTNER_KEY = "onnxtool.partner"
 PAIR_KEY = "onnxtool.pair_sha256"
-# Of the two graphs of an encoder-decoder: the file beside it, and the most tokens of the decoder.
+# For the two graphs of an encoder-decoder: the other file, and the maximum number of decoder tokens.
 ENCODER_KEY = "onnxtool.encoder"
 DECODER_KEY = "onnxtool.decoder"
 MAX_DECODER_LENGTH_KEY = "onnxtool.max_decoder_length"
-VECTORS_KEY = "onnxtool.vectors"  # what the numbers of its vectors are stored as, where not as the model computes them
+VECTORS_KEY = "onnxtool.vectors"  # storage type of its vectors, if not the type that the model computes
 RANGES_KEY = "onnxtool.vectors.ranges"
-# Of a graph of pages as pictures: whose inputs it takes, the id that stands for pixels, and how often it does for each
-# tile or patch.
+# For a graph that encodes page images: the processor whose inputs it takes, the id that stands for pixels, and the
+# number of these ids for each tile or patch.
 PROCESSOR_KEY = "onnxtool.processor"
 PLACEHOLDER_KEY = "onnxtool.image_token_id"
 PLACEHOLDERS_KEY = "onnxtool.image_tokens"
 STEPS_KEY = "onnxtool.steps"
 DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
-EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED where int8 products must not saturate
+EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 products must not saturate
 REQUIRED = "required"
 
-_MAX_DEPTH = 32  # of a record of steps; onnxtool's own are nested four deep
+_MAX_DEPTH = 32  # nesting of a record of steps; onnxtool's own are four deep
 
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:
-    """Add metadata to the ONNX file at `path`, which must not have any of these keys, by appending to it."""
+    """Add metadata to the ONNX file at `path` by appending to it; the file must not have any of these keys."""
     with path.open("ab") as file:
         file.write(encode_metadata(dict(entries)))
 
@@ -64,7 +65,7 @@ def stamp_step(
     previous: tuple[dict[str, Json], ...] = (),
     **details: Json,
 ) -> None:
-    """Record on the model at `path` what was done to it: `previous` steps, and this one with its figures.
+    """Record the steps that made the model at `path`: `previous` ones, and this one with its figures.
 
     The file must not have a record yet.
     """
@@ -87,7 +88,7 @@ def stamp_step(
 
 
 def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
-    """Parse the value of the metadata `onnxtool.steps`; None where it is not a list of steps."""
+    """Parse the value of the metadata `onnxtool.steps`; None if it is not a list of steps."""
     try:
         steps = parse_json(text)
     except ValueError:
@@ -98,7 +99,7 @@ def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
 
 
 def _is_shallow(value: Json, depth: int) -> bool:
-    """Whether lists and objects are nested no deeper than that: what writes them out again goes into each."""
+    """Whether lists and objects are nested no deeper than that, because serializing them recurses into each."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)
 
@@ -116,9 +117,9 @@ class License(NamedTuple):
     """A license as named in the front matter of a model card.
 
     Attributes:
-        id: of SPDX, in lower case as the hub writes it; `other`, whose name is `name`; or `unknown`.
-        name: of another license.
-        link: to the text of another license.
+        id: an SPDX id, in lower case as on the hub; `other`, for a license named in `name`; or `unknown`.
+        name: the name of a license that is `other`.
+        link: a link to the text of a license that is `other`.
     """
 
     id: str = UNKNOWN
@@ -127,9 +128,10 @@ class License(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, card: Mapping[str, Any], config: Mapping[str, Any]) -> License:
-        """Read what the card says, and where it says nothing the configuration.
+        """Read the license from the card, or else from the configuration.
 
-        Several licenses are another one of their names: whether all of them hold or one may be chosen is not said.
+        Several licenses become one `other` license with their names, because the card does not state whether all of
+        them apply or one may be chosen.
         """
         for source in (card, config):
             named = source.get("license")
@@ -152,19 +154,19 @@ class License(NamedTuple):
 
     @property
     def stamps(self) -> dict[str, str]:
-        """Metadata of a file; empty where nothing is known."""
+        """Metadata of a file; empty if nothing is known."""
         entries = {LICENSE_KEY: self.id, LICENSE_NAME_KEY: self.name, LICENSE_LINK_KEY: self.link}
         return {key: value for key, value in entries.items() if value} if self.is_known else {}
 
     @property
     def is_known(self) -> bool:
-        """Whether anything is known of it."""
+        """Whether anything is known about it."""
         return self.id != UNKNOWN
 
     def is_among(self, allowed: Iterable[str]) -> bool:
         """Whether an allow-list has it, by its id, or another license by its name; case does not matter.
 
-        An unknown license, and another one without a name, is in no list.
+        An unknown license, or `other` without a name, is in no list.
         """
         said = self.name if self.id == OTHER else "" if self.id == UNKNOWN else self.id
         names = {name.strip().casefold() for one in allowed for name in (one, *one.split(","))}

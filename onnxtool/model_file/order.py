@@ -1,7 +1,7 @@
-"""Put the nodes of a graph in an order in which each comes after those that it reads, as ONNX wants it.
+"""Sort the nodes of a graph topologically, as ONNX requires: each node after the ones that it reads.
 
 onnxruntime accepts any order, so such files exist. onnx_ir treats a value that is read before it is produced as a
-different one of the same name, and the graph silently falls apart.
+different value of the same name, which silently disconnects the graph.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def sort_nodes(model: onnx.ModelProto) -> bool:
 
 
 def _sort(nodes: MutableSequence[onnx.NodeProto]) -> bool:
-    """Sort one body, and those inside of its nodes; return whether any was out of order."""
+    """Sort one body and the bodies inside its nodes; return whether any was out of order."""
     changed = any([_sort(graph.node) for node in nodes for graph in graphs_of(node)])  # noqa: C419
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     sources = [{makers[name] for name in _reads(node) if name in makers} for node in nodes]
@@ -53,7 +53,7 @@ def _sort(nodes: MutableSequence[onnx.NodeProto]) -> bool:
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield what a node reads, with what graphs inside of it take from outside."""
+    """Yield the values that a node reads, including outer values read by graphs inside it."""
     yield from node.input
     for graph in graphs_of(node):
         inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
@@ -64,7 +64,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """Yield the graphs inside of a node: branches and bodies of loops."""
+    """Yield the graphs inside a node: branches and loop bodies."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

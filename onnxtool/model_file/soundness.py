@@ -16,14 +16,14 @@ from onnxtool.reports import TensorInfo
 
 MAX_CALL_DEPTH = 100
 MAX_EXPANDED_NODES = 1_000_000
-MAX_INPUT_ELEMENTS = 1 << 28  # of the dims that a graph fixes
+MAX_INPUT_ELEMENTS = 1 << 28  # of fixed dims in a graph
 
 
 def check_sound(path: Path, structure: Structure) -> None:
-    """Refuse the model at `path` if a library could die on its names, dtypes, dims or functions.
+    """Refuse the model at `path` if its names, dtypes, dims or functions could crash a library.
 
     Raises:
-        ModelFileError: what is wrong, by name.
+        ModelFileError: the unsound part, by name.
     """
     _check_names(path, structure)
     for tensor in structure.initializers:
@@ -61,12 +61,12 @@ def _check_dims(path: Path, info: TensorInfo) -> None:
 
 
 def _check_functions(path: Path, structure: Structure) -> None:
-    """Refuse functions that call themselves, are nested too deep, or make too many nodes where they are inlined."""
+    """Refuse functions that call themselves, are nested too deeply, or become too many nodes when inlined."""
     functions: dict[str, list[Function]] = {}
     for function in structure.functions:
         domain = settled(function.domain)
         functions.setdefault(f"{domain}::{function.name}" if domain else function.name, []).append(function)
-    expanded: dict[str, tuple[int, int]] = {}  # of an operator: its nodes and how deep it calls
+    expanded: dict[str, tuple[int, int]] = {}  # by operator: its number of nodes, and the depth of its calls
 
     def expand(op: str, depth: int) -> tuple[int, int]:
         if op not in functions:

@@ -1,8 +1,8 @@
 """Convert an ONNX file to an onnx_ir model and back, without parsing or copying weights.
 
-onnx.load and onnx.save hold a model's weights several times: as the bytes of the file, as protobuf messages, and as the
-bytes of the result. Here a loaded model refers to the weights where they lie on disk, and a saved one streams them,
-each from where it is, into the middle of a message whose other parts are small.
+onnx.load and onnx.save hold several copies of a model's weights: the bytes of the file, protobuf messages, and the
+bytes of the result. Here, a loaded model refers to its weights on disk, and saving streams each of them from its place
+into the middle of a message whose other parts are small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import onnx
     import onnx_ir as ir
 
-_MAPS = "onnxtool.maps"  # where a model keeps types of maps, by the names of values
+_MAPS = "onnxtool.maps"  # key under which a model keeps map types, by value name
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 
 
@@ -50,15 +50,15 @@ def load_model(path: Path) -> ir.Model:
     _refuse_hard_links(folder, model)
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, folder)
-    # What is small, or lies in a graph inside a node, is read now: a model that is turned into a protobuf and back
-    # loses the folder that its location is relative to.
+    # Tensors that are small, or in a graph inside a node, are read now: a round trip through protobuf loses the folder
+    # that their location is relative to.
     with detached_weights(model):
         ir.external_data.load_to_model(model)
     return model
 
 
 def from_proto(proto: onnx.ModelProto) -> ir.Model:
-    """Return a protobuf as a model. Types of maps, which onnx_ir does not have, are kept beside it for `to_proto`."""
+    """Return a protobuf as a model. Map types, which onnx_ir lacks, are kept in its metadata for `to_proto`."""
     import onnx_ir as ir
 
     graph = proto.graph
@@ -72,14 +72,14 @@ def from_proto(proto: onnx.ModelProto) -> ir.Model:
 
 
 def _holds_map(kind: onnx.TypeProto) -> bool:
-    """Whether a type is a map, such as what a classifier of scikit-learn gives, or a sequence of maps."""
+    """Whether a type is a map, as returned by scikit-learn classifiers, or a sequence of maps."""
     if kind.HasField("sequence_type"):
         return _holds_map(kind.sequence_type.elem_type)
     return kind.HasField("map_type") or (kind.HasField("optional_type") and _holds_map(kind.optional_type.elem_type))
 
 
 def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
-    """Return the message of a model whose large weights are external data, and the folder of their locations.
+    """Return the ModelProto, with large weights as external data, and the folder that their locations are relative to.
 
     Raises:
         ModelFileError: the file is missing, or its external data is missing or outside.
@@ -92,7 +92,7 @@ def read_located(path: Path) -> tuple[onnx.ModelProto, Path]:
 
 
 def _refuse_references(path: Path, graph: ir.Graph) -> None:
-    """Refuse attributes that refer to one of a function, outside of any: nothing gives them a value."""
+    """Refuse attributes outside functions that refer to a function attribute: nothing gives them a value."""
     import onnx_ir as ir
 
     for node in graph:
@@ -110,7 +110,7 @@ def _refuse_references(path: Path, graph: ir.Graph) -> None:
 
 
 def _refuse_hard_links(folder: Path, model: ir.Model) -> None:
-    """Refuse files with several names, whose weights onnx_ir does not read: another name may lie in another folder."""
+    """Refuse hard-linked files, whose weights onnx_ir does not read: another name may lie in another folder."""
     import onnx_ir as ir
 
     tensors = [value.const_value for graph in model.graphs() for value in graph.initializers.values()]
@@ -127,7 +127,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
     """Return the protobuf of a model.
 
     Raises:
-        ModelFileError: something in it cannot be stored, such as a text that is not UTF-8 and was not read until now.
+        ModelFileError: something in it cannot be stored, such as a string that is not UTF-8 and was not read until now.
     """
     import onnx_ir as ir
 
@@ -149,7 +149,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
 def write_inline(model: ir.Model, path: Path) -> None:
     """Write `model` to one file at `path`. All weights together must be smaller than 2 GiB, protobuf's limit.
 
-    The bytes depend on the model alone. Large initializers come last in the graph message, in their order.
+    The bytes depend only on the model. Large initializers come last in the graph message, in their original order.
     """
     import onnx
     import onnx_ir as ir
@@ -194,7 +194,7 @@ def detached_weights(model: ir.Model) -> Iterator[dict[str, ir.Value]]:
 
 
 def release_weights(model: ir.Model) -> None:
-    """Release the pages of weights that were read; reading them again maps them again."""
+    """Unmap weights that were read; reading them again maps them again."""
     import onnx_ir as ir
 
     for graph in model.graphs():
@@ -216,7 +216,7 @@ def _write_tensor(tensor: Any, file: BinaryIO) -> None:
     try:
         tensor.tofile(file)
     except OSError as error:
-        if error.errno is None:  # numpy's own, which says how much it wrote and not why
+        if error.errno is None:  # numpy's own error, which gives the bytes written but not the cause
             raise OSError(errno.ENOSPC, "not all of a weight could be written") from error
         raise
     written = file.tell() - start
@@ -228,7 +228,7 @@ def _write_tensor(tensor: Any, file: BinaryIO) -> None:
 
 
 def _refuse_external_attributes(model: ir.Model) -> None:
-    """Refuse tensors in attributes whose data lies in other files, which would be left behind."""
+    """Refuse tensors in attributes with external data, which would be left behind."""
     import onnx_ir as ir
 
     for graph in model.graphs():

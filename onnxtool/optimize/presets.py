@@ -57,7 +57,7 @@ def passes_for(provider: str, precision: str) -> tuple[Pass, ...]:
     """Return the passes for a provider that offers `precision`.
 
     Raises:
-        PassError: there is no such preset.
+        PassError: the preset does not exist.
     """
     if precision not in PRECISIONS.get(provider, ()):
         raise PassError(

@@ -1,4 +1,4 @@
-"""The report of `optimize`: passes, fusions, precision, and the verification."""
+"""The report of `optimize`: passes, fusions, precision, and verification."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class PassResult:
 
     Attributes:
         num_changes: nodes and initializers added, removed or rewritten.
-        note: a remark of the pass, or an empty string.
+        note: a remark by the pass, or an empty string.
         left_out: whether it was skipped, because it would change the outputs; `note` explains how.
     """
 
@@ -29,7 +29,7 @@ class PassResult:
 
 @dataclass(frozen=True)
 class FusionCount:
-    """The number of fused subgraphs of a kind; `expected` is None if unknown."""
+    """The number of fused subgraphs of one kind; `expected` is None if unknown."""
 
     kind: str
     expected: int | None
@@ -41,10 +41,10 @@ class FallbackLayer:
     """A layer that stays in higher precision.
 
     Attributes:
-        name: of its weight.
+        name: the name of its weight.
         error: the largest 1 - cosine of an output, or of a row of it, with this layer alone quantized, on the worst
-            calibration inputs; None for a layer that was not tried, such as one in a branch or in the body of a loop.
-        precision: of its weight in the file: `float32`, or `int8` for a weight of 8 bits among those of 4.
+            calibration inputs; None for a layer that was not tried, e.g. in a branch or loop body.
+        precision: precision of its weight in the file: `float32`, or `int8` for an 8-bit weight in an int4 file.
     """
 
     name: str
@@ -61,16 +61,16 @@ class Quantization:
         precision: `int8` or `int4`.
         activations: how the activations of int8 get their ranges, `per_row`, `dynamic` or `static`; empty for int4,
             which does not quantize them.
-        cpu: what int8 is for: `any` where products are exact on every CPU; empty for int4.
-        num_layers: linear layers in the file; those in `kept` have higher precision.
-        num_embeddings: lookups in the file that read a quantized table.
-        embedding_precision: of these tables; empty without any, and several with commas between them.
+        cpu: target CPU of int8: `any` if products are exact on every CPU; empty for int4.
+        num_layers: number of linear layers in the file; the layers in `kept` have higher precision.
+        num_embeddings: number of lookups in a quantized table.
+        embedding_precision: precision of these tables, separated by commas if they differ; empty if there are none.
         num_texts: the number of calibration texts; 0 for random ids.
-        error: the largest 1 - cosine of an output, or of a row of one, over all texts; real tokens alone count.
+        error: the largest 1 - cosine of an output, or of a row of one, over all texts, ignoring padding.
         mean_error: the average instead of the largest.
-        arithmetic: `error` under each arithmetic of int8 that CPUs have, whatever this one has: `exact`; `saturating`,
-            sums of two products cut off at 16 bits, null for a file that is not for such CPUs; and `per_row`,
-            activations that the kernel rounds row by row. `error` is the largest of them. Empty for int4.
+        arithmetic: `error` under each int8 arithmetic that CPUs use, on any machine: `exact`; `saturating`, with sums
+            of two products clipped to 16 bits, null for a file not meant for such CPUs; and `per_row`, with activations
+            that the kernel rounds row by row. `error` is the largest of them. Empty for int4.
         note: a remark on the calibration; may be empty.
     """
 
@@ -89,7 +89,7 @@ class Quantization:
 
     @property
     def has_small_pairs(self) -> bool:
-        """Whether no product of the file saturates on any CPU."""
+        """Whether the products in the file never saturate, on any CPU."""
         return self.arithmetic.get("saturating") is not None
 
 
@@ -98,12 +98,13 @@ class Ranking:
     """Agreement of nearest neighbours of a quantized embedding model, on texts that it was not calibrated on.
 
     Attributes:
-        num_texts: paragraphs of Python's documentation.
+        num_texts: number of texts, which are paragraphs of Python's documentation.
         output: the vectors.
-        error: the largest 1 - cosine of a text.
-        overlap: average fraction of the ten nearest texts that is the same, from 0 to 1; None if all texts have the
-            same vector, so that none is nearer than another.
-        kendall_tau: average Kendall's tau of the orders of all other texts; 1 for the same order; None as `overlap`.
+        error: the largest 1 - cosine of any text.
+        overlap: average fraction of the ten nearest texts that both models share, from 0 to 1; None if all texts have
+            the same vector, so that none is nearer than another.
+        kendall_tau: average Kendall's tau between the rankings of all other texts; 1 for the same order; None as for
+            `overlap`.
     """
 
     num_texts: int
@@ -120,13 +121,12 @@ class Candidate:
 
     Attributes:
         precision: as for `--precision`; `activations` as for `--activations`.
-        latency_ms: the median by the name of the shape; empty where it was not timed.
-        size_bytes: of the file; None without a file.
-        error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None where it is
-            unknown.
+        latency_ms: median latency by shape name; empty if not timed.
+        size_bytes: file size; None if there is no file.
+        error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None if unknown.
         chosen: whether it is the output.
-        reason: why it was not possible; empty where it was.
-        quality: name to mean of each measure of retrieval; empty where none was measured.
+        reason: why it was not possible; otherwise empty.
+        quality: mean of each retrieval measure by name; empty if none was measured.
     """
 
     precision: str
@@ -145,7 +145,7 @@ class Speed:
 
     Attributes:
         shape: shape of the first input.
-        turns: number of counted runs of each.
+        turns: number of counted runs of each file.
         before_ms: median of the input; `after_ms`, of the result.
         ratio: median ratio of input to result, turn by turn: below 1, the result is slower.
         interval: 95 % interval of the ratio; the extremes for fewer than six turns.

@@ -18,18 +18,17 @@ from onnxtool.runtime.timing import interval_of_median
 
 _FEWEST_TURNS, _MOST_TURNS = 6, 15  # fewer have no interval of 95 %
 _SECONDS, _MOST_SECONDS = 0.6, 3.0  # after which the fewest turns, or any number of them, are enough
-_FINE = 1e-5  # seconds; the time on a core is much coarser on Windows
+_FINE = 1e-5  # seconds; CPU time is much coarser on Windows
 _NOISE = 0.02  # of the ratio, beyond its interval
 _NOISE_OF_FEW = 0.1  # where a file is too slow for turns enough
 
 
 def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInputs = NO_INPUTS) -> Speed:
-    """Time the files `source` and `path` on the largest verification input, opened like a user would.
+    """Time the files `source` and `path` on the largest verification input, opened as a user would open them.
 
-    Sessions have onnxruntime's defaults, without the session options that the metadata ask for, and one thread: threads
-    of two sessions wait for each other's cores. Both run in turns, after a run that does not count, for about a second,
-    or once where a run takes longer. On the CPU, the time on a core counts, which other load on the machine moves
-    little.
+    Sessions have onnxruntime's defaults, without the session options requested in the metadata, and one thread: threads
+    of two sessions would compete for cores. Both run in turns, after an uncounted run, for about a second, or once if a
+    run takes longer. On the CPU, CPU time is measured, which other load on the machine affects little.
 
     Raises:
         OnnxtoolError: there are no inputs for the file, or it cannot be run.
@@ -37,7 +36,7 @@ def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInpu
     feeds = max(verification_feeds(source, given), key=lambda one: sum(array.size for array in one.values()))
     shape = "x".join(map(str, next(iter(feeds.values())).shape)) if feeds else ""
     turns: list[tuple[float, float]] = []
-    if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit the memory
+    if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit into memory
         turns.append((_time(_open(source.path, provider, feeds), feeds), _time(_open(path, provider, feeds), feeds)))
     else:
         first, second = _open(source.path, provider, feeds), _open(path, provider, feeds)
@@ -62,7 +61,7 @@ def _open(path: Path, provider: str, feeds: Mapping[str, NDArray[Any]]) -> Sessi
 
 
 def _time(session: Session, feeds: Mapping[str, NDArray[Any]]) -> float:
-    """Return the milliseconds of a run."""
+    """Return the duration of a run in milliseconds."""
     on_core = session.provider == "cpu" and time.get_clock_info("thread_time").resolution < _FINE
     clock = time.thread_time_ns if on_core else time.perf_counter_ns
     start = clock()

@@ -36,7 +36,7 @@ from onnxtool.verification import Verification
 Feeds = Mapping[str, "NDArray[Any]"]
 
 _ROUNDING = TOLERANCES["fp32"]  # a file that varies more between runs is not deterministic
-_OTHER_SEED = 1_000_003  # of small ones, such as 0 and 1, onnxruntime draws the same
+_OTHER_SEED = 1_000_003  # small seeds, such as 0 and 1, make onnxruntime draw the same numbers
 _ALL = "ENABLE_ALL"
 _OTHER_LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED")
 # Operators that draw random numbers; Dropout only in training mode.
@@ -50,11 +50,11 @@ _DYNAMIC = frozenset(("DynamicQuantizeLinear", "com.microsoft::DynamicQuantizeLS
 
 
 class FaultyPassError(VerificationError):
-    """The outputs differ, or there are none, because of a single pass.
+    """The outputs differ, or the model cannot be run, because of a single pass.
 
     Attributes:
         name: the pass.
-        why: the difference after it.
+        why: the difference after this pass.
     """
 
     def __init__(self, error: VerificationError, name: str, why: str) -> None:
@@ -68,13 +68,13 @@ class Original:
 
     Attributes:
         source: the input file.
-        path: the file that is run for the outputs to compare with: the source, or, where that stores its vectors, the
-            same without the storage.
-        wanted: the provider of the result; where it is not available, both run on the CPU.
-        ops: the operators of the source, as Stats counts them.
-        disabled: optimizers of onnxruntime that run on neither.
-        turns: sizes of axes at which the graph computes otherwise, by the names of the axes.
-        given: inputs to compare on, or their shapes.
+        path: the file that is run for the reference outputs: the source or, if it stores vectors in another type, a
+            copy without that conversion.
+        wanted: the provider of the result; if unavailable, both files run on the CPU.
+        ops: the operators of the source, as counted in Stats.
+        disabled: onnxruntime optimizers that are disabled for both files.
+        turns: axis sizes at which the graph changes its computation, by axis name.
+        given: user-supplied inputs to compare on, or their shapes.
     """
 
     source: ModelFile
@@ -87,11 +87,11 @@ class Original:
 
     @property
     def provider(self) -> str:
-        """The provider of both sessions."""
+        """The execution provider of both sessions."""
         return self.wanted if self.wanted == "cpu" or not cuda_problem() else "cpu"
 
     def open(self, path: Path, level: str = _ALL) -> Runner:
-        """Load the model at `path` as both are loaded.
+        """Load the model at `path` with the session options of both files.
 
         Raises:
             SessionError: onnxruntime cannot load it.
@@ -110,11 +110,11 @@ class Original:
         return run
 
     def run(self) -> Reference:
-        """Run the file on random inputs of several shapes and masks, and once more to see that it repeats itself.
+        """Run the file on random inputs of several shapes and masks, and once more to check that the results repeat.
 
         Raises:
-            SessionError: onnxruntime cannot load it, or does not run it on any of these inputs.
-            VerificationError: it draws other random numbers each time, or gives nothing but NaN and infinities.
+            SessionError: onnxruntime cannot load it, or cannot run it on any of these inputs.
+            VerificationError: it draws different random numbers each time, or returns only NaN and infinities.
         """
         # One session at a time: each holds the weights twice while it loads.
         run, cases = self.open(self.path), input_cases(self.source, given=self.given)
@@ -125,7 +125,7 @@ class Original:
         expected = run_reference(run, cases, name=name, refusal=SessionError)
         require_accepted(self.source, expected.cases, cases, run)
         operators = sorted(_RANDOM & self.ops.keys())
-        # Any of the cases may take the branch that draws, and where no operator is known to, one is enough.
+        # Any case may take the branch that draws random numbers; if no operator is known to draw, one case is enough.
         again = (
             expected
             if operators
@@ -133,7 +133,7 @@ class Original:
         )
         draws = not verify(run, again, _ROUNDING).passed
         if draws:
-            # Operators with seeds of their own draw the same in each session, and others by the seed of the process.
+            # Operators with a seed attribute draw the same numbers in each session; others use the seed of the process.
             del run
             expected = run_reference(self.reseeded(self.path), expected.cases, name=name)
             itself = verify(self.reseeded(self.path, _OTHER_SEED), expected, _ROUNDING)
@@ -157,11 +157,11 @@ class Original:
 
 @dataclass(frozen=True)
 class Reference:
-    """The expected outputs of results.
+    """The expected outputs.
 
     Attributes:
         expected: the outputs of the original.
-        draws: whether it draws random numbers by seeds of its own, the same ones after each time it is loaded.
+        draws: whether it draws random numbers from its own seeds, the same ones each time it is loaded.
     """
 
     original: Original
@@ -178,14 +178,14 @@ class Reference:
         return replace(verify(run, self.expected, tolerance, stored), provider=original.provider)
 
     def widened(self, tolerance: Tolerance, failed: Verification) -> tuple[Tolerance, float | None]:
-        """Allow what the original moves by itself between onnxruntime's optimization levels; return that as well.
+        """Allow for the original's own differences between onnxruntime's optimization levels; return these too.
 
-        Where activations are quantized as they come, the least rounding may move a value to the next step, and a range
-        by as much as the outlier in it: each level fuses otherwise, and none is more right. This is for files of such
-        operators alone, and up to what int8 may change: beyond that, a wrong pass could not be told from it.
+        With dynamically quantized activations, the slightest rounding may move a value to the next step, and a range by
+        as much as its outlier: each level fuses differently, and none is more correct. This only applies to files with
+        such operators, and up to the int8 tolerance: beyond that, a faulty pass could not be detected.
 
         Raises:
-            VerificationError: it moves by more than that.
+            VerificationError: the original differs by more than that.
         """
         original = self.original
         if _DYNAMIC.isdisjoint(original.ops):
@@ -211,9 +211,9 @@ class Verifier:
 
     Attributes:
         reference: the outputs of the input file.
-        passes: the passes that ran on it, one after another, those of later rounds again.
+        passes: the passes that ran on it, in order, with repetitions in later rounds.
         tolerance: the allowed differences.
-        stored: how the source stores its vectors; None for as they are.
+        stored: how the source converts its vectors for storage; None if it does not.
     """
 
     reference: Reference
@@ -226,7 +226,7 @@ class Verifier:
         """Compare the file at `path` with the source on random inputs of several shapes and masks.
 
         Raises:
-            FaultyPassError: an output differs by more than the tolerance, because of one pass.
+            FaultyPassError: an output differs by more than the tolerance because of one pass.
             VerificationError: an output differs, and no pass is the cause.
             SessionError: the source itself runs on none of the inputs.
         """
@@ -243,7 +243,7 @@ class Verifier:
     def _blame(self, verification: Verification, tolerance: Tolerance, folder: Path) -> NoReturn:
         """Raise for the first pass after which the worst case fails, found by bisection.
 
-        No pass is to blame for what the file does before the first of them.
+        Differences that exist before the first pass are not blamed on any.
         """
         expected = self.reference.expected
         failed = [number for number, case in enumerate(verification.cases) if not case.passed]
@@ -261,7 +261,7 @@ class Verifier:
         raise FaultyPassError(failure(verification, hint), name, found.failure or by)
 
     def _after(self, num_passes: int, case: Reference, tolerance: Tolerance, folder: Path) -> Verification:
-        """Compare the model after so many of the passes on a case."""
+        """Compare the model after this many passes on a case."""
         model = load_model(self.reference.original.path)
         model, _ = run_passes(model, self.passes[:num_passes], self.context, most_rounds=1)
         with scratch_file(model, folder) as path:
@@ -280,7 +280,7 @@ def _failing(error: SessionError) -> Runner:
 
 
 def verification_feeds(source: ModelFile, given: GivenInputs = NO_INPUTS) -> list[Mapping[str, NDArray[Any]]]:
-    """Return the inputs on which a model is verified, to measure its inner values."""
-    # NaN of a row of padding alone is none of the values that a model computes with.
+    """Return the inputs on which a model is verified, for measuring its inner values."""
+    # NaN in a row that is only padding is not a value that the model uses.
     cases = accepted_cases(source, longest=LONGEST_CASE, given=given)
     return [case.feeds for case in cases if not case.has_empty_rows]

@@ -1,4 +1,4 @@
-"""Describe an ONNX file, or the difference of two, without reading the weights."""
+"""Describe an ONNX file, or the difference between two, without reading the weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_model(path: StrPath, shape: Shape | None = None) -> Stats:
 
 @checked
 def compare_models(model: StrPath, base: StrPath, *, weights: bool = False, shape: Shape | None = None) -> Difference:
-    """Compare the ONNX file at `model` with that at `base`.
+    """Compare the ONNX file at `model` with the one at `base`.
 
     Args:
         model: the reviewed file.

@@ -17,7 +17,7 @@ from onnxtool.summary.figures import Cost
 if TYPE_CHECKING:
     import onnx
 
-# What an axis is, by the names that exporters give it; an axis of no telling name is the rows where it is the first.
+# The meaning of an axis, by the names that exporters give it; a first axis with another name counts as the batch.
 _ROWS = ("batch",)
 _PAST = ("past",)
 _PIXELS = ("height", "width")
@@ -27,17 +27,17 @@ _NUM_SAMPLES = 16_000
 _MOST_DIGITS = 10
 _MOST = (1 << 63) - 1
 _FLOAT = 1
-_MAX_ELEMENTS = 1 << 12  # of a value that is computed: a file of anyone's must not fill the memory
+_MAX_ELEMENTS = 1 << 12  # of a computed value: an untrusted file must not fill the memory
 
 
 def estimate_cost(path: Path, shape: Shape) -> Cost:
     """Return the cost of a run of the model at `path` on a batch of `shape`.
 
-    Axes that the file fixes keep their size; pictures have 224 pixels a side, sounds a second of 16 kHz, and there is
-    no past.
+    Axes that the file fixes keep their size. Images are 224 x 224 pixels, audio is one second at 16 kHz, and the
+    key-value cache is empty.
 
     Raises:
-        ModelFileError: the file is malformed, or costs what no computer can.
+        ModelFileError: the file is malformed, or its cost exceeds what any computer could run.
     """
     model = _load(path)
     scope = Scope()
@@ -74,12 +74,12 @@ def _load(path: Path) -> onnx.ModelProto:
         raise ModelFileError(f"{path} is no model that onnx reads: {error}", "export or copy it again") from error
     for tensor in model.graph.initializer:
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
-            del tensor.external_data[:]  # means nothing here, and was not checked
+            del tensor.external_data[:]  # meaningless here, and not checked
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}
         length = int(place.get("length") or 0)
         if 0 < length <= LARGE_BYTES:
-            # Not by onnx, which takes no links, though ModelFile has seen that this one stays in the folder.
+            # Not with onnx, which refuses links, although ModelFile has checked that this one stays in the folder.
             with (path.parent / place["location"]).open("rb") as file:
                 file.seek(int(place.get("offset") or 0))
                 tensor.raw_data = file.read(length)
@@ -91,7 +91,7 @@ def _load(path: Path) -> onnx.ModelProto:
 def _size(dim: Any, axis: int, shape: Shape) -> int:
     if dim.HasField("dim_value") and dim.dim_value >= 0:  # some exporters say -1 for any size
         return int(dim.dim_value)
-    # protobuf gives bytes for a name that is no text.
+    # protobuf returns bytes for a name that is not valid text.
     name = dim.dim_param if isinstance(dim.dim_param, str) else ""
     return sum(_size_of_name(part.strip().lower(), axis, shape) for part in name.split("+"))
 

@@ -13,10 +13,10 @@ class Shape(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What is described, and what must not hold of it.
+    """The input shape for the cost, and the gates to check.
 
     Attributes:
-        fail_if: gates. Those relative to a base that are configured hold only where there is one.
+        fail_if: gates. Relative gates from a configuration file are only checked if there is a base.
     """
 
     fail_if: Annotated[

@@ -14,7 +14,7 @@ from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
 from onnxtool.summary.kinds import is_attention
 from onnxtool.summary.releases import Usage, least_onnxruntime
 
-NO_SCOPE = "(no scope)"  # nodes and weights whose names tell nothing
+NO_SCOPE = "(no scope)"  # nodes and weights whose names name no part
 _MAX_LARGEST = 10
 _MAX_DUPLICATES = 20
 
@@ -29,7 +29,7 @@ def summarize_model(path: StrPath) -> Stats:
 
 
 def summarize_file(model: ModelFile) -> Stats:
-    """Summarize the structure of a model that is open already.
+    """Summarize the structure of a model that is already open.
 
     Raises:
         ModelFileError: its weights cannot be read.
@@ -109,7 +109,7 @@ def _largest(structure: Structure) -> tuple[Weight, ...]:
 
 
 def _layers(structure: Structure) -> dict[str, Layer]:
-    """Return nodes and bytes of each part of the model, in the order in which a reader counts: layer 2 before 10."""
+    """Return nodes and bytes of each part of the model, in natural order: layer 2 before layer 10."""
     scopes = sorted({*structure.scopes, *structure.scope_bytes} - {""}, key=_by_numbers)
     layers = {scope: Layer(structure.scopes.get(scope, 0), structure.scope_bytes.get(scope, 0)) for scope in scopes}
     rest = Layer(structure.scopes.get("", 0), structure.scope_bytes.get("", 0))
@@ -118,7 +118,7 @@ def _layers(structure: Structure) -> dict[str, Layer]:
 
 def _by_numbers(scope: str) -> tuple[tuple[bool, int, str], ...]:
     return tuple(
-        # Thousands of digits would be no number that Python reads, and no layer.
+        # Python refuses to parse thousands of digits, and no layer has such a number.
         (False, int(part), "") if part.isascii() and part.isdecimal() and len(part) < 10 else (True, 0, part)
         for part in scope.split(".")
     )

@@ -1,4 +1,4 @@
-"""What separates two models, from their summaries and their initializers."""
+"""Compute the difference between two models from their summaries and initializers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ def compare_stats(
     weights: Mapping[str, Weight] | None = None,
     base_weights: Mapping[str, Weight] | None = None,
 ) -> Difference:
-    """Compare two summaries; numbers are the model's minus the base's.
+    """Compare two summaries; numeric differences are the model's value minus the base's.
 
     Args:
-        model: what is reviewed.
-        base: what it is compared with.
+        model: the reviewed model.
+        base: the model to compare it with.
         weights: the model's initializers by name; without them and `base_weights`, none are compared.
         base_weights: the base's.
     """
@@ -60,7 +60,7 @@ def compare_stats(
 
 
 def weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
-    """Return the initializers of a model by name; of those in bodies of If and Loop that share a name, the last."""
+    """Return the initializers of a model by name; if bodies of If and Loop share a name, the last one."""
     hashes = hash_weights(file) if hashed else {}
     return {
         tensor.name: Weight(tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes, hashes.get(tensor.name, ""))
@@ -69,7 +69,7 @@ def weights_of(file: ModelFile, *, hashed: bool) -> dict[str, Weight]:
 
 
 def _compare_weights(model: Mapping[str, Weight], base: Mapping[str, Weight]) -> tuple[MappingDelta, dict[str, str]]:
-    """Compare initializers by name; of those with a hash, one whose name alone changed is listed as renamed."""
+    """Compare initializers by name; with hashes, an initializer whose name alone changed is listed as renamed."""
     gone = {_content(base[name]): name for name in sorted(base.keys() - model.keys(), reverse=True)}
     renamed = {}
     for name in sorted(model.keys() - base.keys()):

@@ -19,22 +19,22 @@ from onnxtool.model_file.wire import Tensor
 from onnxtool.summary.figures import Duplicate
 
 _SAMPLE_BYTES = 64
-_PIECE_BYTES = 1 << 17  # two pieces fit the cache of one core
+_PIECE_BYTES = 1 << 17  # two pieces fit into one core's cache
 _HASHED_BYTES = 1 << 20
 
-# The file and the byte in it at which the data of an initializer starts.
+# The file, and the byte offset at which an initializer's data starts.
 _Place = tuple[Path, int]
-# A place, and how many bytes lie there.
+# A place, and the number of bytes there.
 _Run = tuple[_Place, int]
 _Reader = Callable[[_Place, int, int], bytes]
 
 
 def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
-    """Return the groups of initializers of equal dtype, dims and data, those that waste most first.
+    """Return groups of initializers with equal dtype, dims and data, the most wasteful first.
 
-    Initializers that refer to the same bytes of an external file, or to a part of them, are stored once already. Left
-    out are those whose data is not stored as one run of bytes: in typed fields such as `float_data` (small constants
-    of some exporters), strings, and the values of sparse initializers. So are empty ones.
+    Initializers that refer to the same bytes of an external file, or to a part of them, are stored once already.
+    Initializers whose data is not one contiguous run of bytes are left out: data in typed fields such as `float_data`
+    (small constants of some exporters), strings, and the values of sparse initializers. Empty ones are left out too.
 
     Raises:
         ModelFileError: the data is there, but cannot be read.
@@ -59,9 +59,9 @@ def find_duplicates(model: ModelFile) -> tuple[Duplicate, ...]:
 
 
 def hash_weights(model: ModelFile) -> dict[str, str]:
-    """Return the SHA-256 of the bytes of each initializer by its name.
+    """Return the SHA-256 of each initializer's bytes, by name.
 
-    Left out are those that are not one run of bytes, empty, or a part of what another one refers to.
+    Initializers that are empty, not one contiguous run of bytes, or part of the data of another one are left out.
 
     Raises:
         ModelFileError: the data is there, but cannot be read.
@@ -96,10 +96,10 @@ def _unreadable(model: ModelFile, error: OSError) -> ModelFileError:
 
 
 def _apart(model: ModelFile) -> set[_Run]:
-    """Return the runs of bytes of the initializers, without those that overlap one before them.
+    """Return the byte ranges of the initializers, without ranges that overlap an earlier one.
 
-    So no more is read than the files hold: a hostile model has a hundred thousand initializers that all refer to nearly
-    the same bytes, and reading each of them would never end.
+    This limits reads to the size of the files: in a hostile model, a hundred thousand initializers may refer to nearly
+    the same bytes, and reading each of them would take forever.
     """
     placed = ((_place(model, tensor), tensor.size_bytes) for tensor in model.structure.initializers)
     runs = {(place, size_bytes) for place, size_bytes in placed if place is not None and size_bytes}
@@ -119,7 +119,7 @@ def _place(model: ModelFile, tensor: Tensor) -> _Place | None:
 
 
 def reader(stack: ExitStack) -> _Reader:
-    """Return a function that reads at a place, and keeps files open until `stack` closes."""
+    """Return a function that reads bytes at a place; its files stay open until `stack` closes."""
     files: dict[Path, BinaryIO] = {}
 
     def read(place: _Place, start: int, size_bytes: int) -> bytes:

@@ -1,7 +1,8 @@
-"""The figures of a model, and of the difference of two; field names are the keys of the JSON output.
+"""The figures of a model, and of the difference between two; field names are the keys of the JSON output.
 
-These are named tuples, as making a dataclass of each takes `onnxtool stats` longer than reading a model. Their modules
-have no `from __future__ import annotations`: typing compiles each annotation of a named tuple that is a text.
+These are named tuples, because creating the same dataclasses would take `onnxtool stats` longer than reading a model.
+Modules that define them lack `from __future__ import annotations`, because typing compiles every string annotation of a
+named tuple.
 """
 
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ _NOTHING: Mapping[str, Json] = MappingProxyType({})
 
 
 class Weight(NamedTuple):
-    """An initializer, by what is known without reading it; `sha256` of its bytes where that was asked for."""
+    """An initializer, described without reading its data; `sha256`, if requested, is the hash of its bytes."""
 
     name: str
     dtype: str
@@ -26,14 +27,14 @@ class Weight(NamedTuple):
 
 @short_repr
 class Duplicate(NamedTuple):
-    """Initializers of the same dtype, shape and data; `size_bytes` would go if they were stored once."""
+    """Initializers with the same dtype, shape and data; storing them once would save `size_bytes`."""
 
     names: tuple[str, ...]
     size_bytes: int
 
 
 class Layer(NamedTuple):
-    """A part of a model by its scope, such as `bert.encoder.layer.0`: nodes, and bytes of initializers."""
+    """A part of a model, named by its scope (`bert.encoder.layer.0`): its nodes and initializer bytes."""
 
     num_nodes: int
     size_bytes: int
@@ -41,7 +42,7 @@ class Layer(NamedTuple):
 
 @short_repr
 class FunctionFigures(NamedTuple):
-    """A model-local function; its nodes count here, and not in the graph."""
+    """A model-local function; its nodes are counted here, not among the graph's."""
 
     name: str
     num_nodes: int
@@ -50,15 +51,15 @@ class FunctionFigures(NamedTuple):
 
 @short_repr
 class Cost(NamedTuple):
-    """What one run of a batch takes, by the shapes of all values; elementwise work is no multiplication.
+    """The cost of running one batch, computed from the shapes of all values; elementwise operations count no MACs.
 
     Attributes:
-        macs: multiplications with an addition, of matrix products, convolutions and attentions.
+        macs: multiply-accumulate operations of matrix products, convolutions and attentions.
         macs_by_op: the same by operator, largest first.
-        activation_bytes: of all values that nodes compute, were each kept.
-        peak_activation_bytes: the most that are alive at once, where a value goes after its last reader.
-        num_unknown_nodes: nodes whose outputs have no known shape; what they cost is not in here.
-        unknown_ops: of these, by operator.
+        activation_bytes: bytes of all values that nodes compute, if every one were kept.
+        peak_activation_bytes: the most bytes alive at once, if a value is freed after its last reader.
+        num_unknown_nodes: nodes with outputs of unknown shape; their cost is not included.
+        unknown_ops: the number of these nodes, by operator.
     """
 
     batch_size: int
@@ -79,30 +80,31 @@ class Stats(NamedTuple):
         size_bytes: the graph file and its external data.
         num_inputs: graph inputs that are not initializers.
         num_parameters: elements of all initializers, and of Constant nodes, where some exporters keep weights.
-        ops: operator to number of nodes, most frequent first; other domains as `com.microsoft::Attention`.
-        initializer_bytes: dtype to bytes.
-        duplicate_bytes: bytes that would go if equal initializers were stored once.
+        ops: number of nodes by operator, most frequent first; with a prefix in other domains:
+            `com.microsoft::Attention`.
+        initializer_bytes: bytes by dtype.
+        duplicate_bytes: bytes saved if equal initializers were stored once.
         num_functions: model-local functions.
         num_subgraphs: graphs inside nodes.
         external_bytes: the part of `size_bytes` that is not in the graph file.
-        domains: domain to number of nodes.
-        parameters: dtype to elements of initializers and Constant nodes.
-        attribute_bytes: tensors in attributes of nodes, such as those of Constant.
-        annotation_bytes: what exporters noted on graph, nodes, values and tensors, such as stack traces.
-        num_attentions: nodes that are a whole attention.
+        domains: number of nodes by domain.
+        parameters: elements of initializers and Constant nodes by dtype.
+        attribute_bytes: bytes of tensors in node attributes, such as in Constant nodes.
+        annotation_bytes: bytes of exporter metadata on graph, nodes, values and tensors, such as stack traces.
+        num_attentions: nodes that compute a whole attention.
         num_quantized_values: values with a quantization annotation.
         num_trainings: TrainingInfo records.
-        min_onnxruntime: the first release that runs this IR version, these opsets and operators on the CPU; empty where
-            none is known to.
+        min_onnxruntime: the first release that runs this IR version and these opsets and operators on the CPU; empty if
+            none is known.
         largest: the largest initializers.
-        duplicates: the groups behind `duplicate_bytes` that waste most.
-        layers: parts of the model by scope, and last what has none; empty where no name says a scope.
+        duplicates: the most wasteful groups in `duplicate_bytes`.
+        layers: parts of the model by scope, and last the rest; empty if no name contains a scope.
         functions: the model-local functions.
-        steps: what onnxtool did to this file, oldest first.
-        license: of the checkpoint, as the export stamped it: an id of SPDX in lower case, `other`, or `unknown`.
-        license_name: of another license; else empty.
-        license_link: to the text of another license; empty where there is none.
-        cost: None where no batch size or sequence length was given.
+        steps: steps that onnxtool applied to this file, oldest first.
+        license: the checkpoint's license, recorded by the export: an SPDX id in lower case, `other`, or `unknown`.
+        license_name: the name of a license that is `other`; otherwise empty.
+        license_link: a link to the text of a license that is `other`; empty if there is none.
+        cost: None if no batch size or sequence length was given.
     """
 
     path: str
@@ -152,7 +154,7 @@ class Change(NamedTuple):
 
 @short_repr
 class MappingDelta(NamedTuple):
-    """What was added to, removed from and changed in a mapping."""
+    """Entries added to, removed from, and changed in a mapping."""
 
     added: Mapping[str, Json] = _NOTHING
     removed: Mapping[str, Json] = _NOTHING
@@ -163,18 +165,18 @@ class MappingDelta(NamedTuple):
 
     @property
     def num_changes(self) -> int:
-        """How many entries differ."""
+        """The number of entries that differ."""
         return len(self.added) + len(self.removed) + len(self.changed)
 
 
 @short_repr
 class StatsDelta(NamedTuple):
-    """The difference of two models; numbers are the model's minus the base's.
+    """The difference between two models; numbers are the model's value minus the base's.
 
     Attributes:
-        weights: initializers by name: dtype and shape, and with `--weights` the hash of their data.
+        weights: changes of initializers by name: dtype and shape, and with `--weights` the hash of their data.
         hashed: whether the data of initializers was compared.
-        renamed: names of the base to names of the model, of initializers with the same data; with `--weights` alone.
+        renamed: new names by old names, for initializers with the same data; only with `--weights`.
         layers: parts by scope.
         functions: model-local functions.
         macs: None unless the cost of both is known.
@@ -203,7 +205,7 @@ class StatsDelta(NamedTuple):
 
 @short_repr
 class Difference(NamedTuple):
-    """Two models and what separates them."""
+    """Two models and their difference."""
 
     base: Stats
     model: Stats

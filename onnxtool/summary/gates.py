@@ -9,13 +9,13 @@
     text      = a text in double quotes | a run of characters without them that is no threshold
 
 A path leads to a number in the JSON form of the report, e.g. `num_nodes`, `ops.MatMul`, `inputs.0.shape.1`; an operator
-or dtype that a report does not count is 0, unless it is one that it counts in other case. `count(...)` is the number of
+or dtype that a report does not count is 0, unless the report has it in a different case. `count(...)` is the number of
 entries of an object or an array, e.g. `count(delta.inputs.removed)`.
 
-A threshold with a sign is relative to the same figure of a base: `num_nodes>+10` is met by more than ten nodes over
-the base, `size_bytes>+5%` by more than five percent over it. Spaces between the parts do not matter.
+A threshold with a sign is relative to the same figure of a base: `num_nodes>+10` is met by more than ten nodes above
+the base, `size_bytes>+5%` by an increase of more than five percent. Spaces between the parts do not matter.
 
-Reports whose texts can be gated, such as `license!=apache-2.0`, compare them without regard to case.
+Texts, as in `license!=apache-2.0`, are compared without regard to case.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Gate(NamedTuple):
     """A parsed gate.
 
     Attributes:
-        expression: as it was written.
-        figure: the path to it, or `count(path)`.
-        amount: the threshold without its sign; of a percentage, the part of 1.
+        expression: the gate as written.
+        figure: the path to the figure, or `count(path)`.
+        amount: the threshold without its sign; 5% is 0.05.
         sign: 1 or -1 for a threshold relative to the base, 0 for an absolute one.
-        is_percentage: whether the amount is a part of the base's figure.
+        is_percentage: whether the amount is a fraction of the base's figure.
     """
 
     expression: str
@@ -79,7 +79,7 @@ class TextGate(NamedTuple):
 
 
 class TextGateResult(NamedTuple):
-    """Whether a gate was met, by which text."""
+    """Whether a gate was met, and the text that it was compared with."""
 
     gate: TextGate
     met: bool
@@ -90,7 +90,7 @@ class TextGateResult(NamedTuple):
 
 
 class GateResult(NamedTuple):
-    """Whether a gate was met, by which figure, and what the threshold came to.
+    """Whether a gate was met, with the figure and the resulting threshold.
 
     Attributes:
         base_value: the figure of the base; None for an absolute threshold.
@@ -163,7 +163,7 @@ def parse_any_gate(expression: str) -> Gate | TextGate:
 
 
 def _read_figure(text: str) -> tuple[str, int]:
-    """Return the figure at the start of a gate, and where it ends."""
+    """Return the figure at the start of a gate, and the position where it ends."""
     path, end = _read_path(text, 0)
     if path != _COUNT or text[end : end + 1] != "(":
         return path, end
@@ -187,7 +187,7 @@ def _read_path(text: str, position: int) -> tuple[str, int]:
 
 
 def _end_of(text: str, position: int, characters: str) -> int:
-    """Return the position behind the run of `characters` at `position`."""
+    """Return the position after the run of `characters` at `position`."""
     return len(text) - len(text[position:].lstrip(characters))
 
 
@@ -202,12 +202,13 @@ def check_gates(gates: Sequence[Gate], report: Json, base: Json = None) -> tuple
     """Compare the figures of `report`, in its JSON form, with each gate.
 
     Args:
-        gates: what to check, in the order of the results.
-        report: an object as `to_json` makes it.
+        gates: the gates to check, in the order of the results.
+        report: an object from `to_json`.
         base: the report that relative thresholds refer to.
 
     Raises:
-        GateError: a gate names no figure of the report, or is relative and there is no base, or none in the base.
+        GateError: a gate names no figure in the report, or is relative and there is no base, or the base lacks the
+            figure.
     """
     return tuple(_check(gate, report, base) for gate in gates)
 
@@ -218,7 +219,7 @@ def check_any_gates(
     """Compare the figures and the texts of `report` with each gate; see `check_gates`.
 
     Raises:
-        GateError: as there, or a gate names no text of the report.
+        GateError: see `check_gates`; or a gate names no text in the report.
     """
     texts = dict(_texts(report))
     return tuple(
@@ -238,7 +239,7 @@ def _check_text(gate: Gate | TextGate, report: Json, texts: Mapping[str, str]) -
     if gate.figure not in texts:
         numbers = dict(_figures(report))
         if gate.figure in numbers:
-            parse_gate(gate.expression)  # which says what is wrong with the number
+            parse_gate(gate.expression)  # which raises an error that explains the number
         meant = _similar(gate.figure, [*texts, *numbers])
         raise GateError(
             f"the report has no text {gate.figure!r} (gate {gate.expression!r})", _name_figures(meant, texts)
@@ -269,7 +270,7 @@ def _look_up(gate: Gate, report: Json, place: str) -> Fraction:
         return figures[gate.figure]
     group, _, name = gate.figure.partition(".")
     is_count = (group == "ops" and name) or (group == "initializer_bytes" and name in DTYPE_NAMES)
-    # Operators are spelled with capitals: a gate on ops.Matmul would never be met, without notice.
+    # Operator names are case-sensitive: a gate on ops.Matmul would silently never be met.
     other_case = [name for name in figures if name.casefold() == gate.figure.casefold()]
     if is_count and not other_case and isinstance(report, dict) and group in report:
         return Fraction(0)
@@ -286,7 +287,7 @@ def _similar(wanted: str, figures: Iterable[str]) -> list[str]:
 
 
 def _name_figures(meant: list[str], figures: Iterable[str]) -> str:
-    """Say which figures may be `meant`, and which there are at the top of the report."""
+    """Suggest figures close to `meant`, and list the top-level ones."""
     similar = [repr(name) for name in meant]  # names are untrusted
     top = [name for name in figures if "." not in name and "(" not in name]
     groups = dict.fromkeys(f"{name.partition('.')[0]}.*" for name in figures if "." in name and "(" not in name)
@@ -320,4 +321,4 @@ def _texts(value: Json, path: str = "") -> Iterator[tuple[str, str]]:
 def _format(value: Fraction) -> str:
     if value.denominator == 1:
         return str(value)
-    return f"{Decimal(value.numerator) / Decimal(value.denominator):.10g}"  # a float has an end
+    return f"{Decimal(value.numerator) / Decimal(value.denominator):.10g}"  # a float is bounded

@@ -1,4 +1,4 @@
-"""Which operators are the result of which kind of fusion; for `stats` this loads nothing else."""
+"""The operators that result from each kind of fusion; a separate module, so that `stats` loads nothing else."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ FUSED_OPERATORS: dict[str, frozenset[str]] = {
 
 
 def is_attention(operator: str) -> bool:
-    """Whether an operator computes a whole attention; that of ONNX, and of any domain with the same name, does."""
+    """Whether an operator computes a whole attention; ONNX's does, and so does one of the same name in any domain."""
     return f"com.microsoft::{operator.rpartition(':')[2]}" in FUSED_OPERATORS["attention"]

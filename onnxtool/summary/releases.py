@@ -1,9 +1,9 @@
-"""The first release of onnxruntime that runs a model on the CPU, by its versions and its operators.
+"""Find the first release of onnxruntime that runs a model on the CPU, from its versions and its operators.
 
-Each release is built with one release of ONNX and refuses what is newer; com.microsoft is at version 1 in all of them,
-and its operators get inputs and attributes. The tables are what `scripts/check_releases.py` found by opening models in
-the releases from 1.6 to 1.32 and by reading the operators and kernels that those from 1.16 on list. The types of
-values are not looked at: a file that needs a kernel for another type than other files may need a later release.
+Each release is built with one release of ONNX and refuses anything newer; com.microsoft stays at version 1, while its
+operators gain inputs and attributes. The tables were made with `scripts/check_releases.py`, which opens models in the
+releases from 1.6 to 1.32 and reads the lists of operators and kernels in the releases from 1.16 on. Value types are not
+considered: a file that needs a kernel for an unusual type may need a later release.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from onnxtool.model_file.domains import default_opset
 
-# Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. What a release reads without
-# having kernels for it, such as opset 19 in 1.15, counts for the next.
+# Release, the highest IR version, and the highest opsets of ai.onnx and of ai.onnx.ml. An opset that a release reads
+# but has no kernels for, such as opset 19 in 1.15, counts for the next release.
 _RELEASES = (
     ("1.0", 6, 11, 2),
     ("1.3", 7, 12, 2),
@@ -36,16 +36,17 @@ _RELEASES = (
     ("1.25", 13, 26, 5),
     ("1.32", 14, 28, 5),
 )
-# What came later: an operator, `Operator/9` with so many inputs, `Operator#6` whose sixth is given,
-# `Operator.attribute`, `Operator.attribute=8` with so large a number; of ai.onnx, `Operator@22` from that opset on.
+# Features that came later: an operator; `Operator/9`, with that many inputs; `Operator#6`, with its sixth input given;
+# `Operator.attribute`; `Operator.attribute=8`, with a value of at least 8; and in ai.onnx, `Operator@22`, from that
+# opset on.
 _LATER_MICROSOFT = (
     ("1.9", "Attention.qkv_hidden_sizes"),
     ("1.10", "EmbedLayerNormalization/8"),
     ("1.11", "FusedMatMul.transBatchA FusedMatMul.transBatchB"),
-    # EmbedLayerNormalization took positions before, and not one row of them for all texts.
+    # EmbedLayerNormalization accepted position ids before, but not a single row of them for all texts.
     ("1.14", "Attention.mask_filter_value Attention.scale Attention/7 EmbedLayerNormalization/9 QuickGelu"),
     ("1.15", "Attention.do_rotary EmbedLayerNormalization.mask_index_type"),
-    # In 1.15 MultiHeadAttention loads, and without a bias its results are wrong.
+    # In 1.15 MultiHeadAttention loads, but without a bias its results are wrong.
     ("1.16", "MultiHeadAttention"),
     ("1.16.2", "MatMulBnb4 MatMulNBits RotaryEmbedding SkipGroupNorm SkipSimplifiedLayerNormalization"),
     (
@@ -76,7 +77,7 @@ _LATER_MICROSOFT = (
         ),
     ),
     ("1.21", "EPContext.max_size"),
-    # Before, a bias for all texts or for all heads is refused, or its results are wrong.
+    # Earlier releases refuse a bias shared by all texts or heads, or compute wrong results with it.
     ("1.21.1", "Attention#6 MultiHeadAttention#6"),
     ("1.22", "GroupQueryAttention/10 MatMulNBits.bits=8 MultiHeadAttention/9"),
     (
@@ -147,7 +148,7 @@ _LATER_ONNX = (
     ("1.19", "QuantizeLinear.block_size"),
     ("1.20", "QLinearMatMul@21"),
     ("1.25", "DeformConv LpNormalization@22 TensorScatter"),
-    # Of these no release has kernels.
+    # No release has kernels for these.
     (
         "",
         (
@@ -159,12 +160,12 @@ _LATER_ONNX = (
 
 
 class Usage(NamedTuple):
-    """How the nodes of an operator use it.
+    """The features of an operator that its nodes use.
 
     Attributes:
-        most_inputs: of a node, with those that are left out before the last.
-        given_inputs: the places from 1 on that are not left out by every node.
-        attributes: by name the largest integer that a node has there; 0 for another type.
+        most_inputs: the largest number of inputs of a node, including omitted ones before the last.
+        given_inputs: the positions, from 1 on, of inputs that at least one node gives.
+        attributes: the largest integer of any node, by attribute name; 0 for other types.
     """
 
     most_inputs: int = 0
@@ -173,12 +174,12 @@ class Usage(NamedTuple):
 
 
 def least_onnxruntime(ir_version: int, opsets: Mapping[str, int], operators: Mapping[str, Usage]) -> str:
-    """Return the first release that runs a model with these versions and operators; empty where none is known.
+    """Return the first release that runs a model with these versions and operators; empty if none is known.
 
     Args:
-        ir_version: of the model.
+        ir_version: the model's IR version.
         opsets: version by domain.
-        operators: how each is used.
+        operators: the features used of each operator.
     """
     opset = default_opset(opsets) or 1
     needed = [
@@ -202,7 +203,7 @@ def _order(release: str) -> list[int]:
 
 @cache
 def _later() -> dict[str, list[tuple[str, str]]]:
-    """Return by operator, named as in `Stats.ops`, what of it came later, and the release; all of it is written so."""
+    """Return the later features of each operator, named as in `Stats.ops`, with their releases."""
     found: dict[str, list[tuple[str, str]]] = {}
     for operator, feature, release in _read_tables():
         found.setdefault(operator, []).append((feature, release))
@@ -218,7 +219,7 @@ def _read_tables() -> Iterator[tuple[str, str, str]]:
 
 
 def _needs(feature: str, usage: Usage, opset: int) -> bool:
-    """Whether nodes of such an opset need a feature of their operator."""
+    """Whether nodes of this opset need a feature of their operator."""
     kind, rest = feature[:1], feature[1:]
     if kind == "/":
         return usage.most_inputs >= int(rest)

@@ -1,4 +1,4 @@
-"""Find blocks of a graph that follow each other and are equal: operators, attributes, shapes and inner wiring."""
+"""Find consecutive blocks of a graph that are equal in operators, attributes, shapes and inner wiring."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from onnxtool.model_file.wire.structure import scope_of_node
 from onnxtool.model_file.wire.topology import INPUT, Call, Wire
 
-_MAX_PERIODS = 128  # lengths of blocks that are tried; real graphs have a few dozen
+_MAX_PERIODS = 128  # block lengths to try; real graphs have a few dozen
 _MAX_RUNS = 500
-_MAX_COMPARED = 100_000  # nodes to look at for the best place to cut
-_LEAST_NODES = 3  # that a repetition replaces by fewer
+_MAX_COMPARED = 100_000  # nodes to inspect for the best place to cut
+_LEAST_NODES = 3  # the smallest repetition worth folding
 
 
 class Block(NamedTuple):
@@ -22,10 +22,10 @@ class Block(NamedTuple):
 
     Attributes:
         start: the first node of the first of the blocks.
-        length: nodes of each.
-        times: how many follow each other; 1 for a node by itself, which has no items.
+        length: the number of nodes in each.
+        times: the number of blocks; 1 for a single node, which has no items.
         is_chain: whether each block after the first reads values of the one before.
-        items: the first block, in which blocks may repeat as well.
+        items: the first block, which may contain repetitions itself.
     """
 
     start: int
@@ -36,12 +36,12 @@ class Block(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The node behind the last of the blocks."""
+        """The node after the last block."""
         return self.start + self.length * self.times
 
 
 class _Run(NamedTuple):
-    """Nodes each of which equals the one `period` nodes later, but for wiring, as far as the second is before `end`."""
+    """Nodes that, except for wiring, each equal the node `period` places later, if that one is before `end`."""
 
     start: int
     end: int
@@ -49,16 +49,16 @@ class _Run(NamedTuple):
 
 
 def find_blocks(calls: Sequence[Call]) -> list[Block]:
-    """Return the nodes in their order, with blocks that repeat folded: each node is in exactly one block of the list.
+    """Return the nodes in order, with repeated blocks folded; each node is in exactly one block of the list.
 
-    Nodes are equal that have the same operator, attributes, and dtypes and shapes of weights and graph inputs. Blocks
-    are equal whose nodes are, and are wired alike inside; and all after the first read what is outside of them in the
-    same way. Names and the values of weights do not count.
+    Nodes are equal if they have the same operator, attributes, and dtypes and shapes of weights and graph inputs.
+    Blocks are equal if their nodes are equal and wired alike; all blocks after the first also read outside values in
+    the same way. Names and the values of weights do not count.
     """
     numbers: dict[object, int] = {}
     tokens = []
     for call in calls:
-        # The first of the blocks may read a graph input where the others read each other.
+        # The first block may read a graph input where each of the others reads the block before it.
         kinds = tuple("" if kind.startswith(INPUT) else kind for kind in call.kinds)
         token = call.op, call.attributes, kinds, tuple(wire is None for wire in call.wires)
         tokens.append(numbers.setdefault(token, len(numbers)))
@@ -66,7 +66,7 @@ def find_blocks(calls: Sequence[Call]) -> list[Block]:
 
 
 def _find_runs(tokens: Sequence[int]) -> list[_Run]:
-    """Return where a sequence repeats itself, for the periods that most of it has."""
+    """Return the places where a sequence repeats itself, for its most common periods."""
     periods: Counter[int] = Counter()
     ranks, width = list(tokens), 1
     # In a sequence that repeats three times, a window of a length between half a period and a period, or longer, is
@@ -85,7 +85,7 @@ def _find_runs(tokens: Sequence[int]) -> list[_Run]:
         for period, _ in periods.most_common(_MAX_PERIODS)
         for found in re.finditer(rb"\x01{%d,}" % period, bytes(map(eq, tokens, tokens[period:])))
     ]
-    # Of two that cover the same nodes, the one of more blocks.
+    # Of two that cover the same nodes, the one with more blocks.
     return sorted(runs, key=lambda run: (run.start - run.end, run.period))[:_MAX_RUNS]
 
 
@@ -112,7 +112,7 @@ def _fold(calls: Sequence[Call], first: int, last: int, runs: list[_Run]) -> lis
 
 
 def _equal_blocks(calls: Sequence[Call], run: _Run) -> list[Block]:
-    """Cut a run into blocks, and join those in a row that are wired alike."""
+    """Cut a run into blocks, and join consecutive ones that are wired alike."""
     period = run.period
     spare = min((run.end - run.start) % period, _MAX_COMPARED // period)
     start = min(range(run.start, run.start + spare + 1), key=lambda cut: (*_cost(calls, cut, period), cut))
@@ -135,14 +135,14 @@ def _equal_blocks(calls: Sequence[Call], run: _Run) -> list[Block]:
 
 
 def _cost(calls: Sequence[Call], cut: int, period: int) -> tuple[int, bool]:
-    """Return how many values cross the end of the first block, and whether that lies inside a part by its names."""
+    """Return the number of values that cross the end of the first block, and whether that end splits a named part."""
     crossing = {wire for wire, _ in _wiring(calls, cut + period, period)[1] if wire[0] >= cut}
     before, after = (scope_of_node(calls[place].name, "", ()) for place in (cut + period - 1, cut + period))
     return len(crossing), before == after
 
 
 def _wiring(calls: Sequence[Call], start: int, length: int) -> tuple[list[Wire | int | None], list[tuple[Wire, str]]]:
-    """Return what the nodes of a block read, and the values from outside with their kind, numbered by first use."""
+    """Return the inputs of the nodes of a block; outside values have their kind, and are numbered by first use."""
     outer: dict[tuple[Wire, str], int] = {}
     inner: list[Wire | int | None] = []
     for call in calls[start : start + length]:
@@ -157,7 +157,7 @@ def _wiring(calls: Sequence[Call], start: int, length: int) -> tuple[list[Wire |
 
 
 def _relation(value: tuple[Wire, str], before: tuple[Wire, str], start: int, first: int) -> object:
-    """Return where a block at `start` has a value from: another block, where the one before has it from, or its own."""
+    """Return where a block at `start` reads a value: in another block, where the block before does, or elsewhere."""
     wire, kind = value
     if value == before:
         return "shared"

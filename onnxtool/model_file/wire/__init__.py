@@ -1,11 +1,11 @@
 """Read a model's structure from its protobuf wire format, without its weights, with the standard library only.
 
-The weights are nearly all of a model file and the structure is a small part of a percent of it, so this reader walks
-the length-delimited fields and jumps over every tensor payload: milliseconds instead of seconds, and no limit of 2 GB.
-Field numbers are those of onnx.proto3 in the ONNX specification.
+Weights make up nearly all of a model file, and the structure far less than one percent, so this reader walks the
+length-delimited fields and jumps over every tensor payload: it takes milliseconds instead of seconds, and has no 2 GB
+limit. Field numbers are those of onnx.proto3 in the ONNX specification.
 
-A model file is untrusted input: every length is checked against the message that contains it, nesting and what is
-kept in memory are bounded, and what does not parse raises ModelFileError with the byte at which it went wrong.
+A model file is untrusted input: every length is checked against the message that contains it, nesting and memory are
+bounded, and malformed input raises a ModelFileError with the byte position of the fault.
 """
 
 from onnxtool.model_file.wire.externalize import LARGE_BYTES as LARGE_BYTES

@@ -1,4 +1,4 @@
-"""Rewrite a model file, in memory and without its weights, so that the weights are external data in that same file."""
+"""Rewrite a model in memory, without its weights, which become external data in the model file itself."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _MODEL, _GRAPH, _TENSOR = _Every(MODEL), _Every(GRAPH), _Every(TENSOR)
 
 
 def externalized(path: Path) -> bytes:
-    """Return the ModelProto at `path` with the raw data of large initializers replaced by where it lies in the file.
+    """Return the ModelProto at `path` with the raw data of large initializers replaced by its location in the file.
 
     A tool that reads external data then maps the weights from the model file itself, at any size: they are
-    neither parsed nor copied. Initializers inside of nodes, and those in typed fields, stay as they are.
+    neither parsed nor copied. Initializers inside nodes or in typed fields stay as they are.
 
     Raises:
         ModelFileError: there is no such file, or it is not an ONNX model.

@@ -1,7 +1,7 @@
-"""The messages of onnx.proto3 as a table: the fields that are read, each with its number and its type.
+"""The messages of onnx.proto3 as tables: the fields to read, each with its number and type.
 
-Source: onnx.proto3 of the ONNX specification. A field that is not in the table is skipped, and so is one with another
-wire type than the table gives, as protobuf does.
+Source: onnx.proto3 of the ONNX specification. Fields that are not in the table, or have a different wire type, are
+skipped, as in protobuf.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from onnxtool.model_file.wire.protobuf import (
     signed,
 )
 
-MAX_RANK = 64  # as in numpy; the product of many hostile dims would take forever
-_VARINT_BYTES = 10  # of a packed number, at most
-_CONTINUED = bytes(range(0x80, 0x100))  # the bytes of a varint that another one follows
+MAX_RANK = 64  # as in numpy; multiplying many hostile dims would take forever
+_VARINT_BYTES = 10  # maximum size of a packed number
+_CONTINUED = bytes(range(0x80, 0x100))  # bytes of a varint that are followed by another
 
 Types = dict[int, Decoder]
 
@@ -59,8 +59,8 @@ def _num_floats(data: Data, start: int, end: int) -> int:
     return (end - start) // 4
 
 
-# The types of fields: for each wire type that a field of it may have, what decodes the content. Of a message inside a
-# message, and of a payload, only where it begins and ends is read.
+# The field types: a decoder for each wire type that a field of that type may have. For a nested message or a payload,
+# only the start and end are read.
 PART: Types = {BYTES: None}
 TEXT: Types = {BYTES: read_text}
 NAME: Types = {BYTES: read_name}
@@ -124,7 +124,7 @@ ATTRIBUTE = _message(
     sparse_tensor=(22, PART),
     sparse_tensors=(23, PART),
 )
-# The same by what two attributes must share to be equal; documentation is left out.
+# The parts of an attribute that decide equality; documentation is left out.
 ATTRIBUTE_VALUES = _message(
     name=(1, NAME),
     f=(2, {FIXED32: None}),
@@ -143,7 +143,7 @@ ATTRIBUTE_VALUES = _message(
     sparse_tensor=(22, PART),
     sparse_tensors=(23, PART),
 )
-# The attributes of a Constant node that may be a shape.
+# The attributes of a Constant node that may hold a shape.
 INTEGERS = {"value_int": _message(values=(3, INTS)), "value_ints": _message(values=(8, INTS))}
 TENSOR = _message(
     dims=(1, DIMS),
@@ -192,7 +192,7 @@ TYPE = _message(
     optional=(9, PART),
 )
 TENSOR_TYPE = _message(elem_type=(1, INT), shape=(2, PART))
-# The types that hold others, and where they say which.
+# The types that contain other types, and the fields that name these.
 HOLDERS = {
     "sequence": _message(elem_type=(1, PART)),
     "map": _message(key_type=(1, INT), elem_type=(2, PART)),
@@ -205,7 +205,7 @@ DIMENSION = _message(dim_value=(1, INT), dim_param=(2, TEXT), denotation=(3, TEX
 
 
 def read_entry(data: Data, place: Span, *, kept: bool = True) -> tuple[str, str]:
-    """Return key and value of a StringStringEntryProto; one that is not `kept` does not count as memory of the file."""
+    """Return key and value of a StringStringEntryProto; one that is not `kept` takes no memory."""
     found = {"key": "", "value": ""}
     for name, (first, last) in read(data, ENTRY, place):
         found[name] = read_text(data, first, last, kept=kept)

@@ -14,18 +14,18 @@ from onnxtool.errors import ModelFileError
 VARINT, BYTES, FIXED32 = 0, 2, 5
 _FIXED64 = 1
 _MAX_FIELD_NUMBER = (1 << 29) - 1
-_MAX_VARINT = (1 << 64) - 1  # the tenth byte of a varint has room for more, which protobuf drops
+_MAX_VARINT = (1 << 64) - 1  # the tenth byte of a varint has excess bits, which protobuf drops
 
-# The structure of a model lies in a few long runs, with a jump over a payload between its tensors.
+# A model's structure is a few long runs of bytes, with a jump over the payload of each tensor.
 _RUN_BYTES = 1 << 16
 _JUMP_BYTES = 1 << 12
 _HEADER_BYTES = 20  # a tag and a length, of ten bytes each at most
 _MAX_TEXT_BYTES = 1 << 23  # of one value of metadata
 _MAX_NAME_BYTES = 1 << 16
 
-Span = tuple[int, int]  # where the content of a field begins and ends in the file; of a varint its value, and 0
+Span = tuple[int, int]  # start and end of a field's content in the file; for a varint, its value and 0
 Decoder = Callable[["Data", int, int], Any] | None
-Message = dict[int, tuple[str, Decoder]]  # by field number and wire type, as a tag has them
+Message = dict[int, tuple[str, Decoder]]  # by field number and wire type, as in a tag
 
 
 class _MalformedError(Exception):
@@ -33,7 +33,7 @@ class _MalformedError(Exception):
 
 
 def malformed(reason: str, position: int) -> _MalformedError:
-    """Make the error to raise for what is wrong at the byte `position`."""
+    """Make the error to raise for a fault at the byte `position`."""
     return _MalformedError(f"{reason} (at byte {position})")
 
 
@@ -42,8 +42,8 @@ class Data:
 
     It counts the bytes of metadata that readers skip.
 
-    Read rather than mapped: the pages around each byte of a map count as memory of the process, and of a file with
-    hundreds of weights that adds up to more than Python itself takes.
+    The file is read rather than mapped: the pages around each mapped byte count as process memory, which for a file
+    with hundreds of weights adds up to more than Python itself takes.
     """
 
     def __init__(self, file: BinaryIO, size: int) -> None:
@@ -55,11 +55,11 @@ class Data:
         self._allowance: int | None = None
 
     def allow(self, num_bytes: int) -> None:
-        """Limit the memory that texts take which are read from now on."""
+        """Limit the memory for strings read from now on."""
         self._allowance = num_bytes
 
     def charge(self, num_bytes: int, position: int) -> None:
-        """Count the memory of a name that is kept."""
+        """Count the memory of a stored name."""
         if self._allowance is not None:
             self._allowance -= num_bytes
             if self._allowance < 0:
@@ -94,7 +94,7 @@ class Data:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Data]:
-    """Open the file at `path` for reading here and there, and name it in every error raised meanwhile."""
+    """Open the file at `path` for random access, and name it in every error raised meanwhile."""
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # opening a pipe would wait for its writer
@@ -134,22 +134,22 @@ def _beginning(path: Path) -> tuple[bytes, int]:
 def read(data: Data, message: Message, place: Span) -> Iterator[tuple[str, Any]]:
     """Yield name and content of each field of the message at `place` that the table has.
 
-    The content is what the field's decoder makes of it, and without one where it lies.
+    The content is the result of the field's decoder or, without a decoder, its location.
     """
     position, end = place
     while position < end:
-        # A message that fits is read whole; of a larger one, as much as the next headers take.
+        # A message that fits is read whole; of a larger one, only as much as the next headers take.
         needed = end - position if end - position <= _RUN_BYTES else _HEADER_BYTES
         if not data.base <= position <= data.base + len(data.window) - needed:
             data.move_to(position, needed)
-        # A caller may move the window of `data` between two fields; this one stays what it is.
+        # A caller may move the window of `data` between two fields; this copy stays valid.
         window, base = data.window, data.base
         offset, limit = position - base, end - base
         whole_headers = limit if limit <= len(window) else len(window) - _HEADER_BYTES + 1
         while offset < whole_headers:
             tag_offset = offset
             tag = window[offset]
-            if tag < 0x80:  # one byte, as most are, without a call
+            if tag < 0x80:  # a single byte, as most are, needs no call
                 offset += 1
             else:
                 tag, offset = _varint(window, offset, limit, base)
@@ -182,7 +182,7 @@ def read(data: Data, message: Message, place: Span) -> Iterator[tuple[str, Any]]
 
 
 def _varint(window: bytes, offset: int, limit: int, base: int) -> tuple[int, int]:
-    """Return the unsigned number at `offset`, and the offset behind it."""
+    """Return the unsigned number at `offset`, and the offset after it."""
     value = shift = 0
     while offset < limit:
         byte = window[offset]
@@ -213,7 +213,7 @@ def signed(value: int) -> int:
 
 
 def read_text(data: Data, start: int, end: int, *, kept: bool = True) -> str:
-    """Return the content of a string field; one that is not `kept` is not charged for."""
+    """Return the content of a string field; one that is not `kept` does not count towards the memory limit."""
     if end - start > _MAX_TEXT_BYTES:
         raise malformed(f"a text of {end - start} bytes", start)
     text = decode(data[start:end], start)
@@ -223,7 +223,7 @@ def read_text(data: Data, start: int, end: int, *, kept: bool = True) -> str:
 
 
 def decode(raw: bytes, position: int) -> str:
-    """Decode the name that was read at `position`."""
+    """Decode a name read at `position`."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -238,7 +238,7 @@ def read_name(data: Data, start: int, end: int) -> bytes:
 
 
 def encode_header(number: int, length: int) -> bytes:
-    """Encode what precedes the content of a length-delimited field."""
+    """Encode the header of a length-delimited field."""
     return _encode_varint(number << 3 | BYTES) + _encode_varint(length)
 
 
@@ -248,7 +248,7 @@ def encode_field(number: int, content: bytes) -> bytes:
 
 
 def encode_number(number: int, value: int) -> bytes:
-    """Encode a varint field of an unsigned value."""
+    """Encode an unsigned value as a varint field."""
     return _encode_varint(number << 3 | VARINT) + _encode_varint(value)
 
 
@@ -258,7 +258,7 @@ def encode_entry(number: int, key: str, value: str) -> bytes:
 
 
 def copy_field(data: Data, tag: int, start: int, end: int) -> bytes:
-    """Encode a field that a table of every field gave."""
+    """Encode a field from a table of every field."""
     kind = tag & 7
     if kind == VARINT:
         return _encode_varint(tag) + _encode_varint(start)
@@ -280,7 +280,7 @@ _EXPORT = "pass the folder of the checkpoint to onnxtool export --model_name"
 _ORIGIN = "export the checkpoint that it was made of: onnxtool export --model_name"
 _ITSELF = "pass the .onnx file"
 _DOWNLOAD = "download the file itself: its address has /resolve/ where that of the page has /blob/"
-# Where the bytes stand, the bytes, what the file is, and the way out.
+# Position, the bytes there, the kind of file, and the way out.
 _BEGINNINGS = (
     (0, b"version https://git-lfs", "a Git LFS pointer to a file that was not fetched", "run `git lfs pull`"),
     (0, b"GGUF", "a GGUF file, as llama.cpp reads them", _ORIGIN),
@@ -295,7 +295,7 @@ _BEGINNINGS = (
     (0, b"%PDF", "a PDF file", _ITSELF),
     (257, b"ustar", "a tar archive", "unpack it first"),
 )
-# Of text, in lower case.
+# For text, in lower case.
 _TEXTS = (
     (
         b"<!doctype html",
@@ -310,11 +310,11 @@ _TEXTS = (
 
 
 def foreign_format(head: bytes, size: int) -> tuple[str, str] | None:
-    """Return what a file is that is no ONNX model, and the way out; None where that is not known.
+    """Return the kind of a file that is not an ONNX model, and the way out; None if unknown.
 
     Args:
         head: the first kilobyte.
-        size: of the file, in bytes.
+        size: the file size in bytes.
     """
     for place, magic, name, hint in _BEGINNINGS:
         if head[place : place + len(magic)] == magic:

@@ -1,4 +1,4 @@
-"""Read all of a model but its weights: graphs, nodes and functions are counted rather than kept."""
+"""Read everything in a model except its weights; graphs, nodes and functions are counted rather than stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from onnxtool.model_file.wire.protobuf import Data, Span, decode, encode_entry, 
 from onnxtool.model_file.wire.tensors import ExternalData, Tensor, read_sparse_tensor, read_tensor, read_value_info
 from onnxtool.reports import TensorInfo
 
-# What is kept of a file that was made to fill the memory; real models keep a hundredth of it.
+# Limits for a file that was made to fill the memory; real models use a hundredth of them.
 _MAX_TEXT_BYTES = 12 << 20
 _MAX_FUNCTIONS = 10_000
 _MAX_NESTING = 64
@@ -44,7 +44,7 @@ _COUNTED = {tag: field for tag, field in NODE.items() if field[0] != "output"}  
 
 
 class Node(NamedTuple):
-    """One operator call of the main graph; an input that is left out is an empty string."""
+    """An operator call in the main graph; an omitted input is an empty string."""
 
     op_type: str
     domain: str
@@ -54,7 +54,7 @@ class Node(NamedTuple):
 
 
 class Function(NamedTuple):
-    """A model-local function. Its nodes are no nodes of the graph."""
+    """A model-local function. Its nodes do not count as nodes of the graph."""
 
     domain: str
     name: str
@@ -68,7 +68,7 @@ class Function(NamedTuple):
 
 
 class Training(NamedTuple):
-    """A TrainingInfo: the operators of its two graphs, and which value is bound to which."""
+    """A TrainingInfo: the operators of its two graphs, and its bindings between values."""
 
     initialization_ops: dict[str, int]
     algorithm_ops: dict[str, int]
@@ -77,23 +77,24 @@ class Training(NamedTuple):
 
 
 class Structure(NamedTuple):
-    """All of a model but its weights. Node counts include the bodies of If, Loop and Scan.
+    """Everything in a model except its weights. Node counts include the bodies of If, Loop and Scan.
 
     Attributes:
         inputs: graph inputs that are not initializers.
-        initializers: those of the main graph and of every graph inside a node.
-        most_inputs: of a node of each operator, with those that are left out before the last.
-        given_inputs: of each operator, the places from 1 on that are not left out by every node.
-        attributes: of each operator, by name the largest integer that a node has there; 0 for another type.
-        external: every piece of data outside the graph file, those of node attributes and functions included.
-        sparse_dims: the dims of each sparse initializer; among the initializers it counts with its values.
-        denotations: what the dimensions of an input or output mean, of those that say so.
-        quantization: for a value, which tensor holds which of its parameters.
-        scopes: number of nodes of each part of the model; of those of which no part is known under an empty name.
-        scope_bytes: bytes of the initializers of each part; those without a telling name are their first reader's.
-        constants: elements that Constant nodes hold, by dtype.
-        attribute_bytes: of tensors in attributes of nodes.
-        annotation_bytes: of the metadata of graphs, nodes, values, tensors and functions, as stored.
+        initializers: initializers of the main graph and of every graph inside a node.
+        most_inputs: the largest number of inputs of a node, by operator, including omitted ones before the last.
+        given_inputs: by operator, the positions, from 1 on, of inputs that at least one node gives.
+        attributes: by operator and attribute name, the largest integer of any node; 0 for other types.
+        external: all data outside the graph file, including data of node attributes and functions.
+        sparse_dims: the dims of each sparse initializer; `initializers` contains its values.
+        denotations: the meanings of dimensions, for inputs and outputs that state them.
+        quantization: by value, the tensor that holds each of its parameters.
+        scopes: number of nodes in each part of the model; nodes that belong to no known part are under an empty name.
+        scope_bytes: bytes of the initializers of each part; initializers whose name shows no part belong to that of
+            their first reader.
+        constants: elements of Constant nodes, by dtype.
+        attribute_bytes: bytes of tensors in node attributes.
+        annotation_bytes: stored bytes of the metadata of graphs, nodes, values, tensors and functions.
     """
 
     ir_version: int
@@ -143,7 +144,7 @@ def read_structure(path: Path) -> Structure:
 
 
 class _Reading:
-    """What has been read of a graph and those inside of it so far."""
+    """The parts of a graph and of the graphs inside it that have been read so far."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -167,7 +168,7 @@ class _Reading:
         self.attribute_bytes = 0
 
     def apart(self) -> _Reading:
-        """Return a reading for a graph that is no part of this one; its data outside the file belongs to the model."""
+        """Return a reading for a separate graph; its external data belongs to the same model."""
         other = _Reading()
         other.external = self.external
         return other
@@ -222,7 +223,7 @@ def _read_model(data: Data) -> Structure:
         else:
             trainings.append(_read_training(data, content, model))
     ir_version = numbers["ir_version"]
-    # Opsets are obligatory from IR version 3 on, and they follow the graph: a copy that broke off lacks them.
+    # Opsets are mandatory from IR version 3 on, and follow the graph: a truncated copy lacks them.
     if not has_graph or not ir_version or (ir_version >= 3 and not opsets):
         raise malformed("no graph, no IR version or no opset in it", len(data))
     return Structure(
@@ -261,7 +262,7 @@ def _read_model(data: Data) -> Structure:
 
 
 def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
-    """Read a GraphProto; its name, inputs, outputs and annotations only where it is the main graph."""
+    """Read a GraphProto; name, inputs, outputs and annotations only for the main graph."""
     if depth > _MAX_NESTING:
         raise malformed(f"graphs nested more than {_MAX_NESTING} deep", place[0])
     for field, part in read(data, GRAPH, place):
@@ -499,11 +500,11 @@ def read_names(path: Path) -> tuple[list[str], list[str]]:
 
 
 class Constant(NamedTuple):
-    """An initializer, or what a Constant node holds.
+    """An initializer, or the value of a Constant node.
 
     Attributes:
-        num_elements: at most.
-        integers: of a small tensor of int32 or int64; None for all else.
+        num_elements: an upper bound.
+        integers: the values of a small int32 or int64 tensor; otherwise None.
     """
 
     num_elements: int
@@ -530,7 +531,7 @@ def read_constants(path: Path) -> dict[str, Constant]:
 
 
 def read_constant(data: Data, place: Span) -> tuple[str, Constant]:
-    """Read the name of a tensor, and its integers where they are few."""
+    """Read the name of a tensor, and its integers if there are few."""
     tensor = read_tensor(data, place, [])
     integers: tuple[int, ...] | None = None
     if tensor.dtype in _FORMATS and tensor.num_elements <= _MOST_INTEGERS and tensor.external is None:
@@ -545,7 +546,7 @@ def read_constant(data: Data, place: Span) -> tuple[str, Constant]:
 
 
 def _held_constant(data: Data, place: Span) -> Constant:
-    constant = Constant(place[1] - place[0], None)  # texts and floats: fewer than the bytes that hold them
+    constant = Constant(place[1] - place[0], None)  # strings and floats: fewer than the bytes that hold them
     for field, part in read(data, NODE, place):
         if field != "attribute":
             continue
@@ -562,22 +563,22 @@ def _held_constant(data: Data, place: Span) -> Constant:
 def encode_metadata(entries: dict[str, str]) -> bytes:
     """Encode `entries` as ModelProto.metadata_props; appended to a serialized model, they are added to it.
 
-    Protobuf reads the concatenation of two messages as their merge, so a file of any size is stamped by writing a
-    few bytes at its end. The caller makes sure that no key is there already.
+    Protobuf reads two concatenated messages as one merged message, so appending a few bytes stamps a file of any size.
+    The caller ensures that none of the keys exists.
     """
     return b"".join(encode_entry(14, key, value) for key, value in entries.items())
 
 
 SCOPES_KEY = b"pkg.torch.onnx.name_scopes"
 
-# What dynamo writes for a node that belongs to no module.
+# dynamo writes this for a node that belongs to no module.
 _NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"
 _NAMES_WITHOUT_NUMBER = 2
 _MAX_LENGTH = 200
 
 
 def scope_of_node(name: str, scopes: str, inputs: Iterable[str]) -> str:
-    """Return the part that a node belongs to, by its scopes, its name or the weights that it reads; empty for none."""
+    """Return the part that a node belongs to, from its scopes, name or weights; empty for none."""
     if scopes:
         # A list as Python prints it: ['', 'bert', 'bert.encoder', …, 'the node itself'].
         parents = scopes.strip("[]").split(", ")[:-1]
@@ -592,8 +593,8 @@ def scope_of_node(name: str, scopes: str, inputs: Iterable[str]) -> str:
 
 
 def scope_of_weight(name: str) -> str:
-    """Return the part that an initializer belongs to by its name; empty where that is no path."""
-    if "::" in name:  # a name that an exporter made up, such as onnx::MatMul_1344
+    """Return the part that an initializer belongs to, from its name; empty if the name is not a path."""
+    if "::" in name:  # a generated name, such as onnx::MatMul_1344
         return ""
     return _part(name.rpartition("/" if "/" in name and "." not in name else ".")[0])
 

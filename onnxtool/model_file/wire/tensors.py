@@ -1,4 +1,4 @@
-"""Read tensors without their data, and the types of a graph's inputs and outputs."""
+"""Read tensors without their data, and the types of graph inputs and outputs."""
 
 from math import prod
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from onnxtool.model_file.wire.messages import (
 from onnxtool.model_file.wire.protobuf import Data, Span, malformed, read
 from onnxtool.reports import Dimension, TensorInfo
 
-_PLACE = ("location", "offset", "length")  # of the entries of external data, those that are read
+_PLACE = ("location", "offset", "length")  # the external-data entries to read
 _EXTERNAL = 1  # of TensorProto.DataLocation
 _MAX_ELEMENTS = (1 << 63) - 1
 
@@ -64,7 +64,7 @@ class ExternalData(NamedTuple):
     """Where a tensor's bytes lie outside the graph file.
 
     Attributes:
-        length: bytes, from the dtype and dims where the file leaves it out; None for a dtype that does not tell.
+        length: bytes; computed from dtype and dims if the file omits it, None if the dtype has no fixed size.
     """
 
     location: str
@@ -73,12 +73,12 @@ class ExternalData(NamedTuple):
 
 
 class Tensor(NamedTuple):
-    """An initializer without its data; of a sparse one its values, which have neither payload nor external.
+    """An initializer without its data; for a sparse one, its values, which have neither payload nor external.
 
     Attributes:
-        size_bytes: bytes of the elements: by dtype and dims, or as stored for strings and unknown dtypes.
-        payload: start and length of raw_data in the graph file; None for tensors stored in any other way.
-        external: where the data lies, for a tensor outside the graph file.
+        size_bytes: bytes of the elements: computed from dtype and dims, or as stored for strings and unknown dtypes.
+        payload: start and length of raw_data in the graph file; None for tensors stored otherwise.
+        external: the location of data outside the graph file.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Tensor(NamedTuple):
 
 
 def read_sparse_tensor(data: Data, place: Span, external: list[ExternalData]) -> tuple[Tensor | None, tuple[int, ...]]:
-    """Read a sparse tensor: its values, which are no tensor by themselves, and its own dims."""
+    """Read a sparse tensor: its values, which do not count as a tensor, and its dims."""
     values: Tensor | None = None
     dims: list[int] = []
     for field, content in read(data, SPARSE_TENSOR, place):
@@ -124,7 +124,7 @@ def _checked_dims(name: str, dims: list[int], position: int) -> tuple[int, ...]:
 
 
 def read_tensor(data: Data, place: Span, external: list[ExternalData]) -> Tensor:
-    """Read a tensor without its data, and add to `external` where data outside the file lies."""
+    """Read a tensor without its data, and add the location of external data to `external`."""
     name, data_type, stored_bytes = "", 0, 0
     dims: list[int] = []
     payload: tuple[int, int] | None = None
@@ -168,7 +168,7 @@ def read_tensor(data: Data, place: Span, external: list[ExternalData]) -> Tensor
 
 def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, position: int) -> ExternalData:
     try:
-        # A length of 0 says as little as none: both mean the rest of the file, of which only size_bytes are read.
+        # A length of 0 and a missing length both mean the rest of the file, of which only size_bytes are read.
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", "0")) or size_bytes
     except ValueError:
         raise malformed(f"tensor {name!r} has an external offset or length that is no number", position) from None
@@ -180,9 +180,9 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
 
 
 def read_value_info(data: Data, place: Span) -> tuple[TensorInfo, tuple[str, ...]]:
-    """Read an input or output, with what its dimensions denote.
+    """Read an input or output, with the denotations of its dimensions.
 
-    One that is no tensor has a dtype such as `sequence(map(int64, float32))`, and the shape of the tensors in it.
+    If it is not a tensor, it has a dtype such as `sequence(map(int64, float32))`, and the shape of the tensors in it.
     """
     name, dtype = "", "undefined"
     shape: list[tuple[Dimension, str]] = []
@@ -234,7 +234,7 @@ def _dtype_name(data_type: int) -> str:
 
 
 def _read_dimension(data: Data, place: Span) -> tuple[Dimension, str]:
-    """Return a dimension, and what it denotes."""
+    """Return a dimension and its denotation."""
     dimension: Dimension = None
     denotation = ""
     for field, content in read(data, DIMENSION, place):

@@ -1,4 +1,4 @@
-"""Read which node reads which value, and what makes two nodes equal, without weights.
+"""Read the wiring of nodes, and the properties that make two nodes equal, without weights.
 
 Constant nodes count as initializers here: nodes read them, and they read nothing.
 """
@@ -15,26 +15,27 @@ from onnxtool.model_file.wire.protobuf import Data, Span, decode, malformed, ope
 from onnxtool.model_file.wire.structure import main_graph, read_constant
 from onnxtool.model_file.wire.tensors import read_sparse_tensor, read_tensor, read_value_info
 
-MAX_DRAWN_NODES = 50_000  # of the main graph and the graphs inside its nodes, Constant nodes included
-INPUT = "input "  # begins the kind of a graph input
+MAX_DRAWN_NODES = 50_000  # of the main graph and the graphs inside its nodes, including Constant nodes
+INPUT = "input "  # prefix of the kind of a graph input
 _MAX_NESTING = 64
 _MAX_VALUE_BYTES = 1024  # of a tensor in an attribute that is compared by its data
 _CHUNK_BYTES = 1 << 16
 
-# A value: the place of its node among the calls, and which of the node's outputs it is. For what no node makes, -1 and
-# a name; inside of a body, where names may differ between equal bodies, -1 and its number by first use, and -2 and the
-# position for an input.
+# A value: the position of its node among the calls, and the index of the node's output. For a value that no node makes,
+# -1 and a name; inside a body, where names may differ between equal bodies, -1 and its number by first use, or -2 and
+# the position for an input.
 Wire = tuple[int, int | str]
 
 
 class Call(NamedTuple):
-    """A node that is no Constant.
+    """A node that is not a Constant.
 
     Attributes:
         op: the operator, as in `Structure.ops`.
         attributes: a digest of its attributes and the graphs in them.
-        kinds: of each input that no node makes: dtype and shape, with the values of a small integer tensor or Constant.
-        wires: the values that it and the graphs in it read; None for an input that is left out.
+        kinds: for each input that no node makes, dtype and shape, with the values of a small integer tensor or
+            Constant.
+        wires: the values that it and the graphs in it read; None for an omitted input.
     """
 
     op: str
@@ -45,11 +46,11 @@ class Call(NamedTuple):
 
 
 class _TooManyError(Exception):
-    """The model has more nodes than are drawn."""
+    """The model has too many nodes to be drawn."""
 
 
 class _Scope:
-    """A graph while it is read: its calls, its values by name, and the names that it has from elsewhere."""
+    """A graph being read: its calls, its values by name, and the names that come from outside."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -58,7 +59,7 @@ class _Scope:
         self.used: dict[bytes, int] = {}
 
     def wire(self, name: bytes, depth: int) -> Wire | None:
-        """Return the value of that name; None for an input that is left out."""
+        """Return the value with this name; None for an omitted input."""
         if name in self.wires or not name:
             return self.wires.get(name)
         number = self.used.setdefault(name, len(self.used))
@@ -148,7 +149,7 @@ class _Reader:
         scope.calls.append(call)
 
     def attribute(self, place: Span, depth: int, inputs: list[bytes]) -> tuple[bytes, str]:
-        """Return name and value of an attribute; what its graphs read from around them is added to `inputs`."""
+        """Return name and value of an attribute; outer values that its graphs read are added to `inputs`."""
         name = b""
         values: list[str] = []
         for field, content in read(self.data, ATTRIBUTE_VALUES, place):
@@ -170,7 +171,7 @@ class _Reader:
         return name, sha256(repr(values).encode()).hexdigest()
 
     def tensor(self, place: Span, *, by_value: bool = False) -> tuple[str, str]:
-        """Return the name of a tensor, and its dtype and shape with its data where it is small enough."""
+        """Return the name of a tensor, its dtype and shape, and its data if it is small enough."""
         tensor, constant = read_tensor(self.data, place, []), read_constant(self.data, place)[1]
         value: object = constant.integers
         if by_value and value is None and tensor.external is None and place[1] - place[0] <= _MAX_VALUE_BYTES:
@@ -179,7 +180,7 @@ class _Reader:
         return tensor.name, repr((tensor.dtype, tensor.dims, value))
 
     def digest(self, place: Span) -> str:
-        """Hash bytes of the file, a part at a time."""
+        """Hash bytes of the file in chunks."""
         form = sha256()
         for first in range(*place, _CHUNK_BYTES):
             form.update(self.data[first : min(first + _CHUNK_BYTES, place[1])])

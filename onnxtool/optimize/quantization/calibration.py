@@ -1,6 +1,6 @@
 """Inputs to calibrate a model on: texts through its own tokenizer, or random ids if it has none.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ OWN_TEXTS = Path(__file__).with_name("calibration_texts.jsonl")
 """Questions, news, code, recipes, law, letters, short and long, for users who have no texts."""
 
 _BATCH_SIZE = 8
-_MOST_TEXTS = 256  # beyond, figures hardly move
+_MOST_TEXTS = 256  # more hardly change the figures
 _MOST_TOKENS = Limit(128, "calibration")
 _LONGEST_RANDOM = 64
-_OF_PAIRS = (RANKING, "text-classification")  # whose chat templates are for a query and a document
+_OF_PAIRS = (RANKING, "text-classification")  # chat templates of these have a query and a document
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Calibration:
 
 
 def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInputs = NO_INPUTS) -> Calibration:
-    """Make inputs for a model from samples, from texts in a file or onnxtool's own texts, or at random.
+    """Make inputs for a model: from samples, from texts in a file, from onnxtool's own texts, or at random.
 
     Args:
         path: the ONNX file; its tokenizer is found next to it.
@@ -73,13 +73,13 @@ def make_calibration(path: Path, texts_path: Path | None = None, given: GivenInp
             raise
         return _random_calibration(model, error.message, given)
     texts = tuple(text.contents for text in read_texts(texts_path or OWN_TEXTS))
-    used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, which may be sorted
+    used = texts[:: -(-len(texts) // _MOST_TEXTS)]  # spread over the file, because it may be sorted
     note = "" if len(used) == len(texts) else f"calibrated on {len(used)} of {len(texts)} texts"
     return Calibration(tuple(_text_feeds(model, folder, used)), len(used), note)
 
 
 def text_feeds_of(model: ModelFile, texts: Sequence[str]) -> tuple[Feeds, ...]:
-    """Return inputs that hold `texts`, in batches of similar lengths.
+    """Return inputs for `texts`, in batches of similar lengths.
 
     Raises:
         InputError: the model takes inputs other than texts, or has no tokenizer next to it.
@@ -104,7 +104,7 @@ def _random_calibration(model: ModelFile, reason: str, given: GivenInputs) -> Ca
 
 
 def _text_feeds(model: ModelFile, folder: CheckpointFolder, texts: Sequence[str]) -> Iterator[Feeds]:
-    # Imported here: a model without texts needs no tokenizers.
+    # Imported here, because a model without texts needs no tokenizer.
     from onnxtool.runtime.tokens import open_tokenizer
 
     tokenizer = open_tokenizer(folder)

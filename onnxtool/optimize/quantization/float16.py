@@ -1,6 +1,6 @@
 """Convert weights and arithmetic to float16; inputs and outputs keep their types.
 
-Nodes whose values float16 cannot hold stay in float32, and so do operators that do not accept float16, or are too
+Nodes whose values float16 cannot represent stay in float32, and so do operators that do not accept float16 or are too
 inaccurate in it. The range of values is measured by running the model.
 """
 
@@ -28,8 +28,8 @@ _PREFIX = "onnxtool.range/"
 def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dict[str, float]:
     """Run `model` on `feeds` and return the largest absolute value of each of its float32 values, by name.
 
-    Inputs count as well: a mask may hold the lowest number. An infinity or NaN among them counts as infinite. A copy
-    of the model is written into `folder` and removed again.
+    Inputs are included, because a mask may contain the lowest float. Infinities and NaN count as infinite. A copy of
+    the model is written into `folder` and removed again.
     """
     probed = model.clone()
     names = _instrument(probed)
@@ -40,13 +40,13 @@ def measure_ranges(model: ir.Model, feeds: Iterable[Feeds], folder: Path) -> dic
         outputs = session.run(feed)
         for name in names:
             found = float(outputs[_PREFIX + name])
-            if found != -np.inf:  # the maximum of no elements, such as the keys before the first token
+            if found != -np.inf:  # the maximum of an empty tensor, such as the keys before the first token
                 largest[name] = max(largest[name], found) if np.isfinite(found) else float("inf")
     return largest
 
 
 def beyond(ranges: Mapping[str, float], limit: float, least: float = 0.0) -> tuple[str, ...]:
-    """Return the names of values larger than `limit`, or other than zero and below `least`, the largest first."""
+    """Return the names of values larger than `limit`, or nonzero and below `least`, the largest first."""
     found = (name for name, size in ranges.items() if size > limit or 0 < size < least)
     return tuple(sorted(found, key=lambda name: -ranges[name]))
 
@@ -65,26 +65,26 @@ def _instrument(model: ir.Model) -> Sequence[str]:
 
 
 _LARGEST = 65504.0
-# The least number with all eleven bits, and the least above 0; between them digits are lost.
+# The smallest normal number, and the smallest subnormal one; numbers between them lose digits.
 LEAST = 2.0**-14
 _SMALLEST = 2.0**-24
 _BRANCHES = "branches and bodies of loops stay as they are"
-# onnxruntime's converter keeps these in float32, and a mask's lowest float32 would become an infinity behind them.
+# onnxruntime's converter keeps these in float32, and after them a mask's lowest float32 would become an infinity.
 _TAKEN = frozenset({"Max", "Min"})
-# It converts these, whose scales need more digits than float16 has.
+# It converts these, although their scales need more digits than float16 has.
 _LEFT = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# Their results are far larger or smaller than their operands, or square them inside.
+# Their results are far larger or smaller than their operands, or they square these internally.
 _GROWING = frozenset(
     {"Exp", "LpNormalization", "MeanVarianceNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
     | {"ReduceProd", "ReduceSum", "ReduceSumSquare"}
 )
 _REDUCTIONS = frozenset({"ReduceMax", "ReduceMean", "ReduceMin"}) | _GROWING
-# Their results are as large or small as an operand is, or the more so.
+# Their results have the magnitude of an operand, or a more extreme one.
 _PASSING = _REDUCTIONS | frozenset(
     {"Abs", "Add", "Cast", "Clip", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Neg", "Pow", "Reciprocal"}
     | {"Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Unsqueeze", "Where"}
 )
-# What is added to a product: small elements of it are harmless, unless one number alone guards a root or a division.
+# Operands added to a product: their small elements are harmless, unless a scalar guards a root or a division.
 _ADDED = {"Add": (0, 1), "Sub": (0, 1), "Sum": (0, 1), "Gemm": (2,), "Conv": (2,), "LayerNormalization": (2,)}
 # Attributes that name the dtype of the output.
 _DTYPES = ("to", "dtype", "output_datatype")
@@ -162,9 +162,9 @@ def _has_branches(model: ir.Model) -> bool:
 
 
 def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
-    """Return the nodes above cosines and sines, and those above integers, as far back as a matrix or a shape.
+    """Return the nodes that feed cosines, sines and integers, as far back as a matrix or a shape.
 
-    A position times a frequency has few correct digits in float16, and a size is another one when it is rounded.
+    A position times a frequency has few correct digits in float16, and rounding a size makes it wrong.
     """
     angles = [node for node in graph if not node.domain and node.op_type in ("Cos", "Sin")]
     casts = [(node, str(node.inputs[0] and node.inputs[0].name)) for node in graph if node.op_type == "Cast"]
@@ -183,10 +183,10 @@ def _exact(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
 
 
 def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
-    """Return the nodes that make or read values which float16 may not hold, for inputs of any kind.
+    """Return the nodes that make or read values that float16 may be unable to represent, for any inputs.
 
-    These are squares, exponentials and sums, operands of divisions and logarithms as far back as something bounds them,
-    constants beyond the range, and what is computed of these, up to where a division makes it of common size again.
+    These are squares, exponentials and sums; operands of divisions and logarithms, back to where something bounds them;
+    constants beyond the range; and values computed from these, up to a division that restores a normal magnitude.
     """
     starts = {node for node in graph if _starts(node)}
     waiting = [value for node in graph for value in _divisors(node)]
@@ -197,7 +197,7 @@ def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
         starts.add(node)
         if node.op_type in _PASSING | {"Div", "Mul"} and node.op_type not in _REDUCTIONS:
             waiting.extend(value for value in node.inputs if value is not None and value.name in floats)
-    found, extreme = set(starts), dict[ir.Value, bool]()  # whether it is one over a size
+    found, extreme = set(starts), dict[ir.Value, bool]()  # whether it is the reciprocal of a size
     for node in graph:
         reads = [value for value in node.inputs if value in extreme]
         if reads:
@@ -209,7 +209,7 @@ def _extreme(graph: ir.Graph, floats: frozenset[str]) -> set[ir.Node]:
 
 
 def _starts(node: ir.Node) -> bool:
-    """Whether a node makes values far from the size of its operands, or has a constant that float16 cannot hold."""
+    """Whether a node makes values of a very different magnitude, or has a constant that float16 cannot represent."""
     if node.op_type in _GROWING or (node.op_type == "Mul" and node.inputs[0] is node.inputs[1]):
         return True
     if node.op_type == "Pow" and not 0 <= _exponent(node) <= 1:
@@ -228,7 +228,7 @@ def _starts(node: ir.Node) -> bool:
 
 
 def _is_beyond(array: Any, node: ir.Node, place: int) -> bool:
-    """Whether float16 has no number for a constant; of small elements among larger ones only divisors suffer."""
+    """Whether float16 cannot represent a constant; small elements among larger ones only matter in divisors."""
     sizes = np.abs(array)
     largest = sizes.max(initial=0, where=np.isfinite(sizes))
     if largest > _LARGEST:
@@ -240,7 +240,7 @@ def _is_beyond(array: Any, node: ir.Node, place: int) -> bool:
 
 
 def _divisors(node: ir.Node) -> Sequence[ir.Value]:
-    """Return the operand that must not become 0 or infinite, of a division, a logarithm or a root below one."""
+    """Return the operand of a division, a logarithm or a root below one that must not become 0 or infinite."""
     place = 1 if node.op_type == "Div" else 0
     negative = node.op_type == "Pow" and _exponent(node) < 0
     if negative or node.op_type in ("Div", "Log", "Reciprocal"):
@@ -254,14 +254,14 @@ def _exponent(node: ir.Node) -> float:
 
 
 def _passes_on(node: ir.Node, *, inverse: bool) -> bool:
-    """Whether the result may be as large or small as what is read; x / size and x * (1 / size) are not."""
+    """Whether the result may have the magnitude of the operand; x / size and x * (1 / size) do not."""
     if node.op_type in ("Div", "Mul"):
         return any(is_weight(value) for value in node.inputs) or (node.op_type == "Mul" and not inverse)
     return node.op_type in _PASSING
 
 
 def _is_matrix(value: ir.Value | None) -> bool:
-    """Whether a value is a weight of two axes or more; scalars and vectors may be float32 on purpose."""
+    """Whether a value is a weight with two axes or more; scalars and vectors may be float32 on purpose."""
     return value is not None and is_weight(value) and len(tensor_of(value).shape) > 1
 
 
@@ -277,7 +277,7 @@ def _schemas() -> dict[tuple[str, str], list[Any]]:
 
 
 def _halves(node: ir.Node, opsets: Mapping[str, int]) -> tuple[list[bool], list[bool]]:
-    """Return which inputs and outputs of a node may be float16; none of an operator that is not known."""
+    """Return the inputs and outputs of a node that may be float16; none for an unknown operator."""
     version = opsets.get(node.domain, 1)
     known = [one for one in _schemas().get((node.domain, node.op_type), ()) if one.since_version <= version]
     inputs, outputs = (known[0].inputs, known[0].outputs) if known else ((), ())
@@ -337,7 +337,7 @@ def _widen_for_branches(node: ir.Node, floats: frozenset[str]) -> None:
 
 
 def _halved(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
-    """Return a tensor in float16, computed when it is read; numbers beyond its range become its largest number."""
+    """Return a tensor in float16, computed when it is read; numbers beyond its range are clipped."""
 
     def convert() -> ir.TensorProtocol:
         return ir.tensor(np.clip(tensor.numpy(), -_LARGEST, _LARGEST).astype(np.float16))

@@ -1,7 +1,7 @@
-"""Quantize weights to 4 bits within a bound on the error; layers get 8 bits or stay in float32 for it.
+"""Quantize weights to 4 bits within a bound on the error, with 8 bits or float32 for layers that need it.
 
-Activations stay floating point. Letters of shapes: K width of a layer's input, N width of its output, C blocks of a
-column or of a row of a table, V rows of a table, H their width.
+Activations stay floating point. Shape letters: K input width of a layer, N output width, C blocks in a column or a
+table row, V rows of a table, H row width.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from onnxtool.optimize.quantization.linear_layers import (
 from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted
 
-# By provider: 4 rounds activations to int8, one block at a time, and multiplies integers. That takes half the time of
-# float32 for a single token, and its error is a hundredth of that of the weights.
+# By provider: 4 rounds activations to int8, one block at a time, and multiplies integers. This takes half the time of
+# float32 for a single token, and its error is a hundredth of the weights' error.
 _ACCURACY_LEVELS = {"cpu": 4}
-_WITH_BIAS = frozenset({"cpu"})  # providers whose operator adds the bias
+_WITH_BIAS = frozenset({"cpu"})  # providers on which the operator adds the bias
 _BITS = {"int4": 4, "int8": 8}
 
 
@@ -75,7 +75,7 @@ def _apply(model: ir.Model, fallbacks: Mapping[str, str], grids: Grids, provider
 
 
 def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, provider: str = "cpu") -> ir.Value:
-    """Write a layer with its weight in blocks of `bits`, and return its result."""
+    """Write a layer whose weight is in blocks of `bits`, and return its result."""
     rows, columns = layer.size
     parts = lazy_parts(layer.stored_name, layer.size, bits, grids, layer.weight_reader())
     inputs: list[ir.Value | None] = [
@@ -87,7 +87,7 @@ def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, pr
     ]
     inside = layer.bias is not None and provider in _WITH_BIAS
     if inside:
-        inputs += [None, layer.bias]  # no order of the rows
+        inputs += [None, layer.bias]  # no row order
     attributes = {"K": rows, "N": columns, "bits": bits, "block_size": BLOCK}
     if provider in _ACCURACY_LEVELS:
         attributes["accuracy_level"] = _ACCURACY_LEVELS[provider]
@@ -100,10 +100,10 @@ def write_blocks(layer: LinearLayer, bits: int, grids: Grids, writer: Writer, pr
 def lazy_parts(
     name: str, size: tuple[int, int], bits: int, grids: Grids, read: Callable[[], Floats]
 ) -> dict[str, ir.TensorProtocol]:
-    """Return weight, scales and zero points, in the operator's order, computed when their bytes are read.
+    """Return weight, scales and zero points in the operator's layout, computed when their bytes are read.
 
     Args:
-        name: by which `grids` knows the weight.
+        name: the key of the weight in `grids`.
         size: K and N.
         bits: 4 or 8.
         grids: of the model.
@@ -129,7 +129,7 @@ def lazy_parts(
 
 
 def int4_embeddings(grids: Grids | None = None) -> Pass:
-    """Return the pass that quantizes embeddings to blocks of 4 bits.
+    """Return the pass that quantizes embeddings to 4-bit blocks.
 
     Args:
         grids: the grids of one model, and the importances to find others; None for a pass for any model.
@@ -140,8 +140,8 @@ def int4_embeddings(grids: Grids | None = None) -> Pass:
 def _quantize_tables(model: ir.Model, grids: Grids) -> Outcome:
     """Replace `Gather(table, ids)` by `GatherBlockQuantized(table in blocks, ids, scales, zero points)`.
 
-    A table that is tied to a quantized head shares its blocks, of 4 bits or of 8. `EmbedLayerNormalization` is unfused
-    where it has position ids.
+    A table tied to a quantized head shares its blocks, of 4 or 8 bits. `EmbedLayerNormalization` is unfused if it has
+    position ids.
     """
     written: dict[ir.Value, _Blocks] = {}
 
@@ -158,7 +158,7 @@ def _quantize_tables(model: ir.Model, grids: Grids) -> Outcome:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """A table as the operator reads it: uint8 [V, H * bits / 8], float32 [V, C], uint8 [V, C * bits / 8]."""
+    """A table in the operator's layout: uint8 [V, H * bits / 8], float32 [V, C], uint8 [V, C * bits / 8]."""
 
     bits: int
     data: ir.Value
@@ -175,9 +175,9 @@ def _write_lookup(node: ir.Node, blocks: _Blocks) -> None:
 
 
 def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks | None:
-    """Return the blocks of a head that reads the same table, as rows; None where there is none.
+    """Return the blocks of a head that reads the same table, as rows; None if there is none.
 
-    The head has a block on the axis in between. Its bytes are the same unless the last block is padded.
+    The head's weight has an extra axis for blocks. Its bytes are the same unless the last block is padded.
     """
     num_rows, width = (int(size) for size in tensor_of(table).shape.numpy())
     # See `stored_name`: the rows of a square table are what is stored of its transpose.
@@ -188,7 +188,7 @@ def _shared_blocks(table: ir.Value, graph: ir.Graph, node: ir.Node) -> _Blocks |
         shape = [num_rows, width // BLOCK, BLOCK * bits // 8]
         if data is None or scale is None or zero is None:
             continue
-        # What a file brought under these names is not made on saving; a padded last block makes one more.
+        # Initializers that the file already had under these names are not made on saving; padding adds a block.
         if not is_made_on_saving(tensor_of(data)) or list(tensor_of(data).shape.numpy()) != shape:
             continue
         writer = Writer(node)
@@ -210,7 +210,7 @@ def _own_blocks(table: ir.Value, grids: Grids, node: ir.Node) -> _Blocks:
     def data() -> ir.TensorProtocol:
         array = read()
         packed = pack_weight(array, grids.find(name, 4, lambda: array)).reshape(num_rows, -1)
-        return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without the padding of the last block
+        return ir.tensor(np.ascontiguousarray(packed[:, : width // 2]))  # without padding in the last block
 
     parts = lazy_parts(name, (width, num_rows), 4, grids, read)
     parts["blocks"] = ir.LazyTensor(data, ir.DataType.UINT8, ir.Shape([num_rows, width // 2]))
@@ -228,14 +228,14 @@ def to_int4(
 ) -> Quantized:
     """Quantize the weights of linear layers of a float32 model to 4 bits in blocks, within `max_error`.
 
-    Activations and sums stay floating point. The error of a weight is weighted by the size of its channel on `feeds`,
-    and what a channel adds too much is taken away by others.
-    Layers get 8 bits until the error on `feeds` is below `max_error` with a margin, those with the largest error per
-    weight first; where that is not enough for all layers together, they stay in float32, in the same order.
+    Activations and sums stay floating point. Weight errors are weighted by the magnitude of their channel on `feeds`,
+    and the error of one channel is compensated by others. Layers get 8 bits, those with the largest error per weight
+    first, until the error on `feeds` is below `max_error` with a margin; if 8 bits in all layers are not enough, layers
+    stay in float32, in the same order.
 
     Args:
         model: an optimized float32 model; it is not changed.
-        feeds: calibration inputs, each input name to array, on which the error is measured.
+        feeds: calibration inputs, arrays by input name, on which the error is measured.
         max_error: see `quantize_within`.
         provider: the execution provider of the result.
         folder: see `quantize_within`.
@@ -266,7 +266,7 @@ def to_int4(
 
 
 def _activations(layers: Sequence[LinearLayer], recording: Recording) -> Mapping[str, Callable[[], Floats]]:
-    """Return what gives rows of the input of each layer, float32 [T, K], by the name of its weight."""
+    """Return functions that give rows of the input of each layer, float32 [T, K], by weight name."""
 
     def rows(names: Sequence[str]) -> Floats:
         return np.concatenate(Activations.joined([recording.activations[name] for name in names]).rows)

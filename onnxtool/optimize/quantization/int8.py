@@ -1,6 +1,6 @@
 """Quantize a model to int8, weights and activations, within a bound on its error.
 
-Letters of shapes: K width of a layer's input, N width of its output, V rows of a table, H their width.
+Shape letters: K input width of a layer, N output width, V rows of a table, H row width.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from onnxtool.progress import counted
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
 _AXES_AS_INPUT = 18  # the opset since which ReduceMax takes them so
 _BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
-# What no element of an activation is below: its smallest ones need not be looked for in each run.
+# Lower bounds of activations, whose minimum need not be computed in each run.
 _LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.1701, "BiasGelu": -0.1701, "Sigmoid": 0.0}
-# Inputs of a MultiHeadAttention which leave its values those of one linear layer.
+# Inputs of a MultiHeadAttention with which its values still come from a single linear layer.
 _PLAIN_INPUTS = frozenset({"query", "key", "value", "key_padding_mask", "attention_bias"})
 
 
 def require_opset(model: ir.Model) -> None:
-    """Refuse a model of an opset without the operators that quantize activations.
+    """Refuse a model whose opset lacks the operators that quantize activations.
 
     Raises:
         PassError: its opset is too low, or it declares none.
@@ -75,12 +75,12 @@ def quantize_int8(
     *,
     exact: bool = False,
 ) -> Pass:
-    """Return the pass that quantizes all linear layers to int8 but `fallbacks`.
+    """Return the pass that quantizes all linear layers except `fallbacks` to int8.
 
     Args:
         fallbacks: names of weights that stay float32.
-        adjustments: changes that reduce the rounding error, by the name of the weight; layers that read the same
-            activations with the same smoothing scale share one division.
+        adjustments: changes that reduce the rounding error, by weight name; layers that read the same activations with
+            the same smoothing scale share one division.
         exact: whether the result is only for CPUs on which no product saturates.
     """
 
@@ -119,18 +119,18 @@ def _apply(
     return Outcome(model, len(wanted), refusals([*reasons, *others]))
 
 
-_MOST_STEPS = 64  # from a layer of an expert back to where its tokens are chosen
+_MOST_STEPS = 64  # from an expert's layer back to the choice of its tokens
 _Key = tuple["ir.Value", bytes, ActivationGrid | RowGrid | None]
 
 
 def _key(layer: LinearLayer, adjustment: Adjustment) -> _Key:
-    """Return a key that is equal for layers that can share their quantized activations."""
+    """Return a key that is equal for layers that can share quantized activations."""
     smoothing_scale = b"" if adjustment.smoothing_scale is None else adjustment.smoothing_scale.tobytes()
     return layer.value, smoothing_scale, adjustment.activations
 
 
 def find_free_smoothing(layers: Sequence[LinearLayer]) -> frozenset[str]:
-    """Return the names of activations whose division by a smoothing scale needs no node of its own."""
+    """Return the names of activations whose division by a smoothing scale needs no extra node."""
     readers = _readers(layers)
     return frozenset(
         str(value.name) for value, group in readers.items() if _find_absorber(value, group, layers) is not None
@@ -149,7 +149,7 @@ def _find_absorber(
 ) -> ir.Node | LinearLayer | None:
     """Return the normalization or layer that can absorb the division of `value`; None unless only `group` reads it.
 
-    The output of an attention is a weighted mean of its values in each channel, so the layer of the values can.
+    An attention's output is, in each channel, a weighted mean of its values, so the layer of the values can absorb it.
     """
     if len(value.uses()) != len(group) or value.is_graph_output():
         return None
@@ -170,9 +170,9 @@ def _find_absorber(
 def _fold_smoothing_scales(
     layers: Sequence[LinearLayer], adjustments: Mapping[str, Adjustment]
 ) -> tuple[set[ir.Value], Mapping[str, Adjustment]]:
-    """Fold divisions into the normalizations and layers in front, where all consumers have one smoothing scale.
+    """Fold divisions into the preceding normalizations and layers, if all consumers have the same smoothing scale.
 
-    Returns the outputs of these, and the adjustments with the result scales of the layers.
+    Returns their outputs, and the adjustments with the result scales of the layers.
     """
     folded, changed = set(), dict(adjustments)
     for value, group in _readers(layers).items():
@@ -205,8 +205,8 @@ class _Activations:
 
     Attributes:
         value: float32 activations, or uint8 with `zero`, uint8 [], and one of the scales.
-        scale: of all activations, float32 [].
-        row_scale: of each row, float32 [..., 1].
+        scale: scale of all activations, float32 [].
+        row_scale: scale of each row, float32 [..., 1].
     """
 
     value: ir.Value
@@ -218,7 +218,7 @@ class _Activations:
 def write_adjusted(
     layer: LinearLayer, adjustment: Adjustment, writer: Writer, label: str, *, exact: bool = False
 ) -> ir.Value:
-    """Write a layer in int8, which quantizes its activations itself, and return its result.
+    """Write a layer in int8 that quantizes its activations itself, and return its result.
 
     The names of its weights end in `label`: the same layer may be written again with another adjustment.
     """
@@ -231,7 +231,7 @@ def _prepare(
 ) -> _Activations:
     """Write the input of a layer: its activations divided by a Mul, and quantized unless the operator does that.
 
-    An operator for dynamic ranges quantizes its own input; where it is shared by several, that is done once.
+    An operator for dynamic ranges quantizes its own input; an input shared by several is quantized once.
     """
     value, grid = layer.value, adjustment.activations
     if smoothing_scale is not None:
@@ -249,14 +249,14 @@ def _prepare(
 
 
 def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
-    """Write what quantizes each row of `value` with a scale of its own; no operator of onnxruntime does that."""
+    """Write nodes that quantize each row of `value` with its own scale; onnxruntime has no operator for that."""
     opset = 0 if layer.node.graph is None else default_opset(layer.node.graph.opset_imports)
     reach = _row_reach(value, grid, opset, writer)
     zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
     step = writer.constant(np.array(grid.step, np.float32), f"onnxtool.step_{grid.zero}")
-    if opset < _BLOCKED_OPSET:  # rows of one reach, so that all have one step
+    if opset < _BLOCKED_OPSET:  # rows of the same reach, so that all have the same step
         return _Activations(writer.op("QuantizeLinear", writer.op("Div", value, reach), step, zero), step, zero, reach)
-    # Without a second pass over the activations: each row is a block.
+    # This needs no second pass over the activations: each row is a block.
     scale = writer.op("Mul", reach, step)
     zeros = writer.op("Expand", zero, writer.op("Shape", scale))
     codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
@@ -274,7 +274,7 @@ def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir
 
     bounds = [extreme("ReduceMax")]
     made_by = value.producer()
-    # Not those of other domains, such as a function of the model under the same name.
+    # Operators in other domains are excluded, such as a model-local function with the same name.
     lowest = _LOWEST.get(made_by.op_type) if made_by is not None and made_by.domain in ("", MICROSOFT) else None
     if lowest is None:
         mirrored = writer.constant(np.array(grid.mirror, np.float32), f"onnxtool.mirror_{grid.zero}")
@@ -284,13 +284,13 @@ def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir
     reach = writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
     if not _may_have_no_rows(value):
         return reach
-    # The maximum of no rows has as many columns as these have, up to onnxruntime 1.31 at least.
+    # On zero rows, ReduceMax keeps all columns, at least up to onnxruntime 1.31.
     first, second = (writer.constant(np.array([place], np.int64), f"onnxtool.place_{place}") for place in (0, 1))
     return writer.op("Slice", reach, first, second, writer.constant(np.array([-1], np.int64), "onnxtool.last_axis"))
 
 
 def _may_have_no_rows(value: ir.Value) -> bool:
-    """Whether rows were chosen by what the model computed, as the tokens of one expert are: there may be none."""
+    """Whether rows were chosen from computed values, like an expert's tokens: there may be none."""
     made: ir.Value | None = value
     for _ in range(_MOST_STEPS):
         node = None if made is None else made.producer()
@@ -317,8 +317,8 @@ def _write(
     tensor, scales = _lazy_weights(layer, adjustment, exact=exact)
     weight = shared_initializer(tensor, f"{layer.stored_name}_int8{label}", writer)
     scale = shared_initializer(scales, f"{layer.stored_name}_scale{label}", writer)
-    # onnxruntime's option for CPUs on which products saturate ignores weights without it, or ends the process; it loads
-    # no model in which layers share it.
+    # Without it, onnxruntime's option for CPUs on which products saturate ignores the weight or ends the process; if
+    # layers share it, onnxruntime does not load the model.
     zero = writer.constant(np.array(0, np.int8), f"{layer.stored_name}_zero{label}")
     bias = _bias(layer, adjustment, writer)
     inputs: list[ir.Value | None] = [activations.value, weight, scale, zero]
@@ -365,7 +365,7 @@ def _lazy_weights(
     )
 
 
-# Smaller tables (positions, segments) hardly add to the size.
+# Smaller tables (positions, segments) hardly affect the size.
 _FEWEST_ROWS = 1024
 _NARROWEST = 8
 _NORMALIZATION_OPSET = 17  # of LayerNormalization
@@ -375,16 +375,16 @@ _DEFAULT_EPSILON = 1e-12  # of EmbedLayerNormalization
 def _quantize_tables(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Gather(table, ids)` by `Mul(Cast(Gather(int8 table, ids)), Gather(scale, ids))`, with a scale per row.
 
-    `EmbedLayerNormalization` is unfused first where it has position ids.
+    `EmbedLayerNormalization` is unfused first if it has position ids.
     """
     written: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     return rewrite_lookups(model, lambda node, table: _write_lookup(node, table, written))
 
 
 def rewrite_lookups(model: ir.Model, rewrite: Callable[[ir.Node, ir.Value], str]) -> Outcome:
-    """Rewrite each lookup of rows in a large table by `rewrite`, and drop the tables that nothing reads any more.
+    """Rewrite each lookup of rows in a large table by `rewrite`, and drop tables that are no longer read.
 
-    `rewrite` returns why not where a precondition does not hold. `EmbedLayerNormalization` is unfused first.
+    `rewrite` returns the reason if a precondition does not hold. `EmbedLayerNormalization` is unfused first.
     """
     reasons = _unfuse_embeddings(model)
     num_unfused = len(reasons)
@@ -399,10 +399,10 @@ def rewrite_lookups(model: ir.Model, rewrite: Callable[[ir.Node, ir.Value], str]
 
 
 def _is_large_table(table: ir.Value | None) -> bool:
-    """Whether `table` is a float32 matrix large enough to be quantized, which only lookups read."""
+    """Whether `table` is a float32 matrix that is large enough to be quantized and only read by lookups."""
     if table is None or not is_weight(table, 2) or table.is_graph_output():
         return False
-    # Where another node reads it (a head that stays in float32), a quantized copy would only add to the size.
+    # If another node reads it (a head that stays in float32), a quantized copy would only add to the size.
     if any(reader.op_type not in ("Gather", "EmbedLayerNormalization") for reader, _ in table.uses()):
         return False
     tensor = tensor_of(table)
@@ -439,7 +439,7 @@ def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.Tensor
 
 
 def _unfuse_embeddings(model: ir.Model) -> list[str]:
-    """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return why not where it stays."""
+    """Replace `EmbedLayerNormalization` by lookups, sums and `LayerNormalization`; return the reason if it stays."""
     reasons = []
     for node in model.graph:
         if node.op_type != "EmbedLayerNormalization" or node.domain != MICROSOFT:
@@ -491,18 +491,18 @@ def to_int8(
 ) -> Quantized:
     """Quantize the linear layers of a float32 model to int8, within `max_error`.
 
-    Weights are rounded so that the errors of channels make up for each other on `feeds`, and the average loss by
-    rounding is added to the bias. Channels with outliers are scaled down in front of a layer where that costs no node.
-    Where the error on `feeds` is then not below `max_error` with a margin, a Mul scales them down in front of more and
-    more layers, and then layers stay in float32, those with the largest error per weight first.
+    Weights are rounded so that the errors of channels cancel on `feeds`, and the average rounding error is added to the
+    bias. Channels with outliers are scaled down before a layer if that needs no extra node. If the error on `feeds` is
+    then not below `max_error` with a margin, a Mul scales them down before more and more layers, and finally layers
+    stay in float32, those with the largest error per weight first.
 
     Args:
         model: an optimized float32 model; it is not changed.
-        feeds: calibration inputs, each input name to array, on which the error is measured.
-        max_error: see `quantize_within`; with None, channels are scaled down wherever that is worth its time.
-        activations: how these are rounded in a run: `per_row`, with a scale for each; `dynamic`, with the range of all
-            of the run; `static`, with ranges that come from `feeds`; or `mixed`, `static` behind normalizations where
-            that costs little, and `per_row` elsewhere.
+        feeds: calibration inputs, arrays by input name, on which the error is measured.
+        max_error: see `quantize_within`; with None, channels are scaled down wherever that is worth the time.
+        activations: how activations are rounded: `per_row`, with a scale for each row; `dynamic`, with one range per
+            run; `static`, with ranges measured on `feeds`; or `mixed`, `static` after normalizations where that costs
+            little, and `per_row` elsewhere.
         exact: whether the result is only for CPUs on which no product of uint8 and int8 saturates. Without it, products
             are exact on every CPU, and weights have slightly coarser steps.
         folder: see `quantize_within`.
@@ -517,7 +517,7 @@ def to_int8(
         choices = choose_adjustments(
             layers, recording, activations, exact=exact, free_smoothing=find_free_smoothing(layers)
         )
-        # Rows for themselves also where nothing is known about them.
+        # Rows get separate scales also if nothing is known about them.
         others = Adjustment(activations=RowGrid.middle()) if activations in (MIXED, PER_ROW) else PLAIN
         defaults = {layer.name: others for layer in layers}
         return _config(choices, defaults, is_bounded=max_error is not None, is_exact=exact)

@@ -1,6 +1,6 @@
 """Find the linear layers of a graph that can be quantized, and unfuse operators that contain one, such as Attention.
 
-Letters of shapes: K width of the input, N width of the output.
+Shape letters: K input width, N output width.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onnxtool.graph.shapes import Shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.quantization.arithmetic import Floats
 
-# Inputs of an Attention that has no cache.
+# Inputs of an Attention without a cache.
 _PLAIN_INPUTS = frozenset({"input", "weights", "bias", "mask_index", "attention_bias"})
 _PARTS = ("query", "key", "value")
 _PASSED_ON = ("num_heads", "mask_filter_value", "scale", "unidirectional")
@@ -57,14 +57,14 @@ class LinearLayer:
 
     @property
     def name(self) -> str:
-        """The name of the weight, by which reports call a layer."""
+        """The name of the weight, which identifies the layer in reports."""
         return str(self.weight.name)
 
     @property
     def stored_name(self) -> str:
         """The name of the quantized weight.
 
-        A square one may be read as its transpose as well, which has other columns, and the shapes of the two are equal.
+        A square weight may also be read transposed: the columns differ, but the shapes are equal.
         """
         rows, columns = self.size
         return f"{self.name}_transposed" if self.transposed and rows == columns else self.name
@@ -81,7 +81,7 @@ class LinearLayer:
         return (columns, rows) if self.transposed else (rows, columns)
 
     def weight_reader(self) -> Callable[[], Floats]:
-        """Return a function that reads the weight, float32 [K, N], also after the layer was removed from the graph."""
+        """Return a function that reads the weight, float32 [K, N], even after the layer was removed from the graph."""
         tensor, transposed = tensor_of(self.weight), self.transposed
 
         def read() -> Floats:
@@ -104,7 +104,7 @@ _PLAIN_ATTRIBUTES = {"alpha": 1.0, "beta": 1.0, "transA": 0, "transBatchA": 0, "
 
 
 def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
-    """Find the linear layers with a float32 weight, and the reasons why others cannot be quantized."""
+    """Find the linear layers with a float32 weight, and why others cannot be quantized."""
     layers, reasons = [], []
     for node in model.graph:
         name = _TRANSPOSED.get((node.domain, node.op_type))
@@ -122,7 +122,7 @@ def find_linear_layers(model: ir.Model) -> tuple[list[LinearLayer], list[str]]:
 
 
 def _objection(layer: LinearLayer) -> str:
-    """Return why a layer cannot be quantized; empty where it can."""
+    """Return why a layer cannot be quantized; empty if it can."""
     dtype = tensor_of(layer.weight).dtype
     if dtype != ir.DataType.FLOAT:
         return f"its weight is {dtype.numpy()}, not float32"
@@ -134,7 +134,7 @@ def _objection(layer: LinearLayer) -> str:
 
 
 def _with_added_bias(layer: LinearLayer) -> LinearLayer:
-    """Return a layer with the bias that an Add behind it adds, where there is one."""
+    """Return a layer with the bias that a following Add adds, if any."""
     add = only_consumer(layer.result, "Add")
     parts = None if add is None else operands(add, lambda one: _is_bias(one, layer))
     return layer if add is None or parts is None else replace(layer, bias=parts[0], result=add.outputs[0])
@@ -145,12 +145,12 @@ def _is_bias(value: ir.Value, layer: LinearLayer) -> bool:
 
 
 def unfuse_linear_layers(model: ir.Model, fallbacks: frozenset[str], shapes: Shapes) -> list[str]:
-    """Unfuse operators that contain a linear layer, or its bias, where the layer is to be quantized.
+    """Unfuse operators that contain a linear layer to be quantized, or its bias.
 
-    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: one MatMul and a Split
-    take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: quantized layers add a bias at no cost. In a file that
-    was optimized before, it is in a Sum. Operators whose weights are all among `fallbacks` stay. Returns why others
-    stay.
+    `Attention(x, W, b)` becomes `MultiHeadAttention(x @ Wq + bq, x @ Wk + bk, x @ Wv + bv)`: a single MatMul with a
+    Split would take longer. `BiasGelu(x @ W, b)` becomes `Gelu(x @ W + b)`: quantized layers add a bias at no cost. In
+    a file that was already optimized, the bias is in a Sum. Operators whose weights are all in `fallbacks` stay.
+    Returns the reasons why others stay.
     """
     reasons = []
     for node in list(model.graph):
@@ -233,12 +233,12 @@ def _unfuse_attention(node: ir.Node) -> None:
 
 
 def names_of_parts(weight: ir.Value) -> list[str]:
-    """Return the names of the layers of queries, keys and values in the packed weight of an attention."""
+    """Return the names of the query, key and value layers in an attention's packed weight."""
     return [f"{weight.name}_{part}" for part in _PARTS]
 
 
 def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Value:
-    """Return the columns of queries, keys or values of a packed weight, read from it when they are needed."""
+    """Return the query, key or value columns of a packed weight, read when needed."""
     tensor = tensor_of(weight)
     rows, columns = (int(size) for size in tensor.shape.numpy())
     width = columns // len(_PARTS)
@@ -250,7 +250,7 @@ def _columns(weight: ir.Value, number: int, name: str, writer: Writer) -> ir.Val
 
 
 def shared_initializer(tensor: ir.TensorProtocol, name: str, writer: Writer) -> ir.Value:
-    """Return an initializer that holds `tensor`: that of another layer with the same weight where there is one."""
+    """Return an initializer with `tensor`, shared with another layer that has the same weight, if any."""
     held: ir.Value | None = writer.initializers.get(name)
     # An initializer of the input file under this name is not computed on saving.
     if held is not None and is_made_on_saving(tensor_of(held)) and tensor_of(held).shape == tensor.shape:
