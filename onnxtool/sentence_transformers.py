@@ -9,7 +9,7 @@ SparseEncoder, CrossEncoder and MultiVectorEncoder load such folders too. senten
 around the transformer, including the modules after it. It imports classes from other packages only with
 `trust_remote_code=True`; importing this module registers its class, so that the folder loads without it.
 
-Written for sentence-transformers 6.2. Letters of shapes: B batch, S sequence.
+Written for sentence-transformers 6.2. Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

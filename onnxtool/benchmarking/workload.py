@@ -1,6 +1,6 @@
 """The workload of a benchmark: generated inputs of one shape, or texts in batches.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read image files, given by name, folder or list. Images are untrusted.
 
-Letters of shapes: H height, W width.
+Shape letters: H height, W width.
 """
 
 from __future__ import annotations

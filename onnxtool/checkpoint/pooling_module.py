@@ -4,7 +4,7 @@
 of PyTorch from the module's definition, used to verify exports; the caller passes PyTorch in, because this package does
 not import it. The building blocks, activations of torch.nn and modes of Pooling, have the same three forms.
 
-Letters of shapes: B batch, S sequence, H hidden, N numbers per token, W width of a vector.
+Shape letters: B batch, S sequence, H hidden, N numbers per token, W width of a vector.
 """
 
 from __future__ import annotations

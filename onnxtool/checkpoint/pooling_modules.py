@@ -3,7 +3,7 @@
 To add a module, add a class here or in sparse_modules.py, and an entry in POOLING_MODULES. The definitions follow
 sentence-transformers 6.2.
 
-Letters of shapes: B batch, S sequence, H hidden, V vocabulary, W width of a vector.
+Shape letters: B batch, S sequence, H hidden, V vocabulary, W width of a vector.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Matches `quantize_embeddings` of sentence-transformers 6.2 bit for bit, in NumPy and in a graph.
 
-Letters of shapes: N vectors, W numbers per vector, C stored columns.
+Shape letters: N vectors, W numbers per vector, C stored columns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Modules of sparse encoders: from token logits, or from a vector, to term weights.
 
-The definitions follow sentence-transformers 6.2. Letters of shapes: B batch, S sequence, V vocabulary, W width of
+The definitions follow sentence-transformers 6.2. Shape letters: B batch, S sequence, V vocabulary, W width of
 a vector, L latents.
 """
 

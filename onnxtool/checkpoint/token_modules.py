@@ -1,6 +1,6 @@
 """Modules of late-interaction encoders: from token states to a vector for each token that counts.
 
-MultiVectorEncoder of sentence-transformers 6.2. Letters of shapes: B batch, S sequence, W width of a vector.
+MultiVectorEncoder of sentence-transformers 6.2. Shape letters: B batch, S sequence, W width of a vector.
 """
 
 from __future__ import annotations

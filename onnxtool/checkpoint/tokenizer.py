@@ -1,6 +1,6 @@
 """Convert texts to the model's inputs with its own tokenizer.json, and ids back to tokens.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run windows of texts through a model, with read-ahead, batches across windows, and results in order.
 
-Letters of shapes: N texts of a window, B texts of a batch.
+Shape letters: N texts of a window, B texts of a batch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read the vectors of an encoded corpus back, a shard at a time.
 
-Letters of shapes: N texts of a shard, H numbers of a vector, T terms or tokens of these texts together.
+Shape letters: N texts of a shard, H numbers of a vector, T terms or tokens of these texts together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Write the vectors of a shard: JSON Lines in Anserini's layout, Parquet, or arrays with a file of ids.
 
-The same texts and vectors give the same bytes. Letters of shapes: N texts, H numbers of a vector, T terms or tokens of
+The same texts and vectors give the same bytes. Shape letters: N texts, H numbers of a vector, T terms or tokens of
 all texts together, W numbers of a token's vector.
 """
 

@@ -78,7 +78,7 @@ class Comparison:
         overlap_at_10: average fraction of the base's top ten documents that are also in the model's.
         num_equal_top_10: number of queries with the same top ten documents in the same order, except for documents
             whose scores differ by less than one part in 100,000.
-        lost: the queries that lost most by the first measure, worst first.
+        lost: the queries with the largest losses in the first measure, worst first.
     """
 
     base: SystemReport
@@ -103,19 +103,19 @@ class EvaluationReport:
     """The retrieval quality of a model.
 
     Attributes:
-        model: what searched.
+        model: the system that searched.
         data: the folder of the collection, or the dataset on the hub with its commit.
-        split: whose judgements count.
-        num_documents: that could be found.
-        num_queries: that are judged, over which means are taken.
-        num_judgements: of these queries.
-        num_without_relevant: of these queries, those for which no document is judged relevant; they count as 0.
-        num_own_ids_left_out: queries whose rankings leave out the document with the query's own id.
-        measures: name to mean, with its interval.
-        rejects: lines of the corpus that are no document, by the reason.
-        against: the comparison; None where there is none.
-        gates: what was checked.
-        queries: each judged query.
+        split: the split of the judgements.
+        num_documents: number of searchable documents.
+        num_queries: number of judged queries, over which means are taken.
+        num_judgements: number of judgements of these queries.
+        num_without_relevant: number of these queries without a relevant document; they count as 0.
+        num_own_ids_left_out: number of queries whose rankings leave out the document with the query's own id.
+        measures: means with their intervals, by name.
+        rejects: number of corpus lines that are not documents, by reason.
+        against: the comparison; None without a base.
+        gates: the checked gates.
+        queries: the judged queries.
         peak_rss_bytes: the largest resident set of this process so far.
         run_path: path of the written run; empty if not written.
         notes: notes for the user.

@@ -1,6 +1,6 @@
 """Exact search: every document is compared with every query, a block of documents at a time.
 
-Letters of shapes: Q queries, D documents of a block, or their passages, H numbers of a vector, V terms of a vocabulary.
+Shape letters: Q queries, D documents of a block, or their passages, H numbers of a vector, V terms of a vocabulary.
 """
 
 from __future__ import annotations

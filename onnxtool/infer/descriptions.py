@@ -1,6 +1,6 @@
 """User descriptions of files without a stamp, made by other exporters: checked against the file, then used as a stamp.
 
-Letters of shapes: B batch, S sequence, H hidden size, V vocabulary, L labels.
+Shape letters: B batch, S sequence, H hidden size, V vocabulary, L labels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Run image files through a model: image vectors, and images ranked for a text.
 
-Letters of shapes: N images, B batch, H height, W width, P tokens of a page, D width of a vector.
+Shape letters: N images, B batch, H height, W width, P tokens of a page, D width of a vector.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A text model with everything needed to run it: session, tokenizer, limit, prompts and head.
 
-Letters of shapes: B batch, N texts, S sequence, H hidden size.
+Shape letters: B batch, N texts, S sequence, H hidden size.
 """
 
 from __future__ import annotations

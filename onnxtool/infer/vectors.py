@@ -1,6 +1,6 @@
 """Text vectors: sparse over a vocabulary, dense, and one per token.
 
-Letters of shapes: N texts, H hidden size, V vocabulary, T terms (or tokens) of all texts together, W width of a token's
+Shape letters: N texts, H hidden size, V vocabulary, T terms (or tokens) of all texts together, W width of a token's
 vector.
 """
 

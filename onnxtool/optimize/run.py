@@ -55,9 +55,9 @@ from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.version import __version__
 
 _LOGGER = logging.getLogger(__name__)
-_MOST_LEFT_OUT = 3  # if more passes are wrong, the graph is not one that they were made for
+_MOST_LEFT_OUT = 3  # if more passes fail, the graph is unlike the ones that they were made for
 _OF_SIZES = ("Shape", "Size")
-_RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed that on texts
+_RANDOM_IDS = 3.0  # the factor by which the error on random ids may exceed the error on texts
 
 
 @checked
@@ -128,7 +128,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         # The reference returns vectors before quantized storage.
         path = source.path if storage is None else stack.enter_context(scratch_file(model, staging.folder))
         reference, disabled = None, _disabled_optimizers(options, before)
-        if options.verify:  # before any pass: the file's own behaviour is not caused by any pass
+        if options.verify:  # before any pass, because no pass causes the file's own behaviour
             tell(f"running {source.path.name}")
             turns = find_turns(model)
             reference = Original(source, path, options.provider, before.ops, disabled, turns, options.given).run()
@@ -167,7 +167,7 @@ def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Spe
     tell("timing the result and its input")
     try:
         return compare_speed(source, path, options.provider, options.given), ""
-    except OnnxtoolError as error:  # the result may be right all the same
+    except OnnxtoolError as error:  # the result may still be right
         return None, error.message.replace(str(path), "the result")
 
 
@@ -294,8 +294,8 @@ def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
 def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, ...]:
     """Return the onnxruntime optimizers that sessions must not run on the result.
 
-    None for half precision: without its fusion of SkipLayerNormalization, onnxruntime 1.31 ends the process on some
-    graphs of float16, while it loads them.
+    None for half precision: without its fusion of SkipLayerNormalization, onnxruntime 1.31 crashes while loading some
+    float16 graphs.
     """
     return () if options.precision == "fp16" or _is_half(before) else DISABLED_OPTIMIZERS[options.provider]
 
@@ -328,7 +328,7 @@ def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Toler
     tolerance = TOLERANCES["fp16" if _is_half(before) else precision]
     if options.max_error is None:
         return tolerance
-    if precision in QUANTIZED:  # the error was measured on texts; that of random ids may be larger
+    if precision in QUANTIZED:  # the error was measured on texts; random ids may have a larger one
         if options.max_error <= MAX_ERROR:
             return tolerance
         # With such an error, small elements may change sign.
@@ -365,7 +365,7 @@ def _expected_attentions(model: ir.Model) -> int:
 
 
 def _needed(graph: ir.Graph) -> set[ir.Node]:
-    """Return the nodes of a graph that its outputs are computed from, in branches and bodies of loops as well."""
+    """Return the nodes of a graph that its outputs are computed from, including branches and loop bodies."""
     needed: set[ir.Node] = set()
     waiting = [value.producer() for value in graph.outputs]
     while waiting:

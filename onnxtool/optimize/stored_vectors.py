@@ -16,7 +16,7 @@ from onnxtool.errors import PassError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import VECTORS_KEY
 
-# A constant by what it holds, or the place of an earlier result: 0 is what comes in, 1 the first node's output.
+# A constant by its content, or the position of an earlier result: 0 for the input, 1 for the first node's output.
 _Input = ir.TensorProtocol | int
 
 
@@ -83,7 +83,7 @@ def _take_off(model: ir.Model, stored: VectorType, source: ModelFile) -> Storage
     """End the graph in the vectors before storage, under the name of its output.
 
     Raises:
-        PassError: the graph does not show where that is.
+        PassError: the graph does not show where storage begins.
     """
     graph = model.graph
     vectors = next((value for node in graph for value in node.outputs if value.name == FLOATS), None)

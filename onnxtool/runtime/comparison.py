@@ -19,10 +19,10 @@ from onnxtool.verification import Verification, VerificationCase
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
 _LOGGER = logging.getLogger(__name__)
-_PIECE = 1 << 20  # elements compared at a time: logits of a long text take 60 MB, and as much again per copy
+_PIECE = 1 << 20  # elements compared at a time: logits of a long text take 60 MB, and each copy as much again
 
-_LONGEST_REASON = 200  # characters of what onnxruntime says of inputs that a file does not take
-_CLEARLY = 1e-2  # of the largest value: far above any rounding
+_LONGEST_REASON = 200  # characters of onnxruntime's message about unsupported inputs
+_CLEARLY = 1e-2  # relative to the largest value: far above any rounding
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ class Tolerance:
     cosine: float
 
 
-# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers. In int8
-# and int4 the outputs of random ids show that masks and shapes are right; how good they are, texts show, on which they
-# are calibrated.
+# By the precision of the weights that ran. fp16 keeps 11 bits, and errors add up over a dozen layers. In int8 and int4,
+# outputs of random ids only show that masks and shapes are right; their quality is measured on the calibration texts.
 TOLERANCES = {
     "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
     "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999),
@@ -110,7 +109,7 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     """
     if output.shape != reference.shape:
         return _INCOMPARABLE
-    if reference.dtype.kind not in "biuf":  # texts, which are the same or not
+    if reference.dtype.kind not in "biuf":  # strings, which are equal or not
         return OutputError(0.0, 1.0, 1.0) if np.array_equal(output, reference) else _INCOMPARABLE
     if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape and not valid.all():
         output, reference = output[valid], reference[valid]
@@ -123,12 +122,12 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     for start in range(0, actual_flat.size, _PIECE):
         actual = actual_flat[start : start + _PIECE].astype(np.float64)
         wanted = wanted_flat[start : start + _PIECE].astype(np.float64)
-        # Squares of float32 are finite in float64, so these tell without another look at every value.
+        # Squares of float32 are finite in float64, so these suffice without another pass over all values.
         squares, wanted_squares = float(actual @ actual), float(wanted @ wanted)
         if not math.isfinite(squares + wanted_squares):
             finite = np.isfinite(actual) & np.isfinite(wanted)
-            # A model that masks with infinities is right where both have the same ones, and a logarithm of what is
-            # negative is NaN in both. How many there are is reported.
+            # A model that masks with infinities is right if both have the same ones, and the logarithm of a negative
+            # number is NaN in both. Their number is reported.
             if not np.array_equal(actual[~finite], wanted[~finite], equal_nan=True):
                 return _INCOMPARABLE
             num_equal += int((~finite).sum())
@@ -153,13 +152,13 @@ class ReferenceOutputs:
 
     Attributes:
         mask_effect: how far its outputs on real tokens move if padding is attended to, in the first case that shows it
-            clearly, else in the one that shows it best; None without a case that has padding.
+            clearly, or else in the clearest case; None if no case has padding.
         padding_effect: how far its outputs on real tokens move if padding holds other ids.
         ignores_mask: whether attending to padding never moves an output by more than rounding.
         constant: the outputs that are the same for all inputs; see `constant_outputs`.
         refused: descriptions of skipped cases, which the reference itself does not run on.
-        sequences: the outputs whose first axes are B and S, of which padding is left out; None for all that have the
-            shape of it, which a classifier with as many labels as tokens has as well.
+        sequences: the outputs whose first axes are B and S, in which padding is ignored; None for all outputs of that
+            shape, including those of a classifier with as many labels as tokens.
     """
 
     reference: str
@@ -175,7 +174,7 @@ class ReferenceOutputs:
     def measure(self, case: Case, name: str, output: NDArray[Any], wanted: NDArray[Any]) -> OutputError:
         """Measure how far an output of a case is from `wanted` at meaningful positions.
 
-        A row of only padding has no meaning, and models and operators differ there. It has to be finite if `wanted` is,
+        A row of only padding has no meaning, and models and operators differ there. It must be finite if `wanted` is,
         because averaging over a batch spreads NaN to other rows.
         """
         valid = case.valid if self.sequences is None or name in self.sequences else None
@@ -194,7 +193,7 @@ class ReferenceOutputs:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there is anything but NaN and infinities to compare."""
+        """Whether there is anything to compare except NaN and infinities."""
         arrays = [array for found in self.outputs for array in found.values()]
         return any(array.dtype.kind != "f" or not array.size or np.isfinite(array).any() for array in arrays)
 
@@ -214,7 +213,7 @@ def run_reference(
         cases: the cases to run.
         name: its name in reports.
         sequences: the outputs whose first axes are B and S; see ReferenceOutputs.
-        refusal: the error with which it refuses a case, such as a single token where it halves its sequence.
+        refusal: the error with which it refuses a case, e.g. a single token if it halves its sequence.
     """
     found: dict[int, Mapping[str, NDArray[Any]]] = {}
     reasons: dict[int, str] = {}
@@ -256,9 +255,9 @@ def verify(
         candidate: runs a case's feeds.
         expected: the expected outputs.
         tolerance: the allowed difference.
-        stored: how the candidate stores vectors that the reference has as floats. They are compared by the vectors
-            nearest to the reference's that are stored as the candidate's are: the edge of a step or a sign may be
-            crossed by as much as the tolerance allows, and by no more.
+        stored: how the candidate stores vectors that the reference has as floats. They are compared with the nearest
+            vectors to the reference's that have the candidate's codes, so that a value may cross a step or a sign by no
+            more than the tolerance.
     """
     results = []
     likes = [case for case in expected.cases if case.like]
@@ -266,7 +265,7 @@ def verify(
     for case, wanted in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
             outputs, failure = _restored(candidate(case.feeds), wanted, stored), ""
-        except SessionError as error:  # a graph that is fixed to one size runs on that size only
+        except SessionError as error:  # a graph fixed to one size only runs on that size
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
         _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
@@ -292,7 +291,7 @@ def verify(
 def _restored(
     outputs: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], stored: VectorType | None
 ) -> Mapping[str, NDArray[Any]]:
-    """Replace the stored vectors among `outputs` by floats; those of another width stay, which fit nothing."""
+    """Replace the stored vectors among `outputs` by floats; vectors of another width stay, and fail the comparison."""
     if stored is None:
         return outputs
     return {
@@ -332,7 +331,7 @@ def _compare(
 def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float | None, bool]:
     """Return how far the reference's outputs move on real tokens if padding is attended to.
 
-    The second result tells whether that is only rounding.
+    The second result tells whether this is only rounding.
     """
     effect: float | None = None
     ignores_mask = True
@@ -344,7 +343,7 @@ def _mask_effect(reference: Runner, expected: ReferenceOutputs) -> tuple[float |
         errors = [expected.measure(case, name, unmasked[name], wanted[name]) for name in wanted]
         effect = max(effect or 0.0, *(error.max_abs_error for error in errors))
         ignores_mask &= bool(masks) and all(is_negligible(error.max_abs_error, error.scale) for error in errors)
-        # A causal model shows its mask under padding on the left only, so one case may not be enough.
+        # A causal model only shows its mask with left padding, so one case may not be enough.
         if any(error.max_abs_error > _CLEARLY * error.scale for error in errors):
             break
     return effect, effect is not None and ignores_mask
@@ -413,15 +412,15 @@ def _describe(case: VerificationCase, verification: Verification) -> str:
 
 Arrays = Mapping[str, "NDArray[Any]"]
 
-_SAME = 1e-6  # of the largest value: what rounding alone makes of other shapes
+_SAME = 1e-6  # relative to the largest value: effect of rounding in other shapes
 
 
 def constant_outputs(feeds: Sequence[Arrays], outputs: Sequence[Arrays]) -> tuple[str, ...]:
     """Return the names of floating outputs that are the same for all inputs, including NaN.
 
-    Rows of a batch are compared that have the same shapes and masks and different contents: an output that depends on
-    lengths and positions alone is constant as well. Positions that a mask leaves out are not compared. An output of
-    ones may be a probability that is saturated, or the only one, and counts as telling.
+    Rows with the same shapes and masks but different contents are compared, so an output that only depends on lengths
+    and positions is constant too. Masked positions are not compared. An output of ones may be a saturated or only
+    probability, and does not count as constant.
 
     Args:
         feeds: arrays by input name, for each run.
@@ -432,7 +431,7 @@ def constant_outputs(feeds: Sequence[Arrays], outputs: Sequence[Arrays]) -> tupl
 
 
 def is_negligible(effect: float, scale: float) -> bool:
-    """Whether an output moved by no more than rounding moves one whose largest value is `scale`."""
+    """Whether an output with the largest value `scale` moved by no more than rounding."""
     return effect <= _SAME * scale
 
 
@@ -459,7 +458,7 @@ def _is_constant(name: str, feeds: Sequence[Arrays], outputs: Sequence[Arrays]) 
 
 
 def _rows(given: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[Any]], list[NDArray[Any]], NDArray[Any]]]:
-    """Yield masks, contents and output of each row of a run, or of all of it where inputs have no common batch."""
+    """Yield masks, contents and output of each row of a run, or of the whole run if its inputs share no batch axis."""
     sizes = {array.shape[:1] for array in given.values()}
     batched = len(sizes) == 1 and output.shape[:1] in sizes and output.ndim > 0
     for place in range(len(output)) if batched else (slice(None),):

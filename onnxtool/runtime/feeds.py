@@ -1,6 +1,6 @@
 """Generate inputs from a model's signature, for verification and timing.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ at least as large as a patch, or how many ids a decoder knows. Code that generat
 calibration, timing) reads this here. The stamp is metadata, and so untrusted: everything in it is checked against the
 graph, and bounded.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

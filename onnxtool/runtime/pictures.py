@@ -3,7 +3,7 @@
 The Pillow processors are used even if torchvision is installed, because torchvision resizes with different arithmetic.
 Settings come from a checkpoint and images from anywhere, so both are bounded before memory is allocated.
 
-Letters of shapes: B batch, H height, W width, S tokens, T tiles, N patches.
+Shape letters: B batch, H height, W width, S tokens, T tiles, N patches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Build a graph's inputs from a tokenizer's output.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """onnxruntime sessions as the model behind transformers' `generate`, which searches, samples and stops.
 
-Letters of shapes: B texts, R rows (B times the number of beams), S tokens of the decoder so far, V vocabulary.
+Shape letters: B texts, R rows (B times the number of beams), S tokens of the decoder so far, V vocabulary.
 
 Of transformers' private methods, this overrides the ones that prepare state held by the session, and the one that makes
 logits processors; tested with transformers 5.23.

@@ -1,6 +1,6 @@
 """Sentence encoders: one vector per text.
 
-Letters of shapes: B batch, S sequence, H hidden size, M modes of pooling, N texts.
+Shape letters: B batch, S sequence, H hidden size, M modes of pooling, N texts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Taggers: the words of a text with labels, or the entities marked by B- and I- labels.
 
-Letters of shapes: S sequence, L labels.
+Shape letters: S sequence, L labels.
 """
 
 from __future__ import annotations

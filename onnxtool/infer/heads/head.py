@@ -1,6 +1,6 @@
 """Batching of texts, and the interface of heads: combine windows, pool, and answer.
 
-Letters of shapes: B batch, N texts, S sequence.
+Shape letters: B batch, N texts, S sequence.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Classifiers of texts and text pairs, and rerankers, whose single label scores a pair.
 
-Letters of shapes: B batch, L labels.
+Shape letters: B batch, L labels.
 """
 
 from __future__ import annotations

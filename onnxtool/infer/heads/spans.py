@@ -1,6 +1,6 @@
 """Extractive question answering: locate the answer to a question in a text.
 
-Letters of shapes: B batch, S sequence.
+Shape letters: B batch, S sequence.
 """
 
 from __future__ import annotations

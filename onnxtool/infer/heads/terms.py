@@ -1,6 +1,6 @@
 """Sparse encoders: a weight for each term of the vocabulary.
 
-Letters of shapes: B batch, S sequence, V vocabulary, N texts, T terms of all texts together.
+Shape letters: B batch, S sequence, V vocabulary, N texts, T terms of all texts together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Late-interaction encoders: a vector for each token that counts.
 
-Letters of shapes: B batch, S sequence, W width of a vector, T tokens of all texts together.
+Shape letters: B batch, S sequence, W width of a vector, T tokens of all texts together.
 """
 
 from __future__ import annotations

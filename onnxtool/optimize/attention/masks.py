@@ -4,7 +4,7 @@ One export computes a mask with twenty operators, another with two. Here the mas
 lengths, padded on either side and with holes, by running only the nodes above it, and compared with the masks that
 fused operators support. Any other mask stays a bias, which is always correct.
 
-Letters of shapes: B batch, S queries, L keys, H heads.
+Shape letters: B batch, S queries, L keys, H heads.
 """
 
 from __future__ import annotations

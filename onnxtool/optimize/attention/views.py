@@ -4,7 +4,7 @@ Exporters split heads and transpose matrices in a dozen forms, with shapes compu
 handles all of them: number the elements of the first tensor, let the operators move the numbers, and see where they end
 up. The linear layers in front of the heads are matched here too.
 
-Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, I inputs, O outputs of a linear layer.
+Shape letters: B batch, S queries, L keys, H heads, D size of a head, I inputs, O outputs of a linear layer.
 """
 
 from __future__ import annotations

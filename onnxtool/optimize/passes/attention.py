@@ -1,6 +1,6 @@
 """Fuse attention into one onnxruntime operator.
 
-Letters of shapes: B batch, S queries, L keys, H heads, D size of a head.
+Shape letters: B batch, S queries, L keys, H heads, D size of a head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Remove maxima over scores and tokens, take them earlier, or take them in blocks.
 
-Letters of shapes: B batch, S sequence, K hidden, V vocabulary.
+Shape letters: B batch, S sequence, K hidden, V vocabulary.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Multiply once with key and value heads that several query heads share.
 
-Letters of shapes: B batch, S queries, L keys, H heads, D size of a head, R query heads that share one key head.
+Shape letters: B batch, S queries, L keys, H heads, D size of a head, R query heads that share one key head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fuse the rotary embedding of queries and keys into one onnxruntime operator.
 
-Letters of shapes: B batch, S sequence, H heads, D size of a head, R rows of the table of angles.
+Shape letters: B batch, S sequence, H heads, D size of a head, R rows of the table of angles.
 """
 
 from __future__ import annotations

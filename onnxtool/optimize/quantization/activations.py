@@ -1,6 +1,6 @@
 """Record the inputs of linear layers on calibration inputs, with a session that returns them as outputs.
 
-Letters of shapes: F calibration inputs, T sampled rows, K width of a layer's input.
+Shape letters: F calibration inputs, T sampled rows, K width of a layer's input.
 """
 
 from __future__ import annotations

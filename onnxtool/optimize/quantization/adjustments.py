@@ -1,6 +1,6 @@
 """Choose adjustments that reduce rounding errors, based on activations on calibration inputs.
 
-Letters of shapes: T rows of activations, K their width, N the width of the output.
+Shape letters: T rows of activations, K their width, N the width of the output.
 """
 
 from __future__ import annotations

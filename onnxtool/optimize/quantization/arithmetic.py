@@ -8,7 +8,7 @@ Rounding each weight to the nearest code is best for activations with independen
 correlated: the error of one channel can be compensated by channels that vary with it. After OBS (Hassibi and Stork,
 1993) and GPTQ (Frantar et al., arXiv:2210.17323).
 
-Letters of shapes: T rows of activations, K their width, N the width of the output.
+Shape letters: T rows of activations, K their width, N the width of the output.
 """
 
 from __future__ import annotations

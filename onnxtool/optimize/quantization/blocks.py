@@ -1,6 +1,6 @@
 """Quantize weights in blocks with a scale and a zero point each, for MatMulNBits and GatherBlockQuantized.
 
-Letters of shapes: K width of a layer's input, N width of its output, C blocks of a column (K / BLOCK, rounded up).
+Shape letters: K width of a layer's input, N width of its output, C blocks of a column (K / BLOCK, rounded up).
 """
 
 from __future__ import annotations

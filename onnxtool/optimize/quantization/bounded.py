@@ -75,7 +75,7 @@ def quantize_within(
 
     Args:
         model: an optimized float32 model; it is not changed.
-        feeds: calibration inputs, each input name to array, on which the error is measured.
+        feeds: calibration inputs, arrays by input name, on which the error is measured.
         max_error: upper bound on 1 - cosine of any row of an output, or of an output as a whole. None for no bound,
             with all layers at the lowest level.
         configure: returns the configuration for the layers of the model and their activations on `feeds`.

@@ -116,7 +116,7 @@ Judge = Callable[[Path], Judgement]
 def choose(
     conversion: Conversion, model: ir.Model, judge: Judge | None = None
 ) -> tuple[Converted, tuple[Candidate, ...]]:
-    """Return the fused `model` in the fastest precision within the bound of the error, and all candidates.
+    """Return the fused `model` in the fastest precision within the error bound, and all candidates.
 
     The fastest one has the smallest geometric mean of median latencies over all shapes. Candidates that fail, exceed
     the error bound or are rejected by the judge stay in the list with the reason.
@@ -234,7 +234,7 @@ def _latencies_ms(session: Session, feeds: Feeds) -> list[float]:
         start = time.perf_counter()
         outputs = session.run_unchecked(feeds)
         samples.append((time.perf_counter() - start) * 1e3)
-        del outputs  # here, outside the time of the next run
+        del outputs  # freed here, outside the time of the next run
     return samples
 
 

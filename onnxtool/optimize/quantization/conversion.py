@@ -46,8 +46,8 @@ class Converted:
     """A converted model, ready to be written.
 
     Attributes:
-        steps: the passes that converted and finished it; `results` says what each did.
-        quantization: its error and layers; None where nothing was quantized.
+        steps: the passes that converted and finished it; `results` has the result of each.
+        quantization: its error and layers; None if nothing was quantized.
     """
 
     model: ir.Model
@@ -62,13 +62,13 @@ class Conversion:
     """The context of a conversion.
 
     Attributes:
-        options: the bound of the error, what to calibrate on, and the CPU that int8 is for.
-        source: the file that is optimized, with its tokenizer beside it.
-        feeds: inputs of many shapes, to measure how large values become.
+        options: the error bound, the calibration inputs, and the target CPU of int8.
+        source: the file to optimize, with its tokenizer next to it.
+        feeds: inputs of many shapes, for measuring the magnitude of values.
         folder: for temporary files.
         context: model type and sizes, and the provider.
         finishing: the passes that run after the conversion.
-        disabled_optimizers: optimizers of onnxruntime that a session must not run.
+        disabled_optimizers: onnxruntime optimizers that a session must not run.
     """
 
     options: OptimizeOptions
@@ -81,12 +81,12 @@ class Conversion:
 
     @property
     def bound(self) -> float:
-        """The most that 1 - cosine may be."""
+        """The upper bound on 1 - cosine."""
         return MAX_ERROR if self.options.max_error is None else self.options.max_error
 
     @property
     def cpu(self) -> str:
-        """What int8 is for, one of `CPUS`."""
+        """The target CPU of int8, one of `CPUS`."""
         return self.options.cpu or ANY_CPU
 
     @property
@@ -146,7 +146,7 @@ class Conversion:
         return Pass(precision, apply), quantization
 
     def _caveat(self, precision: str, activations: str) -> str:
-        """Return a note on what the error on calibration inputs does not show about other inputs."""
+        """Return a note on the limits of the error on calibration inputs."""
         if precision != "int8" or activations not in (MIXED, STATIC):
             return ""
         where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)

@@ -1,13 +1,13 @@
-"""Compute an int8 model's results on every class of CPU, whatever CPU this is.
+"""Compute an int8 model's results as on each class of CPU, on any CPU.
 
 - *exact*: products of uint8 and int8 as ONNX defines them: x86 with VNNI or AMX, Arm.
-- *saturating*: sums of two neighbouring products are cut off at 16 bits: x86 with AVX2 or AVX-512, without VNNI.
-- *per_row*: DynamicQuantizeMatMul rounds each row of activations by its own scale and zero point: Arm with SME, where
+- *saturating*: sums of two neighbouring products are clipped to 16 bits: x86 with AVX2 or AVX-512, without VNNI. -
+*per_row*: DynamicQuantizeMatMul rounds each row of activations by its own scale and zero point: Arm with SME, where
   onnxruntime calls KleidiAI (`kai_run_lhs_quant_pack_qai8dxp_f32`).
 
-Only that operator differs between the first and the last. The first two are equal where no pair of neighbours in a
-weight can exceed 16 bits, which `require_small_pairs` proves of a written file.
-Letters of shapes: K width of the activations, N width of the output.
+Only that operator differs between the first and the last. The first two are equal if no pair of neighbours in a weight
+can exceed 16 bits, which `require_small_pairs` proves for a written file. Shape letters: K width of the
+activations, N width of the output.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AXES_AS_INPUT = 18  # the opset since which ReduceMax takes them so
 def by_arithmetic(model: ir.Model) -> dict[str, ir.Model]:
     """Return models that compute on this CPU what `model` computes on others, `exact` and, where it differs, `per_row`.
 
-    Products must not saturate here: their pairs are small, or sessions are told to make them exact.
+    Products must not saturate on this CPU: either all pairs are small, or sessions are configured for exact products.
     """
     if not any(_dynamic_products(model)):
         return {EXACT: model}
@@ -57,14 +57,15 @@ def by_arithmetic(model: ir.Model) -> dict[str, ir.Model]:
 def figures_of(errors: Mapping[str, float], *, small_pairs: bool) -> dict[str, float | None]:
     """Return the error under each arithmetic from those of `by_arithmetic`.
 
-    That of saturating products is None unless pairs are small: the file is for other CPUs, and was not tried there.
+    The error of saturating products is None unless pairs are small: otherwise the file is for other CPUs, and was not
+    tried on these.
     """
     exact = errors[EXACT]
     return {EXACT: exact, SATURATING: exact if small_pairs else None, PER_ROW: errors.get(PER_ROW, exact)}
 
 
 def require_small_pairs(path: Path) -> None:
-    """Check that no product of a written file can saturate, whatever its activations are.
+    """Check that no product of a written file can saturate, whatever the activations are.
 
     Raises:
         PassError: two neighbours of one sign in a column of an int8 weight add up to more than `LARGEST_PAIR`.

@@ -1,4 +1,4 @@
-"""The difference between outputs and reference outputs, as the number that `max_error` bounds."""
+"""Measure the difference between outputs and reference outputs that `max_error` bounds."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def measure_errors(
 
 
 def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
-    """Return the padding mask among `feeds`, bool [B, S], false on padding; None where there is none."""
+    """Return the padding mask among `feeds`, bool [B, S], false on padding; None if there is none."""
     for name, array in feeds.items():
         if "mask" in name and array.ndim == 2:
             return array.astype(bool)
@@ -38,7 +38,7 @@ def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bo
     Args:
         found: float [..., D].
         expected: the same shape.
-        valid: bool [B, S], false on padding; it counts for outputs whose first axes are B and S, and for [B, H, S, D].
+        valid: bool [B, S], false on padding; it applies to outputs whose first axes are B and S, and to [B, H, S, D].
     """
     if valid is not None and found.ndim >= 3 and found.shape[:2] == valid.shape:
         found, expected = found[valid], expected[valid]
@@ -57,7 +57,7 @@ def _cosine_errors(rows: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.float
     one, other = rows.astype(np.float64), wanted.astype(np.float64)
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
-    # A row of zeros has no direction: it is correct where both are zero.
+    # A row of zeros has no direction: it is correct if both are zero.
     cosines[norms <= _SMALLEST_NORM] = (one == other).all(axis=1)[norms <= _SMALLEST_NORM]
     errors: NDArray[np.float64] = np.where(np.isfinite(cosines), np.maximum(0.0, 1.0 - cosines), 2.0)
     return errors
@@ -69,8 +69,8 @@ def output_errors(
     """Return 1 - cosine of each row of each floating output, and of each such output as a whole.
 
     `max_error` bounds the largest of them: rows are real tokens of hidden states and logits [B, S, D], and texts of
-    embeddings [B, D]. A row of one number has no direction, so that outputs whose last axis is one count as a whole
-    only.
+    embeddings [B, D]. A row of one number has no direction, so outputs whose last axis has size one only count as a
+    whole.
     """
     errors = [np.zeros(0)]
     for name, wanted in expected.items():

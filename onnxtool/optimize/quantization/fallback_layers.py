@@ -47,9 +47,9 @@ class SwitchableModel:
     """A session on a model with switches, and its reference outputs.
 
     Attributes:
-        num_weights: the number of weights of each layer, by its name.
+        num_weights: the number of weights of each layer, by name.
         precisions: the names of the levels, the lowest first.
-        feeds: calibration inputs, each input name to array.
+        feeds: calibration inputs, arrays by input name.
         expected: the outputs in float32, one per calibration input.
     """
 
@@ -63,8 +63,8 @@ class SwitchableModel:
         """Return the largest error (see `output_errors`) on the calibration inputs at `place`.
 
         Args:
-            levels: the place of its level in `precisions` for each layer that is not in float32.
-            place: which of `feeds`.
+            levels: for each layer that is not in float32, the index of its level in `precisions`.
+            place: index into `feeds`.
         """
         feeds = self.feeds[place]
         switches = np.zeros((len(self.precisions), len(self.num_weights)), np.float32)
@@ -110,7 +110,7 @@ def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Va
     joint = ir.node("Identity", [None])
     graph.insert_after(last, joint)
     replace(layer.result, joint.outputs[0])
-    layer.result.name = layer.result.name or f"{layer.name}_float32"  # an output of the graph has passed its name on
+    layer.result.name = layer.result.name or f"{layer.name}_float32"  # a graph output has passed on its name
     writer = Writer(joint)
     total = layer.result
     for level, place in zip(levels, places, strict=True):

@@ -1,6 +1,6 @@
 """Compare a quantized model's nearest neighbours with the original's, on texts that it was not calibrated on.
 
-Letters of shapes: T texts, D width of a vector.
+Shape letters: T texts, D width of a vector.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks with one vecto
 _NUM_TEXTS = 200
 _NEIGHBOURS = 10
 _LENGTHS = range(40, 600)
-# Python's documentation of its own language: texts that every machine has.
+# Python's own documentation: texts that every machine has.
 _TEXTS = "pydoc_data"
 
 
@@ -37,10 +37,10 @@ def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking 
     Args:
         reference: the file in float32.
         found: the quantized file.
-        source: the file with the tokenizer beside it.
+        source: the file with the tokenizer next to it.
 
     Returns:
-        ranking: None for a model whose texts are no vectors, or without a tokenizer.
+        ranking: None for a model without text vectors or a tokenizer.
     """
     output = _vectors_of(source)
     if output is None or find_spec(_TEXTS) is None:
@@ -74,7 +74,7 @@ def held_out_texts(count: int) -> list[str]:
 
 
 def _vectors_of(source: ModelFile) -> str | None:
-    """Return the name of the output that is a vector for each text; None where there is none."""
+    """Return the name of the output with a vector for each text; None if there is none."""
     if source.metadata.get(TASK_KEY) not in _OF_VECTORS:
         return None
     outputs = source.structure.outputs
@@ -95,7 +95,7 @@ def _similarities(vectors: NDArray[np.float32]) -> NDArray[Any]:
 
 
 def _overlap(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
-    """Return the average fraction of each text's nearest neighbours that is the same in both."""
+    """Return the average fraction of each text's nearest neighbours that both share."""
     nearest = [np.argsort(-_similarities(one), axis=1, kind="stable")[:, :_NEIGHBOURS] for one in (wanted, found)]
     return float(np.mean([len(np.intersect1d(*pair)) / len(pair[0]) for pair in zip(*nearest, strict=True)]))
 

@@ -1,6 +1,6 @@
-"""Count the linear layers and embeddings of a written file by the precision that their weights have there.
+"""Count the linear layers and embeddings in a written file by the precision of their weights.
 
-The plan of a conversion is not a reliable figure: a pass may leave a layer alone, and no pass looks into branches and
+A conversion's plan is not a reliable figure: a pass may leave a layer unchanged, and no pass looks into branches and
 loop bodies.
 """
 
@@ -37,7 +37,7 @@ _DEFAULT_BITS = 4  # of operators that store blocks
 
 
 def count_written(quantization: Quantization | None, path: Path) -> Quantization | None:
-    """Return `quantization` with the layers and embeddings that the file at `path` has; None where it is None.
+    """Return `quantization` with the layers and embeddings of the file at `path`; None if it is None.
 
     Raises:
         PassError: none of them is in the precision of the conversion.
@@ -108,7 +108,7 @@ def _layers(node: ir.Node) -> Iterator[tuple[str, str]]:
 
 
 def _tables(node: ir.Node) -> Iterator[str]:
-    """Yield the precision of the table in a node that looks rows up in a quantized one."""
+    """Yield the precision of the table in a lookup node with a quantized table."""
     if (node.domain, node.op_type) == (MICROSOFT, "GatherBlockQuantized"):
         yield f"int{attribute(node, 'bits', _DEFAULT_BITS)}"
     elif (node.domain, node.op_type) == ("", "Gather") and is_weight(node.inputs[0], 2):
