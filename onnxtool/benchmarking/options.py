@@ -21,7 +21,7 @@ from onnxtool.runtime.bounds import (
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import Provider
 
-# Default limits per shape: enough runs for a p95, or as long as one likes to wait.
+# Default limits per shape: enough runs for a p95, or an acceptable waiting time.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
 DEFAULT_BATCH_SIZES: Any = (1, 8)
 DEFAULT_LENGTHS: Any = (16, 128)
@@ -39,13 +39,13 @@ else:
 
 
 class BenchmarkOptions(Options):
-    """What to time, and for how long.
+    """The options of a benchmark: what to time, and for how long.
 
     Attributes:
-        sequence_lengths: of generated inputs; texts have their own.
+        sequence_lengths: sequence lengths of generated inputs; texts have their own.
         runs: stop a shape after so many runs.
-        duration_s: stop a shape after so many seconds. The first of the two that is met stops it; where both are
-            None, DEFAULT_RUNS and DEFAULT_DURATION_S do.
+        duration_s: stop a shape after so many seconds. With `runs`, whichever limit is reached first applies; if both
+            are None, DEFAULT_RUNS and DEFAULT_DURATION_S apply.
         warmup: uncounted runs of each shape.
         threads: intra-op threads; 0 for one per core.
         seed: random seed of generated inputs and of the order of texts.

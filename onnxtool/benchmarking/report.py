@@ -48,7 +48,7 @@ class StageTimes:
 
     @classmethod
     def of(cls, batches: Sequence[Mapping[str, float]]) -> StageTimes:
-        """Summarize the milliseconds of each batch by stage: tokenize, run, and pool where the model is for vectors."""
+        """Summarize the milliseconds of each batch by stage: tokenize, run, and pool if the model produces vectors."""
         is_pooled = all("pool" in batch for batch in batches)
         return cls(
             tokenize=summarize_latencies([batch["tokenize"] for batch in batches]),
@@ -72,21 +72,22 @@ class BenchmarkResult:
     """Timing of one shape.
 
     Attributes:
-        sequence_length: S; of texts, the longest of the batches; 1 where nothing that is fed has a sequence.
-        runs: how many are counted.
-        throughput_tokens_per_s: tokens with their padding, but for texts real tokens alone; None where none are fed.
-        latencies_ms: of each run, in their order.
-        block_sizes: runs that followed each other at once; they add up to `runs`.
+        sequence_length: S; for texts, the length of the longest batch; 1 if no input has a sequence.
+        runs: number of counted runs.
+        throughput_tokens_per_s: tokens including padding, but for texts only real tokens; None if there are no tokens.
+        latencies_ms: the latency of each run, in order.
+        block_sizes: numbers of consecutive runs without a break; they add up to `runs`.
         p50_interval_ms: 95 % confidence interval of the median.
-        spread: 1.4826 * median absolute deviation / median, a standard deviation that outliers do not move.
-        drift: the median of the last third of the runs over that of the first third, less 1.
-        peak_rss_bytes: the largest resident set during these runs; None where the system does not say, or two models
+        spread: 1.4826 * median absolute deviation / median, an estimate of the relative standard deviation that is
+            robust to outliers.
+        drift: the median of the last third of the runs divided by the median of the first third, minus 1.
+        peak_rss_bytes: the largest resident set during these runs; None if the system does not report it, or two models
             were in memory.
         tokens: None for generated inputs.
         stages_ms: None for generated inputs.
-        transfer_ms: None unless the runs were on a GPU.
+        transfer_ms: None unless the model ran on a GPU.
         trusted: whether there are no warnings.
-        warnings: what makes the figures unreliable.
+        warnings: reasons why the figures are unreliable.
     """
 
     batch_size: int
@@ -109,7 +110,7 @@ class BenchmarkResult:
 
     @property
     def name(self) -> str:
-        """What gates and warnings call this shape, e.g. `8x128`, or `8xtexts`."""
+        """The name of this shape in gates and warnings, e.g. `8x128`, or `8xtexts`."""
         return f"{self.batch_size}x{'texts' if self.tokens else self.sequence_length}"
 
 
@@ -149,14 +150,14 @@ class ModelIdentity:
     """Identity of a model, to tell whether two benchmarks measure versions of the same one.
 
     Attributes:
-        sha256: of the graph file and its external data.
-        inputs: name to dtype and shape, with `?` for dynamic axes.
+        sha256: hash of the graph file and its external data.
+        inputs: dtype and shape by name, with `?` for dynamic axes.
         outputs: the same.
-        sizes: model_type, num_layers, hidden_size and num_heads, as far as the file says them.
-        task: by its stamp; empty without one.
+        sizes: model_type, num_layers, hidden_size and num_heads, as far as the file states them.
+        task: the task in its stamp; empty without a stamp.
         source: the checkpoint it was exported from, likewise.
-        inputs_sha256: of the texts or samples that were run; empty for generated inputs, which follow from seed and
-            shape.
+        inputs_sha256: hash of the texts or samples that were run; empty for generated inputs, which seed and shape
+            determine.
     """
 
     size_bytes: int
@@ -201,7 +202,7 @@ class Comparison:
     Attributes:
         other: a file, a checkpoint, or the model itself on another provider.
         kind: `onnx`, `pytorch`, `provider`, or `baseline` for the model of a baseline, which was timed again.
-        outputs: what was compared, as `name` or `name of the model: name of the other`.
+        outputs: the compared outputs, as `name` or `name in the model: name in the other`.
         notes: notes for interpreting the ratio.
     """
 
@@ -223,10 +224,10 @@ class GateOutcome:
         shape: e.g. `8x128`; empty for a figure of the whole run.
         value: the figure.
         base_value: the figure of the base; None for an absolute gate.
-        change: value over base_value, less 1; None for an absolute gate.
-        change_interval: of that, 95 %; None for a figure without samples.
-        decided: whether the interval excludes the threshold; where it does not, the best estimate decides.
-        note: what to know before reading the change; empty for nothing.
+        change: value / base_value - 1; None for an absolute gate.
+        change_interval: 95 % interval of the change; None for a figure without samples.
+        decided: whether the interval excludes the threshold; if not, the best estimate decides.
+        note: a caveat for interpreting the change; may be empty.
     """
 
     expression: str
@@ -264,20 +265,20 @@ class BenchmarkReport:
 
     Attributes:
         threads: intra-op threads of the session.
-        load_ms: from the file to a session that can run.
-        first_run_ms: the first run of the session, before any warm-up.
-        peak_rss_bytes: the largest resident set of this process so far; where two models are timed in turns, until the
+        load_ms: time from the file to a ready session.
+        first_run_ms: duration of the first run of the session, before any warm-up.
+        peak_rss_bytes: the largest resident set of this process so far; if two models are timed in turns, until the
             first was loaded.
-        warmup: runs of each shape that were not counted.
+        warmup: number of uncounted runs of each shape.
         peak_rss_load_bytes: the largest resident set until the model was loaded.
-        peak_vram_bytes: device memory that was taken from before the model was loaded until the runs were over, which
-            is the most it ever was, as onnxruntime gives none back; None where nothing ran on a GPU.
+        peak_vram_bytes: device memory allocated from before the model was loaded until the runs ended, which is also
+            the peak, because onnxruntime never frees any; None if nothing ran on a GPU.
         inputs: `random`, `texts` or `samples`.
-        trusted: whether every shape is.
-        warnings: what makes figures of the whole run unreliable.
-        notes: what a reader should know besides.
+        trusted: whether the timings of every shape are.
+        warnings: reasons why figures of the whole run are unreliable.
+        notes: other notes for the reader.
         comparison: None without `--compare`.
-        baseline: the report that gates refer to; empty for none.
+        baseline: the report that gates refer to; empty if none.
         gates: the outcome of each gate on each shape.
     """
 

@@ -1,4 +1,4 @@
-"""The graph of a model, or of two, as HTML: operators in their order, and what repeats once with its count."""
+"""Draw the graph of one or two models as HTML: operators in order, and repeated blocks once, with their count."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from onnxtool.summary.kinds import FUSED_OPERATORS
 from onnxtool.summary.repetition import Block, find_blocks
 
 _MAX_BOXES = 500  # of a list; and four times as many of a page
-_MAX_READS = 4  # names that a box has
+_MAX_READS = 4  # names in a box
 _ANCHOR = 10  # a block of this part of a graph, or more, is compared with such a block of the other
 _FUSED = frozenset().union(*FUSED_OPERATORS.values())
 
 
 class Box(NamedTuple):
-    """What is drawn: an operator, a repeated block, or nodes before and after; else a note.
+    """A drawn item: an operator, a repeated block, or nodes before and after a change; otherwise a note.
 
     Attributes:
-        reads: the values that it has from elsewhere than the box before it.
+        reads: the values that come from elsewhere than the preceding box.
         mark: added, removed or changed.
-        is_block: whether a title and a frame are around its boxes.
-        base: of a comparison, what stands in place of `boxes` in the base.
+        is_block: whether its boxes have a title and a frame.
+        base: in a comparison, the counterpart of `boxes` in the base.
     """
 
     op: str = ""
@@ -46,7 +46,7 @@ class Box(NamedTuple):
 
 
 class _Graph:
-    """A graph of which boxes are made."""
+    """A graph to be drawn as boxes."""
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
@@ -58,14 +58,14 @@ class _Graph:
         self.key = lru_cache(None)(self._key)
 
     def _key(self, block: Block, *, exact: bool) -> object:
-        """Return what equal blocks share: operators, and if `exact` their attributes."""
+        """Return a key that equal blocks share: operators, and if `exact`, also their attributes."""
         if block.times == 1:
             call = self.calls[block.start]
             return (call.op, call.attributes) if exact else call.op
         return block.times, tuple(self.key(item, exact=exact) for item in block.items)
 
     def boxes(self, blocks: Sequence[Block], mark: str = "", *, numbered: bool = False) -> list[Box]:
-        """Draw blocks that follow each other, as many as fit."""
+        """Draw consecutive blocks, as many as fit."""
         boxes = []
         for number, block in enumerate(blocks[:_MAX_BOXES], 1):
             if self.boxes_left <= 0:
@@ -77,7 +77,7 @@ class _Graph:
         return boxes
 
     def box(self, block: Block, mark: str, number: int, level: Sequence[Block]) -> Box:
-        """Draw a block of the list `level`, with a number and what it reads where it has one."""
+        """Draw a block of the list `level`; if it has a number, with that and the values it reads."""
         self.boxes_left -= 1
         reads = self.reads(block, number, level) if number else ""
         if block.length > 1:
@@ -106,7 +106,7 @@ class _Graph:
 
 
 def graph_drawing(report: Stats | Difference) -> str:
-    """Draw the graph of a model, or what separates it from that of its base, as the section of a page."""
+    """Draw the graph of a model, or its differences from the base, as a section of a page."""
     from onnxtool.cli.page import render_template, words
 
     if isinstance(report, Difference):
@@ -130,7 +130,7 @@ def graph_drawing(report: Stats | Difference) -> str:
 
 
 def _ends(after: Sequence[TensorInfo], before: Sequence[TensorInfo]) -> list[Box]:
-    """Draw the inputs or outputs of a graph, with what differs from the base."""
+    """Draw the inputs or outputs of a graph, with differences from the base."""
     new, old = signatures(after), signatures(before)
     boxes = []
     for name, signature in (old | new).items():
@@ -148,7 +148,7 @@ def _title(block: Block) -> str:
 
 
 def _compare(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
-    """Draw what two lists share once, and between that what was removed beside what was added."""
+    """Draw the common parts of two lists once, and between them removed parts next to added ones."""
     anchors = [_anchor(graph, blocks) for graph, blocks in ((model, after), (base, before))]
     if anchors[0] < 0 or anchors[1] < 0:
         return _compare_items(model, base, after, before)
@@ -164,7 +164,7 @@ def _compare(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequen
 
 
 def _anchor(graph: _Graph, blocks: Sequence[Block]) -> int:
-    """Return the place of the repeated block with the most nodes; -1 where each is a small part of the graph."""
+    """Return the position of the repeated block with the most nodes; -1 if all are small parts of the graph."""
     place = max(range(len(blocks)), key=lambda place: blocks[place].end - blocks[place].start, default=-1)
     is_large = place >= 0 and (blocks[place].end - blocks[place].start) * _ANCHOR >= len(graph.calls)
     return place if is_large and blocks[place].times > 1 else -1
@@ -180,7 +180,7 @@ def _opcodes(
 
 
 def _equal(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> list[Box]:
-    """Draw blocks of the same operators; those with other attributes are changed."""
+    """Draw blocks of the same operators; different attributes mark them as changed."""
     pairs = zip(after, before, strict=True)
     changed = [model.key(new, exact=True) != base.key(old, exact=True) for new, old in pairs]
     return [
@@ -206,7 +206,7 @@ def _compare_items(model: _Graph, base: _Graph, after: Sequence[Block], before: 
 
 
 def _sides(model: _Graph, base: _Graph, after: Sequence[Block], before: Sequence[Block]) -> tuple[list[Box], list[Box]]:
-    """Draw two blocks each for itself, with what the other lacks marked."""
+    """Draw two blocks separately, marking the parts that the other lacks."""
     new: list[Box] = []
     old: list[Box] = []
     for kind, i, j, k, m in _opcodes(model, base, after, before):

@@ -62,7 +62,7 @@ def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
 
 
 def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str:
-    """Write the difference of two models as Markdown."""
+    """Write the difference between two models as Markdown."""
     base, model, delta = difference.base, difference.model, difference.delta
     rows = [
         _figure("Number of nodes", model.num_nodes, base.num_nodes),

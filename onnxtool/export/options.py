@@ -56,15 +56,15 @@ class ExportOptions(Options):
     Attributes:
         output: the ONNX file, or the folder for a target that reads one; None for models/NAME.
         target: the consumer that will run the model, one of TARGET_NAMES.
-        dimensions: how many leading numbers of an embedding to keep; None for all.
+        dimensions: number of leading dimensions of an embedding to keep; None for all.
         route: the modules that a Router has for some of its texts, by name.
         vectors_as: the storage type of embeddings, one of VECTOR_TYPES; None for as computed.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, instead of that file.
-        keep_raw: keep the output that the head reads, next to the head's own.
-        text: a text to trace text models on, next to our own.
-        require_dynamic: refuse a file that fixes an axis which the model itself leaves open.
-        atol: replaces the dtype's tolerance; `rtol` and `min_cosine` do the same.
+        keep_raw: also keep the output that the head reads.
+        text: an additional text to trace text models on.
+        require_dynamic: refuse a file that fixes an axis which is dynamic in the model.
+        atol: overrides the dtype's tolerance, as do `rtol` and `min_cosine`.
     """
 
     model_name: Annotated[NameField, Option("A hub id or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]

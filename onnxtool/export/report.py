@@ -19,8 +19,8 @@ class ExportReport:
         task: the model's task, as named on the hub.
         head: what the graph computes on top of the encoder.
         attention: the attention implementation requested for tracing; empty for transformers' own choice.
-        fixed_axes: the axes that have a single size in this file, with that size.
-        metadata: what was stamped into the file.
+        fixed_axes: the axes with a fixed size in this file, and that size.
+        metadata: the metadata stamped into the file.
         notes: remarks for the user, such as an exporter that failed before another succeeded.
         duration_ms: wall time by stage.
         partner: the other file's export, for a checkpoint with different query and document models.

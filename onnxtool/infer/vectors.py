@@ -72,7 +72,7 @@ class SparseVectors:
         indptr: int64 [N + 1]; text n has the terms from indptr[n] up to indptr[n + 1].
         indices: int32 [T], the ids of the terms, ascending in each text.
         weights: float32 [T], all but zero.
-        vocabulary: V terms, by their id.
+        vocabulary: V terms, by id.
     """
 
     indptr: NDArray[np.int64]
@@ -130,7 +130,7 @@ class SparseVectors:
         count: int,
         vocabulary: Sequence[str],
     ) -> SparseVectors:
-        """Return the vectors of `count` texts, with the largest of several weights of a term.
+        """Return the vectors of `count` texts, keeping the largest weight of each term.
 
         Args:
             rows: int64 [E], the text of each entry.

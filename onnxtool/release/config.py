@@ -22,7 +22,7 @@ from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 from onnxtool.reports import short_repr
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
-# Options that the release itself decides.
+# Options that the release sets itself.
 _OWN = {
     "export": ("model_name", "revision", "output", "target", "force", "verify"),
     "optimize": ("model_path", "output", "precision", "provider", "force", "verify", "timing"),
@@ -46,21 +46,21 @@ class ReleaseConfig:
 
     Attributes:
         path: the configuration file; paths in it are relative to its folder.
-        name: name of the release and its files; the last part of the checkpoint's by default.
+        name: the name of the release and its files; by default, the last part of the checkpoint's name.
         checkpoint: a folder, or an id on the hub.
         revision: a commit on the hub.
         output: the folder of the release.
-        precisions: of the plain files, the first of which the others are compared with.
-        provider: what the files will run on.
-        targets: consumers that get a folder of their own, in the first precision.
-        allowed_licenses: if there are any, the checkpoint's must be one of them.
-        last: the folder of the release before, to compare with; None for none.
+        precisions: precisions of the plain files; the others are compared with the first.
+        provider: the execution provider that the files are for.
+        targets: consumers that each get a folder, in the first precision.
+        allowed_licenses: if not empty, the checkpoint's license must be one of these.
+        last: the folder of the previous release, to compare with; None for none.
         data: the test collection; None for no evaluation.
-        key: the private key to sign with; None for no signature, or for one by an identity.
+        key: the private key to sign with; None for no signature, or for a signature by an identity.
         key_password: the environment variable with the password of this key, if it has one.
-        identity_token: the environment variable with a token of OpenID Connect, to sign by Sigstore instead.
+        identity_token: the environment variable with an OpenID Connect token, to sign with Sigstore instead.
         export: options of `export_model`; and so on for the other steps.
-        benchmark: None where latencies are not measured.
+        benchmark: None if latencies are not measured.
     """
 
     path: Path
@@ -87,7 +87,7 @@ class ReleaseConfig:
 
     @property
     def is_signed(self) -> bool:
-        """Whether a key or an identity is named to sign with."""
+        """Whether a key or an identity for signing is set."""
         return self.key is not None or self.identity_token is not None
 
     @property
@@ -173,7 +173,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
-    """Return the options of a step, each of the type of its field; paths are relative to the file.
+    """Return the options of a step, converted to the types of their fields; paths are relative to the file.
 
     Raises:
         InputError: one is unknown, not allowed in a release, or of the wrong type.

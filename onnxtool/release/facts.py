@@ -26,8 +26,8 @@ MODEL, WEIGHTS, TOKENIZER, SIDECAR = "model", "weights", "tokenizer", "sidecar"
 ROLES = (MODEL, WEIGHTS, TOKENIZER, SIDECAR)
 
 _FORMAT = 1
-_MAX_SHOWN = 200  # characters of a line that differs
-_MAX_WHOLE = 1 << 53  # from there on a float is not every integer
+_MAX_SHOWN = 200  # characters of a differing line
+_MAX_WHOLE = 1 << 53  # floats represent every integer only below this
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WAY_OUT = "make the release again: onnxtool release --config release.toml"
 
@@ -40,12 +40,12 @@ class Provenance:
         source: an id on the hub, or the name of the folder that the checkpoint was in.
         is_on_hub: whether `source` is an id on the hub.
         revision: the commit on the hub; empty for a folder.
-        weights_sha256: of the checkpoint's weights.
-        model_type: of its configuration, e.g. `bert`.
-        architecture: the class of transformers.
-        task: of transformers, e.g. `feature-extraction`.
+        weights_sha256: digest of the checkpoint's weights.
+        model_type: model type in its configuration, e.g. `bert`.
+        architecture: the class in transformers.
+        task: the task in transformers, e.g. `feature-extraction`.
         head: what the graph computes on top of the model, e.g. `embedding`.
-        date: the day of the release, where SOURCE_DATE_EPOCH says it; else empty.
+        date: the day of the release, if set by SOURCE_DATE_EPOCH; otherwise empty.
     """
 
     source: str
@@ -64,10 +64,10 @@ class ReleasedFile:
     """A file of the release, but for the record, card, bill of materials and signature, which are made from it.
 
     Attributes:
-        path: relative to the folder of the release, with `/`.
+        path: the path relative to the release folder, with `/`.
         role: one of `ROLES`; `weights` is the external data of a model.
-        precision: of a model and its weights, e.g. `int8`; else empty.
-        target: the consumer that the file is for; empty where it is for none in particular.
+        precision: precision of a model and its weights, e.g. `int8`; otherwise empty.
+        target: the consumer that the file is for; empty if it is for any.
     """
 
     path: str
@@ -84,10 +84,10 @@ class VerifiedStep:
 
     Attributes:
         step: `export` or `optimize`.
-        reference: what the outputs were compared with.
-        num_cases: inputs that were tried.
+        reference: the reference for the outputs.
+        num_cases: number of inputs tried.
         provider: where the model ran.
-        error: 1 - cosine of a quantized model's outputs; None where nothing was quantized.
+        error: 1 - cosine of a quantized model's outputs; None if nothing was quantized.
     """
 
     step: str
@@ -108,10 +108,10 @@ class EvaluationResult:
     """The retrieval quality of a model file.
 
     Attributes:
-        collection: its name.
-        measures: name to mean, with its interval.
-        base: what the model was compared with; empty where it was not.
-        differences: name to difference from the base.
+        collection: the name of the test collection.
+        measures: means with their intervals, by name.
+        base: the model or system to compare with; empty without a comparison.
+        differences: differences from the base, by name.
     """
 
     collection: str
@@ -125,11 +125,11 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class LatencyRow:
-    """The time of a run of one shape.
+    """The duration of a run with one shape.
 
     Attributes:
         cpu: the class of the processor, e.g. its name and its best instructions for int8.
-        threads: of one operator.
+        threads: threads per operator.
     """
 
     cpu: str
@@ -147,10 +147,10 @@ class ReleasedModel:
     """A model file and its measurements.
 
     Attributes:
-        path: that of its `ReleasedFile`.
-        num_parameters: elements of all weights.
-        verification: oldest step first.
-        latency: empty where it was not measured.
+        path: the path of its `ReleasedFile`.
+        num_parameters: number of elements of all weights.
+        verification: verification of each step, oldest first.
+        latency: empty if not measured.
     """
 
     path: str
@@ -165,11 +165,11 @@ class ReleaseFacts:
     """The facts of a release.
 
     Attributes:
-        name: of the release, e.g. `all-MiniLM-L6-v2`.
-        command: what makes the release again.
-        versions: package to version, of those that decide what the files contain.
+        name: the name of the release, e.g. `all-MiniLM-L6-v2`.
+        command: the command that reproduces the release.
+        versions: versions of the packages that affect the contents of the files, by name.
         files: by path.
-        models: the model files among them, in the order in which the card shows them.
+        models: the model files among them, in the order of the card.
         signed: whether the release has a signature, which covers this record.
     """
 
@@ -186,8 +186,8 @@ class ReleaseFacts:
         """Refuse an invalid record.
 
         Raises:
-            InputError: a path leaves the folder or is there twice, a digest or the date is none, or a model is none of
-                the files.
+            InputError: a path leaves the folder or occurs twice, a digest or the date is malformed, or a model is not
+                among the files.
         """
         if self.provenance.date and not _is_day(self.provenance.date):
             raise _malformed(f"its date is {self.provenance.date[:40]!r}")
@@ -212,16 +212,16 @@ class ReleaseFacts:
 
 
 def facts_text(facts: ReleaseFacts) -> str:
-    """Write the record; the same facts give the same text."""
+    """Write the record; equal facts produce the same text."""
     document = {"format": _FORMAT, **_object(to_json(facts))}
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def parse_facts(text: str) -> ReleaseFacts:
-    """Read a record, and refuse all that `facts_text` does not write, to the last byte.
+    """Read a record, and refuse any that differs from the output of `facts_text` by even a byte.
 
     Raises:
-        InputError: it is no such record, with the place in it.
+        InputError: it is not such a record; the message names the place.
     """
     try:
         document = _object(parse_json(text))
@@ -254,7 +254,7 @@ def read_facts(folder: Path) -> ReleaseFacts:
 
 
 def first_difference(text: str, expected: str) -> str:
-    """Describe the first line of `text` that is not as expected; empty if both are equal to the last byte."""
+    """Describe the first line of `text` that differs from the expected one; empty if all bytes are equal."""
     if text == expected:
         return ""
     theirs, ours = text.splitlines(), expected.splitlines()
@@ -268,7 +268,7 @@ def first_difference(text: str, expected: str) -> str:
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Return `value`, as JSON has it, as what a field of a dataclass declares, or refuse it."""
+    """Convert the JSON `value` to the declared type of a dataclass field, or refuse it."""
     inner = get_args(kind)
     if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields"):
         hints = get_type_hints(kind)
@@ -308,7 +308,7 @@ def _is_day(text: str) -> bool:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether a text has no character that a terminal or a card would obey, but for the ends of lines."""
+    """Whether a text has no control characters for a terminal or a card, except line ends."""
     return text.replace("\n", "").isprintable()
 
 

@@ -1,4 +1,4 @@
-"""The reports of making and of checking a release."""
+"""Reports on making and checking a release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class StepReport:
 
     Attributes:
         state: `ran`, `unchanged`, or in a dry run `to run`.
-        reason: why it ran; empty where it did not.
+        reason: why it ran; otherwise empty.
     """
 
     name: str
@@ -30,9 +30,9 @@ class ReleaseReport:
 
     Attributes:
         output: its folder; empty in a dry run.
-        license: of the checkpoint.
-        models: the model files, with what was measured of them.
-        signed: whether a signature is among the files.
+        license: the checkpoint's license.
+        models: the model files, with their measurements.
+        signed: whether the files include a signature.
     """
 
     name: str
@@ -56,8 +56,8 @@ class CheckReport:
         num_files: number of files compared with their digests.
         signature: `verified`, `none`, or `not verified` if no public key was given.
         verified: model files that were run again and compared, with the largest difference.
-        alone: model files that were run and not compared, as their inputs or outputs are of a consumer's own form.
-        uploaded: the address of the commit by which it was published; empty where it was not.
+        alone: model files that were run but not compared, because their inputs or outputs have a consumer's format.
+        uploaded: the URL of the commit that published it; empty if unpublished.
     """
 
     release: str

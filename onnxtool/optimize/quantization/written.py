@@ -67,7 +67,7 @@ def count_written(quantization: Quantization | None, path: Path) -> Quantization
 
 
 def nothing_to_quantize(model: ir.Model, refused: Sequence[str]) -> PassError:
-    """Return the error for a model without a linear layer to quantize; `refused` are reasons against those it has."""
+    """Return the error for a model without a linear layer to quantize; `refused` has the reasons."""
     nodes = list(model.graph.all_nodes())
     found = {precision: node for node in nodes for _, precision in _layers(node)}
     if refused:
