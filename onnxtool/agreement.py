@@ -37,7 +37,7 @@ class VerifyOptions(Options):
     input_shapes: InputShapes = NOTHING
     revision: Annotated[str | None, Option("Branch, tag or commit of a checkpoint on the hub.")] = None
     trust_remote_code: Annotated[bool, Option("Let code in the checkpoint run.")] = False
-    provider: Annotated[str, Option("Where both files run.", choices=("cpu", "cuda"))] = "cpu"
+    provider: Annotated[str, Option("Execution provider for both files.", choices=("cpu", "cuda"))] = "cpu"
     precision: Annotated[str, Option("The precision that sets the tolerance.", choices=TOLERANCE_NAMES)] = "fp32"
     atol: Annotated[float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None

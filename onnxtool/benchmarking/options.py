@@ -43,9 +43,9 @@ class BenchmarkOptions(Options):
 
     Attributes:
         sequence_lengths: sequence lengths of generated inputs; texts have their own.
-        runs: stop a shape after so many runs.
-        duration_s: stop a shape after so many seconds. With `runs`, whichever limit is reached first applies; if both
-            are None, DEFAULT_RUNS and DEFAULT_DURATION_S apply.
+        runs: stop each shape after this many runs.
+        duration_s: stop each shape after this many seconds. With `runs`, whichever limit is reached first applies; if
+            both are None, DEFAULT_RUNS and DEFAULT_DURATION_S apply.
         warmup: uncounted runs of each shape.
         threads: intra-op threads; 0 for one per core.
         seed: random seed of generated inputs and of the order of texts.
@@ -74,12 +74,12 @@ class BenchmarkOptions(Options):
     ] = DEFAULT_LENGTHS
     runs: Annotated[
         int | None,
-        Option("Stop a shape after so many runs.", minimum=1, maximum=MAX_RUNS, default="100 or 5 s"),
+        Option("Stop each shape after this many runs.", minimum=1, maximum=MAX_RUNS, default="100 or 5 s"),
     ] = None
     duration_s: Annotated[
         float | None,
         Option(
-            "Stop a shape after so many seconds; with --runs, after whichever comes first.",
+            "Stop each shape after this many seconds; with --runs, after whichever comes first.",
             name="duration",
             minimum=0,
             is_open=True,
@@ -112,7 +112,7 @@ class BenchmarkOptions(Options):
     fail_if: Annotated[
         Many[str],
         Option(
-            "Exit with 1 where this holds for a shape: 'p50>20' in milliseconds, 'throughput_tokens_per_s<5000', "
+            "Exit with 1 if this holds for any shape: 'p50>20' in milliseconds, 'throughput_tokens_per_s<5000', "
             "'p95>+10%' against --baseline or --compare, '8x128.p95>+10%' for one shape. May be given several times.",
             metavar="EXPR",
         ),

@@ -15,7 +15,7 @@ BITS = ("binary", "ubinary")
 Dimensions = Annotated[
     int | None,
     Option(
-        "Keep the first numbers of an embedding, scaled to length 1 again where the checkpoint scales it.",
+        "Keep only this many leading dimensions of an embedding, rescaled to length 1 if the checkpoint normalizes.",
         minimum=1,
         default="all",
     ),
@@ -23,22 +23,22 @@ Dimensions = Annotated[
 VectorsAs = Annotated[
     str | None,
     Option(
-        "Storage type of embeddings: int8 and uint8 are 256 steps over the range of each number "
-        "(--ranges or --calibration); binary and ubinary are its signs, eight to a byte.",
+        "Storage type of embeddings: int8 and uint8 divide the range of each dimension into 256 steps "
+        "(--ranges or --calibration); binary and ubinary keep only the signs, eight per byte.",
         choices=VECTOR_TYPES,
-        default="as the model gives them",
+        default="the model's own type",
     ),
 ]
 RangesFile = Annotated[
     OptionalPath,
     Option(
-        "The range of each number, for int8 and uint8: a .npy with minima and maxima, [2, numbers], the "
+        "The range of each dimension, for int8 and uint8: a .npy with minima and maxima, [2, dimensions], the "
         "manifest of a corpus with such vectors, or an ONNX file whose graph quantizes them."
     ),
 ]
 Calibrated = Annotated[
     OptionalPath,
-    Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, a few hundred texts like the corpus."),
+    Option("Texts to measure the ranges on, for int8 and uint8: .txt or .jsonl, a few hundred similar to the corpus."),
 ]
 
 

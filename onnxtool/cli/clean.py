@@ -1,4 +1,4 @@
-"""`onnxtool clean`: finish or remove what killed runs left behind."""
+"""`onnxtool clean`: finish or remove leftovers of killed runs."""
 
 from __future__ import annotations
 

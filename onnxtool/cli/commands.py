@@ -11,8 +11,8 @@ COMMANDS = {
     "evaluate": "Measure retrieval quality on a test collection.",
     "artifacts": "Make on-device training artifacts from standard operators.",
     "release": "Make a verified, described and signed release, or check one.",
-    "env": "Show versions, execution providers, and problems here.",
-    "clean": "Finish or remove what killed runs left behind.",
+    "env": "Show versions, execution providers, and setup problems.",
+    "clean": "Finish or remove leftovers of killed runs.",
     "completion": "Set up shell completion of commands, options and paths.",
 }
 

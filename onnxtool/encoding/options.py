@@ -27,7 +27,7 @@ WEIGHTS = ("int", "float")
 MemoryLimit = Annotated[
     int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: no limit.", minimum=0)
 ]
-Workers = Annotated[int, Option("Batches of a corpus that run at once; 0: one per core.", minimum=0)]
+Workers = Annotated[int, Option("Concurrent batches of a corpus; 0: one per core.", minimum=0)]
 ENGINES = ("local", "ray")
 
 
@@ -56,7 +56,7 @@ class VectorOptions(Described):
         vectors_as: the storage type, one of VECTOR_TYPES; None for the model's own type.
         ranges: a file with the range of each number, for int8 and uint8.
         calibration: texts to measure these ranges on, instead of that file.
-        shard_size: texts per output file; the maximum that a killed run loses.
+        shard_size: texts per output file; a killed run loses at most this many.
         split_bytes: target size of a split: part of a larger file, or several smaller files. Compressed files are
             never divided, and Parquet only between row groups.
         batch_tokens: the maximum number of tokens per batch, including padding; 0 to fit the model.
@@ -93,9 +93,7 @@ class VectorOptions(Described):
     vectors_as: VectorsAs = None
     ranges: RangesFile = UNSET
     calibration: Calibrated = UNSET
-    shard_size: Annotated[int, Option("Texts per file of vectors, the maximum that a killed run loses.", minimum=1)] = (
-        4096
-    )
+    shard_size: Annotated[int, Option("Texts per vector file; a killed run loses at most this many.", minimum=1)] = 4096
     split_bytes: Annotated[
         int, Option("Size in bytes of a piece of the collection that one process encodes.", minimum=1)
     ] = 1 << 24

@@ -46,7 +46,7 @@ Task = Annotated[
 Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.")]
 TrustRemoteCode = Annotated[bool, Option("Allow code in the checkpoint to run.")]
 AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint lacks.")]
-AllowUnusedWeights = Annotated[bool, Option("Ignore weights that fit nowhere in the model.")]
+AllowUnusedWeights = Annotated[bool, Option("Ignore weights in the checkpoint that the model does not use.")]
 AllowPickle = Annotated[bool, Option("Load weights from a pickle if there are no safetensors.")]
 
 

@@ -41,7 +41,7 @@ ModelName = Annotated[
     OptionalName,
     Option(
         "Folder or hub id with tokenizer.json.",
-        default="the files beside the model",
+        default="the files next to the model",
         metavar="ID_OR_DIR",
         is_checkpoint=True,
     ),
@@ -76,7 +76,7 @@ FileTask = Annotated[
 FileHead = Annotated[
     str | None,
     Option(
-        "Output interpretation of a file from another exporter, as for the export head of that name.",
+        "How to interpret the outputs of a file from another exporter: like the export head of that name.",
         choices=tuple(FILE_HEADS),
         default="as --task says",
     ),
@@ -86,7 +86,7 @@ FilePooling = Annotated[
     Option(
         "Pooling of a file that returns token states; max or sum for the logits of a sparse encoder.",
         choices=POOLING,
-        default="as modules.json of the checkpoint says",
+        default="as in the checkpoint's modules.json",
     ),
 ]
 Normalized = Annotated[
@@ -94,7 +94,7 @@ Normalized = Annotated[
     Option(
         "Scale embeddings of a file from another exporter to length 1.",
         name="normalize",
-        default="as modules.json of the checkpoint says",
+        default="as in the checkpoint's modules.json",
     ),
 ]
 Representation = Annotated[

@@ -21,7 +21,7 @@ SampleInputs = Annotated[
 InputShapes = Annotated[
     ManyTexts,
     Option(
-        "Generate this input in this shape, for files whose graph does not determine it. May be given several times.",
+        "Generate this input with this shape, if the graph does not determine it. May be given several times.",
         name="input_shape",
         metavar="NAME:1,128",
     ),

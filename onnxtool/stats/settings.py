@@ -22,18 +22,18 @@ class Settings(NamedTuple):
     fail_if: Annotated[
         tuple[str, ...],
         Option(
-            "Exit with 1 where this holds: any number of the JSON report, one of > >= < <= == !=, and a number; with a "
-            "sign, and optionally %, it is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', 'size_bytes>+5%', "
-            "'count(delta.inputs.removed)>0'. Texts are compared with == and !=: 'license!=apache-2.0'. May be given "
-            "several times.",
+            "Exit with 1 if this holds: a figure of the JSON report, one of > >= < <= == !=, and a number; with a "
+            "sign, and optionally %, the number is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', "
+            "'size_bytes>+5%', 'count(delta.inputs.removed)>0'. Texts are compared with == and !=: "
+            "'license!=apache-2.0'. May be given several times.",
             metavar="EXPR",
         ),
     ] = ()
     allowed_licenses: Annotated[
         tuple[str, ...],
         Option(
-            "Exit with 1 unless the license of MODEL is one of these: an id of SPDX, or the name of another license. A "
-            "license that is unknown is not among them. May be given several times.",
+            "Exit with 1 unless the license of MODEL is one of these: an SPDX id, or the name of another license. An "
+            "unknown license never matches. May be given several times.",
             metavar="ID",
         ),
     ] = ()
@@ -41,6 +41,6 @@ class Settings(NamedTuple):
         int | None, Option("Report the cost of a run with this batch size: MACs and activations.", minimum=1)
     ] = None
     sequence_length: Annotated[
-        int | None, Option("The same for this sequence length.", minimum=1, default="128 with --batch_size")
+        int | None, Option("Sequence length for the cost of a run.", minimum=1, default="128 with --batch_size")
     ] = None
     weights: Annotated[bool, Option("Also compare the weight values with BASE; reads both files in full.")] = False

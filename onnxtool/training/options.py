@@ -81,7 +81,7 @@ class LoraOptions(Options):
     rank: Annotated[
         int,
         Option(
-            "Add adapters of this rank (LoRA), and train only them and what --train names.",
+            "Add adapters of this rank (LoRA), and train only these and the parameters named in --train.",
             name="lora",
             metavar="RANK",
             minimum=1,
@@ -193,9 +193,7 @@ class PreparationOptions(Options):
     ] = None
     require_all: Annotated[
         bool,
-        Option(
-            "Fail on parameters neither trained nor named in --freeze, and on scores whose name says probabilities."
-        ),
+        Option("Fail on parameters neither trained nor in --freeze, and on scores whose name suggests probabilities."),
     ] = False
     recompute: Annotated[bool, Option("Recompute activations for the gradients: less memory, more time.")] = False
     force: Force = False
