@@ -94,7 +94,7 @@ def benchmark(
     session, reader = _load(model_path, options)
     memory = memory if session.provider == "cuda" else None
     peak_rss_load = peak_rss_bytes()
-    # What is known before anything is timed, and what a baseline must have been measured with as well.
+    # The conditions known before timing, which must be the same for a baseline.
     report = BenchmarkReport(
         model=str(session.model.path),
         provider=session.provider,
@@ -251,7 +251,7 @@ class _ShapeTimer:
 
 
 def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, ...]) -> BenchmarkReport:
-    """Add what was timed to what was known before."""
+    """Add the timings to the figures known before."""
     results, baseline = tuple(timer.results), timer.gates.baseline
     peaks = () if timer.other else (peak_rss_bytes(), *(result.peak_rss_bytes or 0 for result in results))
     return replace(

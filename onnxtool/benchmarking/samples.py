@@ -19,9 +19,9 @@ Statistic = Callable[[Floats], Floats]  # of the last axis: float64 [..., N] to 
 
 _REPLICATES = 1000
 _MAX_DRAWN = 1 << 20  # values at once: 8 MB
-_FEWEST_BLOCKS = 6  # with fewer, runs are drawn in their place
+_FEWEST_BLOCKS = 6  # with fewer, single runs are drawn instead
 _SEED = 0
-_FEWEST_RUNS = ((95, 20), (99, 100))  # below these the percentile is the largest value, or nearly so
+_FEWEST_RUNS = ((95, 20), (99, 100))  # with fewer, the percentile is (nearly) the largest value
 _MAX_SPREAD = 0.10
 _MAX_DRIFT = 0.05
 _MAX_HALF_INTERVAL = 0.05
@@ -42,14 +42,14 @@ class TimedShape:
 
 
 def robust_spread(values: Sequence[float] | Floats) -> float:
-    """Return 1.4826 * median absolute deviation / median: the coefficient of variation without its outliers."""
+    """Return 1.4826 * median absolute deviation / median: a coefficient of variation that is robust to outliers."""
     samples = np.asarray(values, dtype=np.float64)
     middle = float(np.median(samples))
     return _NORMAL * float(np.median(np.abs(samples - middle))) / middle if middle else 0.0
 
 
 def drift(values: Sequence[float] | Floats) -> float:
-    """Return the median of the last third over that of the first third, less 1."""
+    """Return the median of the last third divided by the median of the first third, minus 1."""
     third = len(values) // 3
     if not third:
         return 0.0
@@ -60,9 +60,9 @@ def replicates(groups: Sequence[Floats], statistic: Statistic, seed: int = _SEED
     """Return the statistic of a thousand resamples: float64 [1000].
 
     Args:
-        groups: the samples by block; whole blocks are drawn, or single samples where there are few blocks.
-        statistic: of all samples together.
-        seed: two sets of samples that were taken together take the same one, and are drawn together.
+        groups: the samples by block; whole blocks are drawn, or single samples if there are few blocks.
+        statistic: the statistic of all samples together.
+        seed: samples that were taken together use the same seed, so that they are drawn together.
     """
     units = list(groups)
     if len(units) < _FEWEST_BLOCKS:
@@ -87,12 +87,12 @@ def median_interval(blocks: Sequence[Floats]) -> tuple[float, float]:
 
 
 def shape_warnings(samples: Floats, p50_interval_ms: tuple[float, float], *, is_repeated: bool) -> Iterator[str]:
-    """Yield what makes the figures of a shape unreliable, each with its figure.
+    """Yield reasons why the figures of a shape are unreliable, each with its figure.
 
     Args:
-        samples: the latencies of all runs in their order.
+        samples: the latencies of all runs, in order.
         p50_interval_ms: the 95 % confidence interval of their median.
-        is_repeated: whether all runs are on the same inputs, so that they should take the same time.
+        is_repeated: whether all runs have the same inputs, and so should take the same time.
     """
     short = [f"a p{percent} needs {needed}" for percent, needed in _FEWEST_RUNS if len(samples) < needed]
     if short:
@@ -100,7 +100,7 @@ def shape_warnings(samples: Floats, p50_interval_ms: tuple[float, float], *, is_
     spread, moved = robust_spread(samples), drift(samples)
     if is_repeated and spread > _MAX_SPREAD:
         yield f"the runs spread by {spread:.0%} around their median (1.4826 MAD; quiet machines stay below 5 %)"
-    # The median of a third of the runs has an error of its own.
+    # The median of a third of the runs has its own error.
     error = 1.25 * spread / max(1, len(samples) // 3) ** 0.5
     if is_repeated and abs(moved) > _MAX_DRIFT + 2 * error:
         yield f"the last third of the runs took {moved:+.0%} of the time of the first third"

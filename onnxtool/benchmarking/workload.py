@@ -32,7 +32,7 @@ from onnxtool.runtime.timing import Stopwatch
 Feeds = Mapping[str, NDArray[Any]]
 
 _STAGE_BATCHES, _STAGES_S = 30, 5.0  # the most that the stages are timed
-_MAX_TEXTS = 4096  # more would show the same lengths, and take memory
+_MAX_TEXTS = 4096  # more would have the same lengths, and take memory
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Workload:
     """The batches of one shape, run in turns.
 
     Attributes:
-        sequence_length: S, of texts the largest.
+        sequence_length: S; for texts, the largest.
         batches: inputs of B rows each.
         masks: bool [B, S] of each batch, false on padding.
-        texts: what each batch was made from; empty for generated inputs.
+        texts: the texts of each batch; empty for generated inputs.
         tokens: None for generated inputs.
-        has_tokens: whether the model is fed ids of tokens.
+        has_tokens: whether the model takes token ids.
     """
 
     batch_size: int
@@ -70,7 +70,7 @@ class Workload:
 
     @property
     def tokens_per_batch(self) -> float | None:
-        """Tokens of a batch on average; of texts, real ones alone; None where none are fed."""
+        """Average number of tokens per batch; for texts, only real ones; None if there are no tokens."""
         if not self.has_tokens:
             return None
         if self.tokens is None:
@@ -83,7 +83,7 @@ class TextReader:
     """Texts of a benchmark, in the order in which they are run.
 
     Attributes:
-        num_given: how many texts there were to draw from.
+        num_given: number of texts to draw from.
     """
 
     model: LoadedModel
@@ -92,9 +92,9 @@ class TextReader:
 
     @classmethod
     def draw(cls, model: LoadedModel, options: BenchmarkOptions) -> TextReader:
-        """Draw the texts to run where there are very many; their order is drawn as well."""
+        """Draw the texts to run if there are very many; their order is random too."""
         texts = [text.contents for text in options.texts]
-        # A file may be sorted by length, and the first batches of it would then stand for all.
+        # A file may be sorted by length, so its first batches would not be representative.
         drawn = random.Random(options.seed).sample(texts, min(len(texts), _MAX_TEXTS))  # noqa: S311 - no secret
         return cls(model, tuple(drawn), len(texts))
 
@@ -138,7 +138,7 @@ class TextReader:
         """Time the stages of batches one after the other, as the library computes them.
 
         Raises:
-            InputError: the model's outputs are not what its task says.
+            InputError: the model's outputs do not fit its task.
         """
         model, has_vectors = self.model, True
         batches: list[dict[str, float]] = []
@@ -197,7 +197,7 @@ def random_workloads(model: ModelFile, options: BenchmarkOptions) -> Iterator[Wo
 
 
 def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Workload]:
-    """Read samples, those of the same sizes as the batches of one shape.
+    """Read samples; samples with the same sizes are the batches of one shape.
 
     Raises:
         InputError: a file cannot be read, or does not fit the model.
@@ -215,7 +215,7 @@ def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Worklo
 
 
 def sha256_of_feeds(workloads: Sequence[Workload]) -> str:
-    """Return what tells whether two benchmarks ran the same samples; empty without any."""
+    """Return a digest that identifies the samples; empty without any."""
     digest = hashlib.sha256()
     for name, array in (item for workload in workloads for batch in workload.batches for item in batch.items()):
         content = array.tobytes() if array.dtype.hasobject is False else repr(array.tolist()).encode()
@@ -226,7 +226,7 @@ def sha256_of_feeds(workloads: Sequence[Workload]) -> str:
 def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
     """Time a model that leaves no choice at its sizes: by its stamp, its graph, or the shapes that are given.
 
-    A picture, or a sound, has the length 1.
+    An image or an audio clip has the length 1.
 
     Raises:
         InputError: other sizes were asked for.
@@ -274,7 +274,7 @@ def check_lengths(model: ModelFile, options: BenchmarkOptions) -> None:
 
 
 def _folder_of(model: ModelFile) -> CheckpointFolder | None:
-    """Return the checkpoint's folder where it is there; generated inputs need no tokenizer."""
+    """Return the checkpoint's folder if it exists; generated inputs need no tokenizer."""
     try:
         return find_checkpoint_folder(model)
     except InputError:

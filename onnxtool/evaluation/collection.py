@@ -1,6 +1,6 @@
 """A test collection: documents, queries, and relevance judgements.
 
-Three layouts are read, with `.gz` behind any of the names.
+Three layouts are supported; any of the names may end in `.gz`.
 
     BEIR   corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv (query-id, corpus-id, score)
     MTEB   the same with qrels/SPLIT.jsonl, or folders of Parquet: corpus/, queries/, qrels/SPLIT-*.parquet
@@ -32,7 +32,7 @@ _QUERIES = (
     *("topics.tsv", "topics.txt", "topics.xml", "topics"),
 )
 _QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
-_JUDGED = ("query-id", "corpus-id", "score")  # the columns of MTEB's judgements
+_JUDGED = ("query-id", "corpus-id", "score")  # columns of MTEB's judgements
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 # For topics with normalized spaces: no pattern can backtrack.
 _TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
@@ -51,13 +51,13 @@ class Collection:
     Attributes:
         name: its folder, or the dataset on the hub with its commit.
         corpus: the file or folder of the documents.
-        split: whose judgements these are.
-        queries: id to text, of the queries that are judged, in the order of their file.
-        judgements: of these queries.
-        files: what queries and judgements were read from.
-        num_unjudged: queries that have no judgement, and are left out.
-        num_unknown: queries that are judged, and are not there.
-        num_repeated: lines that say again what an earlier one has said.
+        split: the split of the judgements.
+        queries: texts of the judged queries by id, in file order.
+        judgements: the judgements of these queries.
+        files: the files that queries and judgements were read from.
+        num_unjudged: number of queries without a judgement, which are left out.
+        num_unknown: number of judged queries that are missing.
+        num_repeated: number of lines that repeat an earlier one.
     """
 
     name: str
@@ -234,7 +234,7 @@ def _find(folder: Path, names: Sequence[str], what: str) -> Path:
 
 
 def _find_judgements(fetched: Fetched, split: str) -> tuple[Path, ...]:
-    """Return the file of the judgements of `split`, or the parts of a table of them.
+    """Return the judgement file of `split`, or the parts of its table.
 
     Raises:
         InputError: there is none, or there are several.
@@ -334,7 +334,7 @@ def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
 
 
 def _judgement_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the place and the cells of each line or row, with the grade last."""
+    """Yield the position and the cells of each line or row, with the grade last."""
     if path.suffix == ".parquet":
         for number, (row, _) in enumerate(read_rows(path), start=1):
             yield f"{path}:{number}", [row.reason] if isinstance(row, LineError) else _cells(row)
@@ -353,7 +353,7 @@ def _judgement_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def _cells(row: object) -> list[str]:
-    """Return the ids and the grade of a row of MTEB's, as far as it has them; 1.0 is the grade 1."""
+    """Return ids and grade of an MTEB row, as far as present; 1.0 is the grade 1."""
     values = [row[name] for name in _JUDGED if row.get(name) is not None] if isinstance(row, dict) else [row]
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
 

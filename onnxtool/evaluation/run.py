@@ -52,16 +52,16 @@ def evaluate_model(
     run_path: StrPath | None = None,
     force: bool = False,
 ) -> EvaluationReport:
-    """Search the collection `data` with a model, and measure what it finds.
+    """Search the collection `data` with a model, and measure the results.
 
     Documents and queries are encoded with the checkpoint's own prompts and limits, the search is exact, and the
     measures come from ir_measures. A reranker reorders the candidates of a run or of BM25.
 
     Args:
-        model_path: the ONNX file; its tokenizer is found beside it.
+        model_path: the ONNX file; its tokenizer is found next to it.
         data: a folder or a dataset on the hub, in the layout of BEIR, MTEB or TREC; see `open_collection`.
-        options: how it is done.
-        run_path: where to write what was found, in TREC's format.
+        options: the evaluation options.
+        run_path: the file for the ranked results, in TREC format.
         force: whether to replace that file.
 
     Raises:
@@ -144,7 +144,7 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
         return Bm25(options)
     path = Path(name)
     if path.is_file() or path.suffix.lower() == ".onnx":
-        if stated_task(ModelFile.open(path)):  # what was said is of a file that does not say it itself
+        if stated_task(ModelFile.open(path)):  # descriptions only apply to files that do not state it themselves
             options = replace(options, task=None, head=None, pooling=None, normalize=None)
         return open_model(path, replace(options, model_name=_own_files(path, options.model_name), partner=None))
     from onnxtool.evaluation.pytorch import open_checkpoint
@@ -153,7 +153,7 @@ def _open_base(name: str, options: EvaluateOptions, kind: str) -> System:
 
 
 def _own_files(path: Path, model_name: str | None) -> str | None:
-    """Return what names the checkpoint of a base: None where its files lie beside it, else that of the model."""
+    """Return the name of a base's checkpoint: None if its files lie next to it, otherwise the model's."""
     try:
         find_checkpoint_folder(ModelFile.open(path), None)
     except InputError:
@@ -359,7 +359,7 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
             "pass what is not allowed, such as --fail_if 'ndcg@10<-0.5%'",
         )
     folder = find_checkpoint_folder(ModelFile.open(model_path), options.model_name)
-    # Candidates are no neighbours of the partner, which they name as the model does.
+    # Candidates do not lie next to the partner, which they name as the model does.
     name = ModelFile.open(model_path).plain_name(PARTNER_KEY)
     partner = options.partner or (None if name is None else model_path.with_name(name))
     options = replace(options, model_name=str(folder.path), against=str(model_path), partner=partner)

@@ -28,14 +28,14 @@ BOM_NAME = "bom.cdx.json"
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "onnxtool:release")
 _RELEASE = "release"
-# Others are no references by the schema, or relative to the checkpoint.
+# Other URLs are not valid references in the schema, or are relative to the checkpoint.
 _WEB_ADDRESS = re.compile(r"https?://[\w.~:/?#@!$&'()*+,;=%-]+", re.ASCII)
 
 
 def bom_text(facts: ReleaseFacts) -> str:
-    """Write the bill of materials; the same facts give the same text.
+    """Write the bill of materials; equal facts produce the same text.
 
-    Its serial number is derived from the facts. It has the day of SOURCE_DATE_EPOCH, or no time.
+    Its serial number is derived from the facts. Its time is the day of SOURCE_DATE_EPOCH, or missing.
 
     Raises:
         InputError: cyclonedx-python-lib is not installed.
@@ -80,10 +80,10 @@ def bom_text(facts: ReleaseFacts) -> str:
 
 
 def check_bom(text: str) -> None:
-    """Validate a bill of materials against the schema of CycloneDX 1.6, by the library's own validator.
+    """Validate a bill of materials against the schema of CycloneDX 1.6, with the library's own validator.
 
     Raises:
-        InputError: it is not valid, with the place in it; or the library is not installed.
+        InputError: it is not valid, and at which place; or the library is not installed.
     """
     require_library()
     from cyclonedx.schema import SchemaVersion
@@ -99,7 +99,7 @@ def check_bom(text: str) -> None:
 
 
 def require_library() -> None:
-    """Refuse to go on without cyclonedx-python-lib and its validator.
+    """Require cyclonedx-python-lib and its validator.
 
     Raises:
         InputError: it is not installed.
@@ -152,7 +152,7 @@ def _package(name: str, version: str) -> Component:
 
 
 def _licenses(facts: ReleaseFacts) -> Iterator[DisjunctiveLicense]:
-    """Yield the license; nothing of an unknown one, which the properties say."""
+    """Yield the license; nothing if it is unknown, which the properties state."""
     from cyclonedx.contrib.license.factories import LicenseFactory
     from cyclonedx.model import XsUri
     from cyclonedx.model.license import DisjunctiveLicense
@@ -175,7 +175,7 @@ def _properties(entries: dict[str, str]) -> Iterable[Property]:
 
 
 def _time(date: str) -> dict[str, str]:
-    """Return the time of the metadata, where the facts have a day."""
+    """Return the time for the metadata, if the facts have a day."""
     if not date:
         return {}
     return {"timestamp": datetime.strptime(date, "%Y-%m-%d").replace(tzinfo=UTC).isoformat()}

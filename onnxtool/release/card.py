@@ -1,4 +1,4 @@
-"""The model card of a release: metadata that the hub reads, and all figures; the same facts give the same bytes."""
+"""The model card of a release: metadata for the hub, and all figures; equal facts produce the same bytes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _body(facts: ReleaseFacts) -> str:
 
 
 def _fence(text: str) -> str:
-    """Return a code fence that no line of the code can end."""
+    """Return a code fence that no line of the code can close."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -37,9 +37,9 @@ def check_release(
 ) -> CheckReport:
     """Compare the release in `folder` with its record, and run its models again.
 
-    The digest of each file, files that are missing or too many, the model card and the bill of materials, which are
-    made from the record again, the stamps in the models, the signature where there is one, and the outputs of every
-    precision against those of the first.
+    This checks the digest of each file, missing and extra files, the model card and the bill of materials, which are
+    regenerated from the record, the stamps in the models, the signature, if any, and the outputs of every precision
+    against the first.
 
     Args:
         folder: a release.
@@ -76,7 +76,7 @@ def check_release(
     problems += [*_files(folder, facts), *_documents(folder, facts)]
     verified: dict[str, float] = {}
     alone: list[str] = []
-    if not problems:  # what was changed is not run
+    if not problems:  # modified files are not run
         problems += _stamps(folder, facts)
         problems += _outputs(folder, facts, verified, alone)
     return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified, tuple(alone))
@@ -168,7 +168,7 @@ def _is_finite(reference: ReferenceOutputs) -> bool:
 
 
 def _tolerance(model: ReleasedModel) -> Tolerance:
-    """Return the widest of the tolerances that the steps of a model were verified with."""
+    """Return the widest tolerance with which the steps of a model were verified."""
     steps = model.verification
     return Tolerance(
         2 * max((step.atol for step in steps), default=1e-4),

@@ -37,18 +37,18 @@ def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
     other files stay.
 
     Args:
-        folder: of the release.
-        repo_id: on the hub, e.g. `org/name`, or the address of its page.
-        private: make the repository private, where it is new.
+        folder: the folder of the release.
+        repo_id: the repository on the hub, e.g. `org/name`, or the URL of its page.
+        private: whether a new repository is private.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        PublishingError: there is no token, the hub refuses it or cannot be reached, or the repository is there and
-            public where a private one is asked for.
-        InputError: the folder is no release.
-        CheckpointError: `repo_id` is the address of no model.
+        PublishingError: there is no token, the hub refuses it or cannot be reached, or the repository exists and is
+            public although a private one is requested.
+        InputError: the folder is not a release.
+        CheckpointError: `repo_id` is not the URL of a model.
     """
     from huggingface_hub import HfApi, get_token
 
@@ -76,7 +76,7 @@ def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
 
 
 def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list[str]:
-    """Return the files of the earlier release in the repository that this one does not have."""
+    """Return the files of the earlier release in the repository that this release lacks."""
     from huggingface_hub.errors import EntryNotFoundError
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -84,9 +84,9 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
             text = read_text(Path(api.hf_hub_download(repo_id, FACTS_NAME, local_dir=temporary)))
             earlier = parse_facts(text)
         except (EntryNotFoundError, InputError, ValueError):
-            return []  # no release, or one of another version of onnxtool
+            return []  # not a release, or from another version of onnxtool
     gone = {file.path for file in earlier.files} - {file.path for file in facts.files}
-    # A signature of the earlier release would be wrong for this one.
+    # The signature of the earlier release does not fit this one.
     return sorted(gone | (set() if (folder / SIGNATURE_NAME).exists() else {SIGNATURE_NAME}))
 
 
@@ -98,7 +98,7 @@ def _refusals(repo_id: str, token: str) -> Iterator[None]:
     try:
         yield
     except (HTTPError, OSError, ValueError, RuntimeError) as error:
-        # What the storage of large files refuses has a RuntimeError around it.
+        # Refusals by the large-file storage are wrapped in a RuntimeError.
         reason = error.__cause__ if type(error) is RuntimeError and error.__cause__ is not None else error
         if isinstance(reason, HfHubHTTPError):
             status = reason.response.status_code if reason.response is not None else 0

@@ -1,4 +1,4 @@
-"""Make a release: run the steps whose inputs changed, and write a folder that is complete, or nothing."""
+"""Make a release: run the steps whose inputs changed, and write either a complete folder or nothing."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = 
     """Export, optimize, verify and evaluate what changed since the last call, and write the folder of the release.
 
     Args:
-        config: what it is made of.
-        force: whether to replace a release that is there.
-        dry_run: say which steps would run and why, and run none.
+        config: the configuration of the release.
+        force: whether to replace an existing release.
+        dry_run: report which steps would run and why, and run none.
 
     Raises:
-        GateError: a gate on quality is met, or the license is none of those that are allowed; no folder is written.
-        OutputExistsError: the folder is there, and is no release or `force` is not set.
+        GateError: a gate on quality is met, or the license is not among the allowed ones; no folder is written.
+        OutputExistsError: the folder exists, and is not a release or `force` is not set.
         OnnxtoolError: a step failed.
     """
     _check_output(config.output, force=force or dry_run)
@@ -92,7 +92,7 @@ def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = 
 
 
 def _run_steps(steps: Sequence[Step], store: Store, *, dry_run: bool) -> tuple[dict[str, Made], list[StepReport]]:
-    """Run the steps that have to run, in order; with `dry_run`, find out which these are."""
+    """Run the necessary steps in order; with `dry_run`, only determine which these are."""
     made: dict[str, Made] = {}
     reports: list[StepReport] = []
     for step in steps:
@@ -115,7 +115,7 @@ class _Contents:
     """The contents of a release, from the results of its steps.
 
     Attributes:
-        sources: path in the release to file, of all that goes into it but what is made of the record.
+        sources: files by their path in the release, except those derived from the record.
     """
 
     def __init__(self, config: ReleaseConfig, made: Mapping[str, Made]) -> None:
@@ -124,7 +124,7 @@ class _Contents:
         self._made = made
 
     def facts(self) -> ReleaseFacts:
-        """Gather what is known, and `sources`."""
+        """Collect the facts, and `sources`."""
         config = self.config
         files: list[ReleasedFile] = []
         models: list[ReleasedModel] = []
@@ -249,10 +249,10 @@ def _notes(config: ReleaseConfig, facts: ReleaseFacts) -> Iterator[str]:
 
 
 def _check_output(output: Path, *, force: bool) -> None:
-    """Refuse a folder that is not a release's, and one that is where `force` is not set.
+    """Refuse an existing folder that is not a release, or any if `force` is not set.
 
     Raises:
-        OutputExistsError: it is one.
+        OutputExistsError: the folder is refused.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
@@ -274,7 +274,7 @@ def _check_inputs(config: ReleaseConfig) -> None:
     if config.last is not None:
         read_facts(config.last)
     if config.data is not None:
-        base = config.precisions[0]  # of gates that are relative
+        base = config.precisions[0]  # for relative gates
         check_evaluation(None, config.data, EvaluateOptions(**{**config.evaluate, "against": base}))
 
 

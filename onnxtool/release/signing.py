@@ -1,6 +1,6 @@
-"""The signature of a release: OpenSSF model signing, by model-signing, with a key or with an identity of Sigstore.
+"""The signature of a release: OpenSSF model signing through model-signing, with a key or a Sigstore identity.
 
-The signature lies in the folder, has the digest of every other file, and `model_signing verify` accepts it.
+The signature lies in the folder and contains the digest of every other file; `model_signing verify` accepts it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
 
     Args:
         folder: of the release.
-        key: a private key of an elliptic curve (P-256, P-384 or P-521), as PEM.
-        password: of the key, where it has one.
+        key: an elliptic-curve private key (P-256, P-384 or P-521), as PEM.
+        password: the key's password, if it has one.
         identity_token: an OpenID Connect token, for a Sigstore signature instead of a key; needs the network.
 
     Raises:
@@ -61,17 +61,17 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
 
 
 def verify_signature(folder: Path, public_key: Path | None = None, *, identity: str = "", issuer: str = "") -> None:
-    """Verify that the folder has the files that were signed, and no others.
+    """Verify that the folder has exactly the signed files.
 
     Args:
         folder: of the release.
-        public_key: of the private key that signed it, as PEM; None for a signature by Sigstore.
+        public_key: the signer's public key, as PEM; None for a Sigstore signature.
         identity: Sigstore identity of the signer, e.g. an email address.
         issuer: OpenID Connect issuer of the identity.
 
     Raises:
-        InputError: the key cannot be read, there is no signature, a file is another one than was signed, or the
-            signature is of another key; or model-signing is not installed.
+        InputError: the key cannot be read, there is no signature, a file differs from the signed one, the signature is
+            by another key, or model-signing is not installed.
     """
     library = require_library()
     config = library.verifying.Config()
@@ -109,10 +109,10 @@ def require_library() -> Any:
 
 
 def _require_canonical(path: Path, *, has_key: bool) -> None:
-    """Refuse a signature in another form than model-signing writes it: what it does not read could be changed.
+    """Refuse a signature in another form than model-signing writes: parts that it ignores could be changed.
 
     Raises:
-        ValueError: it has other spaces, keys or spellings of base64.
+        ValueError: it has other whitespace, keys or base64 spellings.
     """
     text = read_text(path)
     bundle = parse_json(text)

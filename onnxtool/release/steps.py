@@ -30,7 +30,7 @@ from onnxtool.version import __version__
 EXPORT = "export"
 
 _PACKAGES = ("onnxruntime", "onnx", "torch", "transformers", "numpy", "tokenizers")
-# Options of [optimize] by the precisions that take them; the others are for all.
+# Options of [optimize] by the precisions that accept them; all others apply to every precision.
 _TAKEN_BY = {
     "activations": ("int8",),
     "cpu": ("int8",),
@@ -44,8 +44,8 @@ class Step:
     """A step of a release.
 
     Attributes:
-        reads: the names of the steps whose results it reads.
-        prepare: makes the task from their results, by name.
+        reads: names of the steps whose results it reads.
+        prepare: makes the task from these results, by name.
         check: refuses a bad result before later steps start.
     """
 
@@ -56,7 +56,7 @@ class Step:
 
 
 def release_steps(config: ReleaseConfig) -> list[Step]:
-    """Return the steps of a release, each after those that it reads."""
+    """Return the steps of a release, each after the steps that it reads."""
     steps = [_export(config), *(_optimize(config, precision) for precision in config.precisions)]
     if config.data is not None:
         steps += [_evaluate(config, precision, config.data) for precision in config.precisions]
@@ -66,7 +66,7 @@ def release_steps(config: ReleaseConfig) -> list[Step]:
 
 
 def file_name(config: ReleaseConfig, precision: str) -> str:
-    """Return the name of the plain file of a precision."""
+    """Return the name of the plain file in a precision."""
     return f"{config.name}{'' if precision == config.precisions[0] else f'-{precision}'}.onnx"
 
 
@@ -79,7 +79,7 @@ def checked_license(config: ReleaseConfig, exported: Made) -> License:
     """Return the license of the checkpoint.
 
     Raises:
-        GateError: it is none of those that are allowed.
+        GateError: it is not among the allowed licenses.
     """
     found = License.of_file(exported_file(config, exported).metadata)
     if config.allowed_licenses and not found.is_among(config.allowed_licenses):
@@ -92,7 +92,7 @@ def checked_license(config: ReleaseConfig, exported: Made) -> License:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that decide what the files contain."""
+    """Return the versions of the packages that affect the contents of the files."""
     found = {"onnxtool": __version__}
     for name in _PACKAGES:
         for package in (name, f"{name}-gpu"):
@@ -130,7 +130,7 @@ def _target(config: ReleaseConfig, name: str) -> Step:
 
 
 def _of_checkpoint(config: ReleaseConfig) -> dict[str, Json]:
-    """Return what an export depends on."""
+    """Return the inputs of an export."""
     folder = Path(config.checkpoint)
     if folder.is_dir():
         content: Json = digest_of(files_in(folder))
@@ -149,7 +149,7 @@ def _export_one(options: ExportOptions) -> None:
     """Export a checkpoint that becomes one file.
 
     Raises:
-        InputError: it encodes queries and documents by different models.
+        InputError: it encodes queries and documents with different models.
     """
     if export_model(options).partner is not None:
         raise InputError(

@@ -27,8 +27,8 @@ class Task:
     """A task whose result depends only on its inputs.
 
     Attributes:
-        inputs: name to what the result depends on: digests, options, versions.
-        make: writes files into a folder, and returns what there is to say of them, as JSON.
+        inputs: inputs of the result by name: digests, options, versions.
+        make: writes files into a folder, and returns a JSON description of them.
     """
 
     inputs: Mapping[str, Json]
@@ -37,13 +37,13 @@ class Task:
 
 @dataclass(frozen=True)
 class Made:
-    """What a step made.
+    """The result of a step.
 
     Attributes:
-        folder: of its files.
-        files: name to digest.
-        result: what the step says of them.
-        reason: why it ran; empty where it did not.
+        folder: the folder of its files.
+        files: digests by name.
+        result: the JSON description of the files.
+        reason: why it ran; otherwise empty.
     """
 
     folder: Path
@@ -105,7 +105,7 @@ class Store:
 
 
 def digest_of(paths: Mapping[str, Location]) -> str:
-    """Return a hash over names and contents of files."""
+    """Return a hash of the names and contents of files."""
     running = hashlib.sha256()
     for name in sorted(paths):
         running.update(f"{len(name)} {name} {file_sha256(paths[name])}\n".encode())
@@ -113,7 +113,7 @@ def digest_of(paths: Mapping[str, Location]) -> str:
 
 
 def files_in(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder, by their path in it; hidden ones and what git or the hub keeps are left out."""
+    """Return the files below a folder, by their path in it; hidden files, such as git's or the hub's, are left out."""
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
@@ -127,6 +127,6 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def _plain(inputs: Mapping[str, Json]) -> dict[str, Any]:
-    """Return what the inputs are once they were written and read again."""
+    """Return the inputs as they are after being written and read again."""
     plain: dict[str, Any] = json.loads(json.dumps(to_json(inputs)))
     return plain

@@ -15,14 +15,14 @@ from packaging.version import InvalidVersion, Version
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
 from onnxtool.version import DISTRIBUTION, commit
 
-# Both write the module `onnxruntime`; of two that are installed, the last one written is the one that runs.
+# Both write the module `onnxruntime`; if both are installed, the last one written runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _MISSING = "not installed"
 
 
 @dataclass(frozen=True)
 class EnvironmentReport:
-    """What is installed here, which execution providers run, and what is wrong; `commit` is empty if unknown."""
+    """Installed packages, usable execution providers, and problems; `commit` is empty if unknown."""
 
     commit: str
     python: str
@@ -63,7 +63,7 @@ def _version(name: str) -> str:
 
 
 def _requirements() -> tuple[list[Requirement], list[str]]:
-    """Return what onnxtool and its extra `export` require on this platform, and why that cannot be found out."""
+    """Return the requirements of onnxtool and its extra `export` on this platform, or why they are unknown."""
     try:
         stated = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
@@ -86,8 +86,7 @@ def _runtime_problems(packages: dict[str, str]) -> Iterator[str]:
 def _requirement_problems(requirement: Requirement, packages: dict[str, str]) -> Iterator[str]:
     version = packages[requirement.name]
     if version == _MISSING:
-        # Either runtime will do; a missing one has already been reported. Without an extra, models run that are
-        # exported.
+        # Either runtime will do; a missing one has already been reported. Exported models run without the extra.
         if requirement.name not in _RUNTIMES and requirement.marker is None:
             yield f"{requirement.name} is not installed; pip install '{requirement.name}{requirement.specifier}'"
         return

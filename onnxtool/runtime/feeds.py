@@ -25,13 +25,14 @@ from onnxtool.reports import TensorInfo
 from onnxtool.runtime.input_stamp import IDS, InputKind
 from onnxtool.runtime.nesting import is_nested
 
-# What keeps an index an index on its way to the table, in whichever of its inputs it stands: the first change none.
+# Operators through which an index stays an index on its way to the table, in any of their inputs; the first ones do not
+# change it.
 _MOVERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Slice", "Transpose", "Expand"})
 _FORWARDERS = _MOVERS | {"Concat", "Add", "Sub", "Clip", "Min", "Max", "Where"}
 MASK, TOKEN_TYPES = "attention_mask", "token_type_ids"
 _DEFAULT_INDEX_BOUND = 2
 _INDEX_DTYPES = ("int64", "int32")
-# Integers that are no ids, such as the pixels of pictures: from, and below.
+# Integers that are not ids, such as image pixels: lower bound, and exclusive upper bound.
 _OTHER_INTEGERS = {"uint8": (0, 256), "int8": (-128, 128), "int16": (-99, 100)} | dict.fromkeys(
     ("uint16", "uint32", "uint64"), (0, 100)
 )
@@ -41,15 +42,15 @@ _BATCH_AXIS = "batch_size"
 _BATCH = re.compile(r"batch|^(n|b|bs|bsz)$", re.IGNORECASE)
 _SEQUENCE = re.compile(r"seq|len|time|token|^(s|t|l)$", re.IGNORECASE)
 _SOUND = re.compile(r"audio|wav|sound|speech|signal|pcm|input_values", re.IGNORECASE)
-# What hands on the values of its first input so that one still knows what they are.
+# Operators that pass on the values of their first input in a recognizable form.
 _CARRIERS = _MOVERS | {"Add", "Concat", "Div", "Mul", "Pad", "Sub"}
 _OF_SOUNDS = frozenset({"Conv", "ConvInteger", "QLinearConv", "STFT"})
-MOST_BYTES = 1 << 30  # of the inputs that are made up for one run, as float64
+MOST_BYTES = 1 << 30  # of the generated inputs of one run, as float64
 _NUM_ELEMENTS = 3  # of a sequence
 _FEWEST_POSITIONS = 9
 PAST_AXIS = "past_sequence"
-_SUM = " + "  # between the names of axes whose sizes add up, as in `past_sequence + sequence`
-LONGEST_CASE = 1024  # a longer window would make a check cost more than what it checks
+_SUM = " + "  # between names of axes whose sizes are added, as in `past_sequence + sequence`
+LONGEST_CASE = 1024  # with a longer window, a check would cost more than the work that it checks
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,9 @@ class FeedShape:
         lengths: real tokens of each of the B rows, at most `sequence_length`.
         sequence_length: S; the rest of a row is padding.
         padding: the padding side, `right` or `left`.
-        past_length: P, tokens before these of which a model with a cache is handed keys and values; the first third of
-            the first row's is padding.
-        sizes: those of axes that are neither batch nor sequence, such as the height of pictures, by their names.
+        past_length: P, number of earlier tokens whose keys and values a model with a cache gets; in the first row, the
+            first third of them is padding.
+        sizes: sizes of axes that are neither batch nor sequence, such as the height of images, by name.
     """
 
     description: str
@@ -108,13 +109,12 @@ class FeedShape:
 
 
 def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
-    """Return the shapes that a model is verified on; S is at most `longest`, and at most 1024.
+    """Return the shapes on which a model is verified; S is at most `longest`, and at most 1024.
 
     One row, several, a single token, rows of one, a length no power of two divides, rows of all lengths padded on the
-    right and on the left (which alone shows the mask of a causal model), and one as long as the model takes: axes that
-    were fixed at the traced shape, masks that are not applied and position tables that end early each fail on one of
-    them. The longest comes first: some models (BigBird) take a short text as the reason to compute otherwise from then
-    on.
+    right and on the left (only the latter reveals the mask of a causal model), and one of the maximum length: axes
+    fixed at the traced shape, masks that are not applied and position tables that end early each fail on one of these.
+    The longest comes first: after a short text, some models (BigBird) compute differently from then on.
     """
     longest = min(longest or LONGEST_CASE, LONGEST_CASE)
     return (
@@ -126,16 +126,16 @@ def verification_shapes(longest: int | None) -> tuple[FeedShape, ...]:
         _ragged("ragged, padded right", (1.0, 0.6, 0.35, 0.1), min(23, longest), "right"),
         _ragged("ragged, padded left", (1.0, 0.6, 0.2), min(29, longest), "left"),
         _ragged("ragged, one long row", (0.05, 1.0, 0.5), min(61, longest), "right"),
-        # Beyond the windows of local attention (128 for ModernBERT), masks and rows have to hold as well.
+        # Masks and rows must also be right beyond the windows of local attention (128 for ModernBERT).
         _ragged("ragged, long rows", (1.0, 0.55), min(160, longest), "right"),
         FeedShape.full(1, 1, "a single token"),
     )
 
 
 def padding_alone(longest: int | None) -> FeedShape:
-    """Return a shape with a row of padding alone, as in a batch that is filled up to its size; for models with a mask.
+    """Return a shape with a row of only padding, as in a batch that is filled up to its size; for models with a mask.
 
-    What such a row pools over, or attends to, is nothing: a division by it is where half precision gives NaN.
+    Such a row pools over, and attends to, nothing: dividing by that count gives NaN in half precision.
     """
     length = min(longest or LONGEST_CASE, 7)
     return FeedShape("a row of padding alone", (length, 0, max(1, length // 2)), length)
@@ -170,8 +170,8 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
     """Return the number of rows of the table that each integer input of the model indexes.
 
     Found by following the input to the Gather (or EmbedLayerNormalization) that looks it up, so that random ids cover
-    the whole vocabulary and never leave it. Where the way from `input_ids` to its table cannot be followed, its bound
-    is that of the largest table that anything looks up. An input that indexes nothing is not in the result.
+    the whole vocabulary and never leave it. If the path from `input_ids` to its table cannot be followed, its bound is
+    the size of the largest table in any lookup. Inputs that index nothing are not in the result.
     """
     bounds: dict[str, int] = {}
     largest = 0
@@ -188,9 +188,9 @@ def index_bounds(model: ModelFile) -> dict[str, int]:
 def names_are_exchanged(model: ModelFile) -> bool:
     """Whether the names of a graph's mask and token types are swapped.
 
-    `torch.onnx.export` names inputs by their places, and scripts hand it what a tokenizer gives in the tokenizer's
-    order: token types before the mask, which is the other way round in `forward` of BERT. The graph then looks up the
-    types of tokens by what is called the mask.
+    `torch.onnx.export` names inputs by position, and scripts pass a tokenizer's output in its own order: token types
+    before the mask, while BERT's `forward` takes them after it. The graph then looks up token types with the input that
+    is called the mask.
     """
     names = {MASK, TOKEN_TYPES}
     if not names <= {value.name for value in model.structure.inputs}:
@@ -201,7 +201,7 @@ def names_are_exchanged(model: ModelFile) -> bool:
 def _tables(
     model: ModelFile, names: Iterable[str], forwarders: AbstractSet[str]
 ) -> Iterator[tuple[str | None, tuple[int, ...]]]:
-    """Yield for each lookup the input of `names` that it looks up, None for something else, and the table's sizes."""
+    """Yield the input of `names` in each lookup, or None for anything else, and the table sizes."""
     sizes = {tensor.name: tensor.dims for tensor in model.structure.initializers if len(tensor.dims) >= 2}
     origin = {name: name for name in names}  # a value and the input that it forwards
     for node in read_nodes(model.path):
@@ -232,10 +232,10 @@ def random_feeds(
 ) -> dict[str, NDArray[Any]]:
     """Make one array for each of `inputs`, taking the sizes of named axes from `shape`.
 
-    Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), padding
-    included, so that a mask which is not applied shows; floats are standard normal. The first axis of a tensor is the
-    batch, and every other named axis the sequence, but for those in `sizes`. Ids whose kind is stamped are drawn as it
-    says.
+    Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), also on
+    padding, to reveal a mask that is not applied; floats are standard normal. The first axis of a tensor is the batch,
+    and every other named axis is the sequence, except for the axes in `sizes`. Ids with a stamped kind follow the
+    stamp.
 
     Raises:
         InputError: an input has a dtype or shape that cannot be generated.
@@ -290,7 +290,7 @@ def _random_array(
     if kind is not None and kind.kind == IDS:
         return kind.draw(dims, shape.mask, generator).astype(info.dtype)
     if info.dtype in _INDEX_DTYPES:
-        if info.name.endswith(".keys"):  # of a map, which has each once
+        if info.name.endswith(".keys"):  # of a map, where keys are unique
             return np.arange(*dims).astype(info.dtype)
         bound = bounds.get(info.name, _DEFAULT_INDEX_BOUND)
         return generator.integers(0, bound, dims).astype(info.dtype)
@@ -310,11 +310,11 @@ def _random_array(
 
 
 def _mask(info: TensorInfo, dims: Sequence[int], shape: FeedShape) -> NDArray[np.bool_]:
-    """Return a mask of the lengths of `shape`, which go by parts where the mask has a length of its own."""
+    """Return a mask of the lengths of `shape`, scaled if the mask has a length of its own."""
     rows, length = dims
     is_read_by_decoder = info.name.startswith("encoder_") and isinstance(info.shape[1], int)
     if is_read_by_decoder or length not in (shape.sequence_length, shape.past_length + shape.sequence_length):
-        # The decoder's lengths are not those of what the encoder has read, which may be of one length alone.
+        # The decoder's lengths differ from the encoder's, which may have a single fixed length.
         parts = np.resize(np.array(shape.lengths) / shape.sequence_length, rows)
         return np.asarray(np.arange(length) < np.ceil(parts * length)[:, None])
     mask = shape.mask
@@ -392,7 +392,7 @@ class FixedSizes:
     def fit(self, shape: FeedShape) -> FeedShape:
         """Adapt `shape` to the file: first its ragged rows, then their lengths proportionally."""
         rows, length = self.batch_size or shape.batch_size, self.sequence_length or shape.sequence_length
-        # A row of only padding stays one.
+        # A row of only padding stays as it is.
         lengths = tuple(max(min(part, 1), round(part / shape.sequence_length * length)) for part in shape.lengths)
         sizes = {**dict.fromkeys(self.batch_names, rows), **dict.fromkeys(self.other_names, length), **shape.sizes}
         lengths = lengths[-rows:] if rows <= len(lengths) else tuple(np.resize(lengths, rows).tolist())
@@ -404,14 +404,14 @@ class FixedSizes:
 
 
 def is_text(info: TensorInfo) -> bool:
-    """Whether an input is ids of tokens, or a mask of them: int [B, S]."""
+    """Whether an input holds token ids, or a mask of tokens: int [B, S]."""
     return len(info.shape) == 2 and (is_mask(info) or info.dtype in _INDEX_DTYPES)
 
 
 def input_uses(model: ModelFile) -> dict[str, list[tuple[Node, int]]]:
-    """Return for each input the nodes that its values come to, and in which place, with what only moves them between.
+    """Return, for each input, the nodes and positions that its values reach through operators that only move them.
 
-    Of arithmetic the first operand alone is followed: what a mask is multiplied with is not the mask.
+    In arithmetic, only the first operand is followed: the factor of a mask is not a mask.
     """
     origin = {info.name: info.name for info in model.structure.inputs}
     uses: dict[str, list[tuple[Node, int]]] = defaultdict(list)
@@ -429,7 +429,7 @@ def holds_samples(
 ) -> bool:
     """Whether an input is a row of audio samples, hundreds of which are one step of the model of these `operators`."""
     is_row = info.dtype in _FLOATS and len(info.shape) == 2 and not isinstance(info.shape[1], int)
-    # What nothing of the main graph reads is for a branch or a body, of which the operators alone are known.
+    # An input that the main graph does not read is for a branch or a body, of which only the operators are known.
     reads = uses.get(info.name, ())
     convolved = any(node.op_type in _OF_SOUNDS for node, _ in reads) or (not reads and bool(_OF_SOUNDS & operators))
     return is_row and not is_mask(info) and (convolved or bool(_SOUND.search(info.name)))
@@ -452,7 +452,7 @@ def num_positions(model: ModelFile) -> int | None:
     widths = {sizes[1] for name, sizes in tables if name is not None}
     places = [sizes[0] for name, sizes in tables if (name is None and sizes[1] in widths) or "position" in (name or "")]
     rows = max(places, default=0)
-    if rows < _FEWEST_POSITIONS:  # of a table of segments
+    if rows < _FEWEST_POSITIONS:  # of a segment table
         return None
     # If positions are computed from the ids, as in RoBERTa, the first two rows are for padding.
     return rows - 2 if "CumSum" in model.structure.ops else rows

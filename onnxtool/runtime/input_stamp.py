@@ -1,4 +1,4 @@
-"""The stamp of a file's inputs, written by export: the kind of each, and shapes that the file was verified on.
+"""The stamp of a file's inputs, written by export: the kind of each input, and the shapes that were verified.
 
 A graph states names, dtypes and axes. It does not state that a text must end with an end token, that an image must be
 at least as large as a patch, or how many ids a decoder knows. Code that generates inputs for a file (verification,
@@ -33,10 +33,10 @@ _DTYPES = {IDS: _INTEGERS, MASK: (*_INTEGERS, "bool", *_FLOATS), NORMAL: _FLOATS
 
 _MOST_CHARACTERS = 1 << 18
 _MOST_CASES = 64
-_MOST_NAMES = 64  # of special ids, and of inputs of a case that are given as they are
-_LARGEST_AXIS = 1 << 22  # samples of four minutes of sound
-_MOST_GIVEN = 1 << 14  # tokens of a few pages
-_MOST_ELEMENTS = 1 << 28  # of all cases together: a dozen batches of large pictures
+_MOST_NAMES = 64  # of special ids, and of a case's given inputs
+_LARGEST_AXIS = 1 << 22  # samples in four minutes of audio
+_MOST_GIVEN = 1 << 14  # tokens in a few pages
+_MOST_ELEMENTS = 1 << 28  # of all cases together: a dozen batches of large images
 _LARGEST_ID = 1 << 31
 _LONGEST_NAME = 200
 
@@ -46,10 +46,10 @@ class InputKind:
     """The contents of an input.
 
     Attributes:
-        kind: `ids` below a number; `mask`, ones where there is content; `normal`, numbers of a standard normal
-            distribution, as normalized pictures and sounds are; `given`, integers that belong to a shape, such as the
-            sizes of pictures.
-        below: for ids, their number.
+        kind: `ids` below a number; `mask`, ones where there is content; `normal`, numbers from a standard normal
+            distribution, like normalized images and audio; `given`, integers that belong to a shape, such as image
+            sizes.
+        below: for ids, the exclusive upper bound.
         never: ids that do not occur, such as image placeholders.
         first: the ids at the start of every row.
         last: the ids at the end of every row's content, and nowhere else.
@@ -80,7 +80,7 @@ class InputKind:
         """Draw ids of shape `dims`; `content`, bool [B, S], is false on padding; None for no padding."""
         ids = generator.integers(0, self.below, dims)
         excluded = {*self.never, *(token for token in (self.last, self.pad) if token is not None)}
-        for _ in excluded:  # each round moves an id past one that must not be there
+        for _ in excluded:  # each round moves an id past one that must not occur
             ids = np.where(np.isin(ids, list(excluded)), (ids + 1) % self.below, ids)
         if len(dims) < 2:
             return ids
@@ -101,13 +101,13 @@ class StampedCase:
     """Shapes that a file runs on.
 
     Attributes:
-        description: what this case is about, for reports.
-        shapes: input name to its sizes.
-        content: input name to the part of each row that is content, one number for each axis behind the batch; without
-            those that are content everywhere.
-        padded_left: whether content is at the end of a row, and padding before it.
-        compares_content: whether outputs mean something where there is content alone.
-        given: the integers of inputs of that kind, input name to nested lists.
+        description: a description for reports.
+        shapes: sizes by input name.
+        content: by input name, the part of each row that is content, one number for each axis after the batch; inputs
+            that are content everywhere are omitted.
+        padded_left: whether content is at the end of a row, after the padding.
+        compares_content: whether outputs only have a meaning at content positions.
+        given: the integers of `given` inputs, nested lists by input name.
     """
 
     description: str
@@ -119,7 +119,7 @@ class StampedCase:
 
     @classmethod
     def of(cls, case: Case, kinds: Mapping[str, InputKind]) -> StampedCase | None:
-        """Describe a case; None where its padding lies among its content."""
+        """Describe a case; None if its padding lies within its content."""
         real = {name: _real(array, kinds[name]) for name, array in case.feeds.items()}
         padded = {name: where for name, where in real.items() if not where.all()}
         content = {name: tuple(_extent(row) for row in where) for name, where in padded.items()}
@@ -132,7 +132,7 @@ class StampedCase:
 
     @property
     def json(self) -> dict[str, Json]:
-        """What is stamped."""
+        """The data to stamp."""
         found: dict[str, Json] = {
             "case": self.description,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
@@ -146,12 +146,12 @@ class StampedCase:
 
     @property
     def num_elements(self) -> int:
-        """How many numbers all inputs have together."""
+        """The number of elements of all inputs together."""
         return sum(math.prod(shape) for shape in self.shapes.values())
 
     @property
     def is_too_large(self) -> bool:
-        """Whether a reader would refuse it."""
+        """Whether a reader would refuse the case."""
         given = any(math.prod(self.shapes[name]) > _MOST_GIVEN for name in self.given)
         return given or any(size > _LARGEST_AXIS for shape in self.shapes.values() for size in shape)
 
@@ -178,15 +178,15 @@ class InputStamp:
     def of(cls, inputs: Sequence[TensorInfo], kinds: Mapping[str, InputKind], cases: Iterable[Case]) -> InputStamp:
         """Describe a file's inputs by the cases that it was verified on.
 
-        Cases that do not fit the graph, because a target has other inputs, are left out; so are those that differ from
-        another in their content only, and those beyond what a reader takes.
+        Cases that do not fit the graph, because a target has other inputs, are left out; so are cases that differ from
+        another only in their content, and cases that exceed the limits for readers.
         """
         names = {info.name for info in inputs}
         dtypes = {info.name: info.dtype for info in inputs}
         kinds = {name: kind for name, kind in kinds.items() if dtypes.get(name) in _DTYPES[kind.kind]}
         described: list[StampedCase] = []
         seen: set[str] = set()
-        elements, characters = _MOST_ELEMENTS, _MOST_CHARACTERS // 2  # and the rest for the kinds
+        elements, characters = _MOST_ELEMENTS, _MOST_CHARACTERS // 2  # the rest is for the kinds
         for case in cases:
             if not names <= case.feeds.keys() or not names <= kinds.keys():
                 continue
@@ -262,7 +262,7 @@ class InputStamp:
         case = StampedCase(
             usual.description,
             shapes,
-            # A mask over patches goes with the sizes that are given; one over tokens is of ones.
+            # A mask over patches depends on the given sizes; a mask over tokens is all ones.
             {
                 name: tuple(content[row] for row in rows)
                 for name, content in usual.content.items()
@@ -305,7 +305,7 @@ class InputStamp:
         return np.ones(shape) if content is None else content
 
     def _content(self, name: str, case: StampedCase) -> NDArray[np.bool_] | None:
-        """Return the positions of an input's content, by itself or by the mask of its shape."""
+        """Return the positions of an input's content, from the input itself or from the mask with its shape."""
         if name in case.content:
             return case.content_of(name)
         shape = case.shapes[name][:2]
@@ -431,7 +431,7 @@ class _Reader:
 
 
 def _real(array: NDArray[Any], kind: InputKind) -> NDArray[np.bool_]:
-    """Return the positions of an input's content by itself."""
+    """Return the positions of an input's content without looking at other inputs."""
     if kind.kind != MASK and kind.pad is None:
         return np.ones(array.shape, dtype=bool)
     real: NDArray[np.bool_] = array != (0 if kind.kind == MASK else kind.pad)

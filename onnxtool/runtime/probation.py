@@ -19,11 +19,11 @@ from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild, attempt
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.wire import Constant, Node, read_constants, read_nodes
 
-MAX_SECONDS = 5  # the child's CPU time, and as much again for every 500 MB of the model
-MAX_GROWTH_BYTES = 640 << 20  # of memory beside four times the model
+MAX_SECONDS = 5  # the child's CPU time, and the same again for every 500 MB of the model
+MAX_GROWTH_BYTES = 640 << 20  # of memory in addition to four times the model
 _BYTES_A_TURN = 500_000_000
 _MAX_TRIED_ELEMENTS = 1 << 22  # of one input, of the smallest inputs that the model takes
-_TRIED_LENGTH = 8  # of texts, where a graph takes no smaller inputs, such as those whose sizes are a sum of others
+_TRIED_LENGTH = 8  # of texts, if a graph takes no smaller inputs, e.g. because sizes are sums of others
 _MOST_DOUBLINGS = 8
 # onnxruntime 1.31 takes time that grows with the square of both: 58 s for 20,000 outputs, 6 s for as many consumers.
 _MOST_OUTPUTS, _MOST_CONSUMERS = 2000, 5000
@@ -208,10 +208,10 @@ def _load_and_run(path: str) -> None:
         return
     try:
         session.run(None, feeds)
-    except Exception as error:  # onnxruntime's own are of no common kind
+    except Exception as error:  # onnxruntime's own errors have no common class
         if any(text in str(error) for text in _NO_MEMORY):
             raise
-        # An operator refuses such sizes, and what comes behind it has not run.
+        # An operator refuses such sizes, so the operators after it have not run.
         from onnxtool.runtime.feeds import FeedShape
         from onnxtool.runtime.input_cases import sized_feeds
 

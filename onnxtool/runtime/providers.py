@@ -1,7 +1,7 @@
 """Resolve the execution provider of a session, or explain what is missing.
 
-onnxruntime lists a provider that was compiled in even where its driver is absent, and a session that cannot create
-it falls back to the CPU with a line in a log (onnxruntime#23372). Here a provider either runs or raises.
+onnxruntime lists a provider that was compiled in even if its driver is absent, and a session that cannot create it
+falls back to the CPU with a line in a log (onnxruntime#23372). Here a provider either runs or raises.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def identity_model(opset: int) -> bytes:
 
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, [1])] for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", *ends)
-    # The oldest version of the format will do: onnxruntime bounds that as well.
+    # The oldest version of the format suffices: onnxruntime also limits the newest.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=7)
     serialized: bytes = model.SerializeToString()
     return serialized

@@ -27,7 +27,7 @@ from onnxtool.runtime.quiet import quiet
 # Return the ids of texts and pairs, cut to a number of tokens; None for no limit.
 ReadTokens = Callable[[Sequence[Text], int | None], list[list[int]]]
 
-# Room for the text in what is cut, beside special tokens.
+# Room for text, besides special tokens, in truncated inputs.
 _ROOM = 8
 # Numbers of the tokenizer's own tokens, and of words of its vocabulary, that are tested in texts.
 _OWN_TOKENS, _WORDS, _WORDS_A_TEXT = 24, 200, 20
@@ -260,7 +260,7 @@ HARD_TEXTS = (
     *("中国人", "中 a国b 人", "日本語のテキスト", "カタカナ", "、。「引用」！", "ｶﾀｶﾅ ﾊﾞ", "ＡＢＣ ｆｕｌｌ １２３"),
     *("한국어 텍스트", "\u1112\u1161\u11ab", "𠀀𠀁", "مرحبا بالعالم", "مَرْحَبًا", "שלום עולם", "हिन्दी पाठ"),
     *("ภาษาไทยไม่มีช่องว่าง", "தமிழ்", "ქართული", "Ελληνικά"),
-    # Spaces, and what is not seen.
+    # Spaces and invisible characters.
     *("a  b", "  leading", "trailing  ", " a b ", "tab\tand\t\ttab", "line\nbreak\n\nagain", "crlf\r\nline\r"),
     *("\u00a0no\u00a0break", "\u3000wide\u3000", "em\u2003space", "zero\u200bwidth", "join\u200d\u200cer"),
     *("\ufeffmark", "soft\u00adhyphen", "word\u2060joiner", "\u180e", "a\u2028b\u2029c", "vt\x0bff\x0c"),
@@ -275,7 +275,7 @@ HARD_TEXTS = (
     # Long words.
     *("antidisestablishmentarianism unaffable tokenization", "x" * 99, "x" * 100, "x" * 101, "ab" * 150),
     *("中" * 120, "_" * 120, "1" * 120, "é" * 101),
-    # What tokenizers write themselves.
+    # Characters that tokenizers insert themselves.
     *("Ġ Ċ ▁ ▁word Ġword", "## ##ing word##ing", "<0x0A> </w> @@", "<s> </s> <pad> <unk> <mask>"),
     *("[CLS] [SEP] [MASK] [PAD] [UNK]", "[mask] <MASK> [Mask]", "a<mask>b a [MASK] b[SEP]", "<|endoftext|>"),
     # One more token each time, for truncation.
