@@ -1,4 +1,4 @@
-"""The loop that times: blocks of runs, of one model or of several in turns.
+"""The timing loop: blocks of runs of one model, or of several in turns.
 
 A block is a few runs one right after the other, so that caches, and threads that spin between two operators, are as in
 an application that serves one request after another. The run after another model's block does not count.

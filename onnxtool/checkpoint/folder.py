@@ -103,7 +103,7 @@ def require_cached_commit(name: str, revision: str | None, kind: str = "models")
 
 @contextmanager
 def quiet_hub() -> Iterator[None]:
-    """Leave out the bars of huggingface_hub, which would run into that of the command line, and what it deprecates."""
+    """Hide huggingface_hub's progress bars, which would collide with onnxtool's, and its deprecation warnings."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     had_bars = not are_progress_bars_disabled()

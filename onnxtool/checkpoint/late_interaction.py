@@ -33,7 +33,7 @@ _PYLATE = "ColBERT"
 _ROLES = ("query", "document")
 # Default query length of Stanford's ColBERT and of PyLate.
 _USUAL_LENGTH = 32
-# Settings of the transformer module that PyLate keeps with those of the encoder.
+# Settings of the transformer module that PyLate keeps with the encoder settings.
 _OF_TRANSFORMER = ("query_length", "document_length", "query_expansion")
 _MOST_TOKENS = 1 << 16  # tokens in an expanded query: more than any encoder takes
 # If any of these keys is present, queries are expanded unless do_query_expansion is false.

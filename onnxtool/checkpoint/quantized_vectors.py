@@ -96,7 +96,7 @@ class VectorType:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the array."""
+        """The dtype of the array."""
         return np.dtype(_DTYPES[self.name])
 
     @property

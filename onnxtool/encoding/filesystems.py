@@ -146,7 +146,7 @@ def _open_store(scheme: str, bucket: str) -> Any:
     """Open obstore's filesystem, with missing features added.
 
     It writes in several requests and replaces existing files, reads whole files into memory, lists files without times,
-    and lists a folder in place of a missing file.
+    and lists a folder instead of a missing file.
     """
     try:
         from obstore.fsspec import FsspecStore
@@ -224,7 +224,7 @@ def _ask(uri: Uri, request: Callable[[Any, str], Answer]) -> Answer:
             ) from None
         except (InputError, OutputWriteError, StoreError):
             raise
-        except Exception as error:  # noqa: BLE001  each library has errors of its own
+        except Exception as error:  # noqa: BLE001  each library has its own errors
             if wait is None or not _is_passing(uri, error, is_open=is_open):
                 raise StoreError(f"{uri}: {_reason(error)}", _hint(uri)) from None
         if uri.scheme not in (*STORES, *SERVERS):

@@ -79,7 +79,7 @@ def _write_lines(path: Path, lines: Sequence[bytes]) -> None:
 
 
 def _write_arrays(paths: Sequence[Path], targets: Sequence[Path], kept: NDArray[np.bool_]) -> None:
-    """Write the array of N rows, or that of all tokens with the one that says where the tokens of each text begin."""
+    """Write the array of N rows, or the array of all tokens and the array of the start of each text."""
     arrays = [load_array(path) for path in paths]
     if len(arrays) == 2:
         rows, indptr = arrays

@@ -470,7 +470,7 @@ def _times_of(node: onnx.NodeProto, scope: Scope, attributes: Mapping[str, Any])
 def _collected(
     node: onnx.NodeProto, outputs: Sequence[Value | None], attributes: Mapping[str, Any], times: Size
 ) -> list[Value | None]:
-    """Return the node's outputs from those of its body: scanned outputs get a leading axis for the runs."""
+    """Return the node's outputs from its body's outputs: scanned outputs get a leading axis for the runs."""
     if node.op_type == "If":
         return list(outputs)
     states = len(node.input) - (2 if node.op_type == "Loop" else int(attributes["num_scan_inputs"]))

@@ -73,7 +73,7 @@ class ModelFile:
         """Refuse a graph that could crash another library; to be called before any library loads it.
 
         Raises:
-            ModelFileError: what is wrong, by name.
+            ModelFileError: the fault, by name.
         """
         from onnxtool.model_file.soundness import check_sound
 

@@ -374,7 +374,7 @@ class FixedSizes:
         batch = {name for name in names if _BATCH.search(name)}
         batch |= {name for name in names.intersection(firsts) - later if not _SEQUENCE.search(name)}
         batch = batch or {name for name in firsts[:1] if isinstance(name, str)}
-        # A recurrent state is [layers, B, width], with no name of its batch beside inputs that have none either.
+        # A recurrent state is [layers, B, width]; its batch axis is unnamed if the axes of other inputs are too.
         batch |= {
             f"{info.name}.1"
             for info in inputs
@@ -445,7 +445,7 @@ def is_used_as_mask(info: TensorInfo, uses: Mapping[str, Sequence[tuple[Node, in
 def num_positions(model: ModelFile) -> int | None:
     """Return the number of token positions of a graph; None if no table of positions can be identified.
 
-    The table is as wide as that of the ids, and is looked up by an input called so, or by none: a counter, a constant.
+    The table is as wide as the id table, and is looked up by a position input, or by a counter or constant.
     """
     names = [info.name for info in model.structure.inputs if not is_mask(info)]
     tables = list(_tables(model, names, _FORWARDERS))

@@ -82,7 +82,7 @@ def input_cases(model: ModelFile, *, longest: int | None = None, given: GivenInp
     alike: Counter[object] = Counter()
     for seed, shape in enumerate((*(pictures or verification_shapes(length)), *more)):
         shape, feeds = maker.make(shape, seed)
-        if exchanged:  # a row of which all is masked has no meaning
+        if exchanged:  # a fully masked row has no meaning
             feeds[MASK], feeds[TOKEN_TYPES] = feeds[TOKEN_TYPES], feeds[MASK]
         key = shape.mask.tobytes() if masked else 0, *(array.shape for array in feeds.values())
         alike[key] += 1
@@ -314,8 +314,8 @@ _PIECE = 1 << 14  # rows at a time: the table of a large model is a gigabyte
 def extreme_case(model: ModelFile, cases: Sequence[Case]) -> Case | None:
     """Return a case like the first of several rows, of which one has the largest embeddings and another the smallest.
 
-    Outliers of activations begin at few tokens, which random ids rarely hit. None for a model without ids, or whose
-    table of them is not found or does not hold floats.
+    Activation outliers start at a few tokens, which random ids rarely hit. None for a model without ids, or whose table
+    of them is not found or does not hold floats.
     """
     usual = next((case for case in cases if _is_full(case)), None)
     norms = _norms(model) if usual is not None else None

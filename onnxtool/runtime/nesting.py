@@ -43,7 +43,7 @@ def nested(info: TensorInfo, arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def is_part(name: str, info: TensorInfo) -> bool:
-    """Whether `name` is that of an array of a nested input."""
+    """Whether `name` is the name of an array in a nested input."""
     return is_nested(info) and (name == info.name or name.startswith((f"{info.name}[", f"{info.name}.")))
 
 

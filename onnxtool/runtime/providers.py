@@ -82,7 +82,7 @@ def _cuda_library_problem() -> str:
         onnxruntime.preload_dlls()
     try:
         session = onnxruntime.InferenceSession(identity_model(17), providers=[PROVIDERS["cuda"]])
-    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no root of their own
+    except Exception as error:  # noqa: BLE001 - onnxruntime's exceptions have no common base class
         return f"a session does not start: {error}"
     if session.get_providers()[:1] == [PROVIDERS["cuda"]]:
         return ""
@@ -128,7 +128,7 @@ def _loads(opset: int) -> bool:
     options.log_severity_level = 4
     try:
         ort.InferenceSession(identity_model(opset), options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001  onnxruntime's exceptions have no root of their own
+    except Exception:  # noqa: BLE001  onnxruntime's exceptions have no common base class
         return False
     return True
 

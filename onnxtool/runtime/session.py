@@ -96,7 +96,7 @@ class Session:
         """
         try:
             outputs: list[NDArray[Any]] = self._inference.run(None, feeds)
-        except Exception as error:  # onnxruntime has no error of its own
+        except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
         return outputs
 
@@ -108,7 +108,7 @@ class Session:
         """
         try:
             return BoundRun(self._inference, feeds, self.output_names, self.provider)
-        except Exception as error:  # onnxruntime has no error of its own
+        except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
 
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
@@ -123,7 +123,7 @@ class Session:
         """
         try:
             return run.run(feeds)
-        except Exception as error:  # onnxruntime has no error of its own
+        except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
 
     def _failed(self, feeds: Mapping[str, NDArray[Any]], error: Exception) -> SessionError:
@@ -204,7 +204,7 @@ def _open(
     start = time.perf_counter()
     try:
         inference = ort.InferenceSession(source, options, providers=[PROVIDERS[provider]], disabled_optimizers=without)
-    except Exception as error:  # onnxruntime has no error of its own
+    except Exception as error:  # onnxruntime has no error class of its own
         raise _not_loaded(path, error) from error
     load_ms = (time.perf_counter() - start) * 1e3
     _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, provider, load_ms)
@@ -245,7 +245,7 @@ def require_loadable(path: Path) -> None:
         ort.InferenceSession(source, options, providers=[PROVIDERS["cpu"]])
     except NoKernelError:
         return
-    except Exception as error:  # onnxruntime has no error of its own
+    except Exception as error:  # onnxruntime has no error class of its own
         raise _not_loaded(path, error) from error
 
 

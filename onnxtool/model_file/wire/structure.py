@@ -90,8 +90,8 @@ class Structure(NamedTuple):
         denotations: the meanings of dimensions, for inputs and outputs that state them.
         quantization: by value, the tensor that holds each of its parameters.
         scopes: number of nodes in each part of the model; nodes that belong to no known part are under an empty name.
-        scope_bytes: bytes of the initializers of each part; initializers whose name shows no part belong to that of
-            their first reader.
+        scope_bytes: bytes of the initializers of each part; initializers whose name shows no part count for their first
+            reader.
         constants: elements of Constant nodes, by dtype.
         attribute_bytes: bytes of tensors in node attributes.
         annotation_bytes: stored bytes of the metadata of graphs, nodes, values, tensors and functions.

@@ -3,13 +3,14 @@
 A mask is compared with known ones at a few sizes. That proves that they are equal at all sizes for a slice of these
 operators, and `find_reach` refuses any other:
 
-- Elements do not depend on sizes, but for the places where elements are read: sums and products of positions and sizes,
-  which are polynomials of degree 2. What agrees at three sizes of each axis agrees at all. So a longer mask has the
-  shorter one as its corner.
-- Positions are compared as `i`, `j` and `i - j` with constants no larger than K. Beyond K, nothing turns: any place of
-  the mask does as one among the first 2 K + 3 in both directions does (small models of difference constraints).
-- An element reads at most two numbers of the inputs, which are 0 or 1, or of which only the sign is read. With rows in
-  which any two places have all four pairs of numbers, all that it can read is tried (a covering array of strength 2).
+- Elements depend on sizes only through the positions at which elements are read: sums and products of positions and
+  sizes, which are polynomials of degree 2. Masks that agree at three sizes of each axis agree at all sizes. So the
+  shorter mask is a corner of the longer one.
+- Positions are compared as `i`, `j` and `i - j` with constants no larger than K. Beyond K, no comparison changes: any
+  position in the mask behaves like one of the first 2 K + 3 in both directions (small models of difference
+  constraints).
+- An element reads at most two numbers of the inputs, which are 0 or 1, or read only by sign. Rows in which any two
+  positions take all four pairs of numbers cover everything that it can read (a covering array of strength 2).
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def _to_proto(model: ir.Model, part: Slice, shapes: Mapping[str, Shape]) -> byte
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"})
 _LOGIC = frozenset({"And", "Not", "Or", "Xor"})
 _SAME = frozenset({"Abs", "Cast", "Identity", "Neg"})
-# Operators that move elements, with the inputs that hold the elements; the other inputs say where.
+# Operators that move elements, with the inputs that hold the elements; the other inputs give positions.
 _MOVING: dict[str, Sequence[int]] = {
     **dict.fromkeys(("Expand", "Flatten", "Gather", "GatherND", "Reshape", "Slice", "Squeeze"), (0,)),
     **dict.fromkeys(("Transpose", "Trilu", "Unsqueeze"), (0,)),
@@ -182,7 +183,7 @@ class _Elements:
     Attributes:
         reads: the paths through which they read inputs; one path reads one number per element.
         has_sizes: whether they depend on input sizes.
-        varies: whether they depend on their positions in other ways than through the numbers read.
+        varies: whether they depend on their positions other than through the numbers read.
         positions: the sum of the factors of positions in them.
         offset: the largest constant in them; infinite if they may be any number.
     """

@@ -109,7 +109,7 @@ class Adjustment:
             the activations, which share one scale, to the weight, which has one scale per column (SmoothQuant,
             arXiv:2211.10438).
         shift: float32 [N], added to the output: the average loss by rounding. None for zeros.
-        activations: the grid of the divided activations; None for that of the range measured in each run.
+        activations: the grid of the divided activations; None for the grid of the range measured in each run.
         result_smoothing_scale: float32 [N]; output and bias are divided by it, for the layer that reads them next. None
             for ones.
         codes: int8 [K, N], the weight multiplied by `smoothing_scale` as it was rounded; None for the nearest codes.

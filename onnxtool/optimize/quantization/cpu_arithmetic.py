@@ -55,7 +55,7 @@ def by_arithmetic(model: ir.Model) -> dict[str, ir.Model]:
 
 
 def figures_of(errors: Mapping[str, float], *, small_pairs: bool) -> dict[str, float | None]:
-    """Return the error under each arithmetic from those of `by_arithmetic`.
+    """Return the error under each arithmetic from the errors of the models in `by_arithmetic`.
 
     The error of saturating products is None unless pairs are small: otherwise the file is for other CPUs, and was not
     tried on these.

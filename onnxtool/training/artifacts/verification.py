@@ -218,8 +218,8 @@ def _scaling_dropout() -> Iterator[None]:
 
 # Both sides compute in float32. Rounding causes errors of 1e-6 to 1e-4, depending on depth; a bug causes 1e-2.
 TOLERANCE = 1e-3
-# A gradient that is zero apart from rounding, such as that of the key bias in attention, is compared relative to
-# this fraction of the network's largest gradient.
+# A gradient that is zero apart from rounding, such as the gradient of the key bias in attention, is compared relative
+# to this fraction of the network's largest gradient.
 _SMALL = 1e-2
 _RANDOM = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")

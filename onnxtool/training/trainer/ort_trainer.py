@@ -79,7 +79,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         self._whole_texts = WholeTexts(self.model)
-        # Hides the method, also that of a subclass, which is the one that gets compiled.
+        # Hides the method, even a subclass's, which is the one that gets compiled.
         self.eager_loss = with_all_arguments(self.compute_loss)
         self.compute_loss = self._compute_loss
 
