@@ -117,8 +117,8 @@ def test_a_sentencepiece_model_says_which_package_reads_it(
 
 def test_no_package_is_missing_for_a_tokenizer_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where that is damaged, another package would not help."""
-    monkeypatch.setattr(vocabularies, "_is_installed", lambda _module: False)
     source = checkpoint(tmp_path, "deberta-v2", "spm.model", "tokenizer.json")
+    monkeypatch.setattr(vocabularies, "_is_installed", lambda _module: False)
     assert missing_packages(source, "deberta-v2") == ()
 
 

@@ -441,7 +441,7 @@ def test_a_retriever_of_pages_with_modules_is_refused(colpali: ColPali, tmp_path
 def test_retrievers_whose_pages_are_not_prepared_are_refused_by_name(colpali: ColPali) -> None:
     """With the reason."""
     checkpoint: Any = SimpleNamespace(architecture="NeoMMEForRetrieval", task=TASK_OF_PICTURES)
-    with pytest.raises(ExportError, match="NeoMMEForRetrieval is a retriever .* by torchvision alone"):
+    with pytest.raises(ExportError, match="NeoMMEForRetrieval is a retriever .* only with torchvision"):
         restrict_to_pages(colpali.model, checkpoint)
 
 
