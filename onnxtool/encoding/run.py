@@ -33,6 +33,9 @@ from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
 
+_REPEATS = 2
+"""In a store that cannot replace a file atomically, the same command elsewhere may see half a record and drop it."""
+
 
 @checked
 def encode_corpus(
@@ -72,7 +75,10 @@ def encode_corpus(
         encoder.begin()
         start = time.perf_counter()
         num_earlier, num_encoded = _encode_here(encoder)
-        merged = publish(folder, read_run(folder), strict=options.strict)
+        repeats = 0
+        while (merged := publish(folder, read_run(folder), strict=options.strict)).to_do and repeats < _REPEATS:
+            repeats += 1
+            num_encoded += _encode_here(encoder)[1]
         if merged.to_do:
             raise InputError(
                 f"the vectors of {folder.path} have changed: splits {merged.to_do}", "run the same command again"

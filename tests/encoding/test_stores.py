@@ -35,10 +35,14 @@ from onnxtool.encoding import (
     encode_part,
     filesystems,
     merge_parts,
+    run,
 )
 from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, upload, write
 from onnxtool.encoding.locations import Uri, parse_location
+from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.reading import read_shards
+from onnxtool.encoding.records import Records, Run
+from onnxtool.encoding.report import MergeReport
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding import corpora
@@ -277,6 +281,27 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
     assert merge_parts(places[2], read_back=True).manifest
     store.faults.error = 0.0
     assert store.outcome("vectors") == expected
+
+
+def test_a_record_that_the_same_command_elsewhere_dropped_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as a race can need it; after that, the folder has changed."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
+    real, times = run.publish, 1
+
+    def publish(folder: OutputFolder, found: Run | None, **options: bool) -> MergeReport:
+        nonlocal times
+        times -= 1
+        if times >= 0 and found is not None:
+            Records(folder, found).forget(0, [])
+        return real(folder, found, **options)
+
+    monkeypatch.setattr(run, "publish", publish)
+    assert encode_corpus(model, corpus, tmp_path / "vectors", WHOLE).num_texts == 5
+    times = 3
+    with pytest.raises(InputError, match="have changed: splits 0"):
+        encode_corpus(model, corpus, tmp_path / "others", WHOLE)
 
 
 @each_kind
