@@ -390,6 +390,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work_dir", type=Path, default=_ROOT / "models" / "fuzz")
     given = parser.parse_args()
+    if given.by_hand and given.kinds != ["model"]:
+        parser.error("--by_hand damages models only: pass --kinds model, or leave --by_hand out")
     os.environ |= _VARIABLES
     seeds = make_seeds(given.work_dir / "seeds", by_hand_only=given.by_hand)
     shutil.rmtree(given.work_dir / "faults", ignore_errors=True)

@@ -74,7 +74,7 @@ def sections_page(
         gates=gates,
         notes=notes,
         chart=Markup(chart),  # noqa: S704  markup of our own
-        drawing=Markup(drawing),  # noqa: S704  the same
+        drawing=Markup(drawing),  # noqa: S704  its template has escaped it
     )
 
 
