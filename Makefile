@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist check_install advisories bench review coverage retrieval consumers audit clean
+.PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist check_install follow advisories bench review coverage retrieval consumers audit clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -83,6 +83,9 @@ dist: $(READY) ## Build the packages for a release, and their bill of materials,
 
 check_install: $(READY) ## Install what dist/ has by its metadata alone, run it, and check it as an index does; fetches packages.
 	$(BIN)/python scripts/check_install.py --torch $(or $(TORCH),torch)
+
+follow: $(READY) ## Follow README and the start guide in a fresh clone with an empty home, in order, twice; fetches packages.
+	$(BIN)/python scripts/follow_documents.py
 
 advisories: $(READY) ## Compare the pinned versions with FILE, advisories as osv.dev publishes them; nothing is fetched.
 	$(BIN)/python scripts/check_advisories.py $(FILE)

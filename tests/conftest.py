@@ -7,12 +7,17 @@ import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 
 from tests.workshop import Workshop, trained_model
+
+if TYPE_CHECKING:
+    from onnxtool.cli.render import Block
 
 TESTS = Path(__file__).resolve().parent
 
@@ -142,6 +147,22 @@ def untimed_guards() -> None:
     guards = sys.modules.get("torch._dynamo.guards")
     if guards:
         guards.profile_guard_manager = lambda *_guards: 0.0  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def narrow_terminals() -> Iterator[None]:
+    """Draw the tables of every report for narrow terminals as well: none loses a figure."""
+    from onnxtool.cli import render
+    from tests.cli.screens import require_whole_tables
+
+    as_text = render._text
+
+    def text_of(blocks: Sequence[Block]) -> str:
+        require_whole_tables(blocks)
+        return as_text(blocks)
+
+    with mock.patch.object(render, "_text", text_of):
+        yield
 
 
 @pytest.fixture(scope="session")

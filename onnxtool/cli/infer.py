@@ -60,7 +60,7 @@ class _OutputType(LocationType):
 class _Command(SectionedCommand):
     titles: ClassVar = {
         "generation": "Options for models that write text",
-        "corpus": "Options for encoding a collection (--input FILE --output NAME/)",
+        "corpus": "Options for collections (--input FILE --output NAME/)",
         "files": "Files that report encoding progress",
         "timing": "Options for --benchmark",
     }

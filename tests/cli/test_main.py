@@ -175,6 +175,17 @@ def test_no_figure_is_cut_on_a_narrow_terminal(width: int, monkeypatch: pytest.M
     assert out.getvalue().count("word") == 9
 
 
+@pytest.mark.parametrize("command", RUNNABLE)
+def test_help_fits_each_terminal_and_says_the_same(command: str) -> None:
+    """Lines are longer than the terminal only where the choices of an option or a command to copy are."""
+    pages = {
+        width: run_onnxtool(Path(), *command.split(), "--help", COLUMNS=str(width)).stdout for width in (60, 80, 120)
+    }
+    assert len({"".join(page.split()) for page in pages.values()}) == 1
+    for width, page in pages.items():
+        assert not [line for line in page.splitlines() if len(line) > width and not re.search(r"\||Example:", line)]
+
+
 def test_a_closed_pipe_is_no_traceback() -> None:
     """`onnxtool --help | head -1` must end quietly."""
     shell = f"{sys.executable} -m onnxtool export --help | head -n 1"
