@@ -163,16 +163,21 @@ def open_lines(path: Path) -> AbstractContextManager[Lines]:
     return gzip.GzipFile(path) if path.name.lower().endswith(".gz") else path.open("rb")
 
 
-def lines_of(file: Lines) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held in full."""
+def lines_of(file: Lines, *, skips: bool = False) -> Iterator[tuple[bytes | None, int]]:
+    """Yield the lines of `file` with their sizes; None for one longer than MOST_LINE_BYTES, never held in full.
+
+    Such a line may have no end, so that nothing is read behind its beginning, unless it `skips` these lines.
+    """
     while line := file.readline(MOST_LINE_BYTES + 1):
         size = len(line)
         if size <= MOST_LINE_BYTES:
             yield line, size
             continue
-        while not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
+        while skips and not line.endswith(b"\n") and (line := file.readline(_READ_BYTES)):
             size += len(line)
         yield None, size
+        if not skips:
+            return
 
 
 def _require_shallow(value: Any) -> None:

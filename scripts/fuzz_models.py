@@ -378,6 +378,14 @@ def print_table(tried: Sequence[Tried]) -> None:
         print(f"| `{command}` | {len(ended)} | {figures} | {max(seconds):.1f} |")
 
 
+@contextlib.contextmanager
+def _dropping_the_rest(pool: ThreadPoolExecutor) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def main() -> int:
     """Run the cases, print the table, and return 1 where a command ended as none may."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -400,7 +408,8 @@ def main() -> int:
         given.first, counts = given.only, dict.fromkeys(given.kinds, 1)
     cases = [(kind, number) for kind, count in counts.items() for number in range(given.first, given.first + count)]
     tried: list[Tried] = []
-    with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt):
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt), _dropping_the_rest(pool):
         running = [pool.submit(partial(try_case, *case, seeds, given)) for case in cases]
         for done, future in enumerate(as_completed(running), 1):
             tried += future.result()

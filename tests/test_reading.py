@@ -77,7 +77,15 @@ def test_a_long_line_is_left_out_and_the_next_one_is_read(monkeypatch: pytest.Mo
     """Its size counts, so that places in the file stay right."""
     monkeypatch.setattr(reading, "MOST_LINE_BYTES", 4)
     file = io.BufferedReader(io.BytesIO(b"ab\n123456\ncd"))
-    assert list(reading.lines_of(file)) == [(b"ab\n", 3), (None, 7), (b"cd", 2)]
+    assert list(reading.lines_of(file, skips=True)) == [(b"ab\n", 3), (None, 7), (b"cd", 2)]
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="a file without an end")
+def test_a_line_that_never_ends_is_one_error(tmp_path: Path) -> None:
+    """What is refused for its length is not read to its end."""
+    (tmp_path / "texts.txt").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="is longer than 16777216 bytes"):
+        next(iterate_texts(tmp_path / "texts.txt"))
 
 
 def test_a_device_is_no_file() -> None:

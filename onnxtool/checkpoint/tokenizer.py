@@ -41,6 +41,8 @@ _ENOUGH = 2
 # Time limit for a tokenizer with regular expressions on a busy machine; a slow one reads 500,000 characters per second.
 _MOST_SECONDS, _SLOWEST = 10.0, 20_000
 
+_MOST_TOKENS_OF_A_LETTER = 1_000  # with the tokens that frame it
+
 
 class TextTokenizer:
     """The tokenizer of a checkpoint.
@@ -74,6 +76,10 @@ class TextTokenizer:
         self._cut_side = _side(self._config, "truncation_side")
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
+        with tokenizer_errors(self._unreadable):
+            num_tokens = len(self._tokenizer.encode("a").ids)
+        if num_tokens > _MOST_TOKENS_OF_A_LETTER:  # each text would take as long
+            raise self._unreadable(f"it makes {num_tokens:,} tokens of a text of one letter")
         if folder.sentence_modules.lower_cases:
             lower_case(self._tokenizer)
         if prefixes := folder.sentence_modules.prefixes:

@@ -31,10 +31,11 @@ _MOST_RUNS = 24
 # Looking up longer words takes time quadratic in their length.
 _LONGEST_WORD = 1000
 _MOST_ADDED_TOKENS = 20_000
+_MOST_PARTS = 200  # each passes over the whole text
 # Keys of tokenizer.json; in a vocabulary they would be followed by a number.
 _RULES = re.compile(r'"(?:Regex|String)"\s*:\s*"|"precompiled_charsmap"\s*:\s*"')
 _ESCAPED_LETTER = re.compile(r"\\u00[4-7]", re.IGNORECASE)  # escapes that could hide a key; no writer produces them
-_AFFIX = re.compile(r'"(?:continuing_subword_prefix|end_of_word_suffix)"\s*:')
+_AFFIX = re.compile(r'"(?:continuing_subword_prefix|end_of_word_suffix|prepend)"\s*:')
 _SHORT_AFFIX = re.compile(_AFFIX.pattern + r'\s*(?:null|"[^"\\]{0,32}")')
 _WORD_LENGTH = re.compile(r'"max_input_chars_per_word"\s*:\s*(\d+)')
 _harmless: set[bytes] = set()
@@ -48,6 +49,7 @@ def is_plain(content: str) -> bool:
         and len(_AFFIX.findall(content)) == len(_SHORT_AFFIX.findall(content))
         and all(len(digits) <= 4 and int(digits) <= _LONGEST_WORD for digits in _WORD_LENGTH.findall(content))
         and content.count('"single_word"') <= _MOST_ADDED_TOKENS
+        and content.count('"type"') <= _MOST_PARTS
     )
 
 

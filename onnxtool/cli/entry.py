@@ -180,6 +180,15 @@ def run_group(arguments: Sequence[str]) -> int:
         return report_error(
             "there is not enough memory", f"use smaller batches, shorter texts, or more memory{limit}", 1
         )
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # a library in Rust gave up, with an error that is no Exception
+            raise
+        reason = (str(error).splitlines() or ["no reason is given"])[0]
+        return report_error(
+            f"a library fails on the tokenizer or its texts: {reason}",
+            "save the tokenizer again, or give other texts",
+            1,
+        )
     return code if isinstance(code, int) else 0
 
 

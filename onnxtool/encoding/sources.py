@@ -322,7 +322,7 @@ def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _
             if offset >= last:
                 return
             file.seek(offset)
-            for number, (line, size) in enumerate(lines_of(file), start=1):
+            for number, (line, size) in enumerate(lines_of(file, skips=True), start=1):
                 offset += size
                 yield number, line, raw.tell() if source.is_packed else offset
                 if offset >= last:

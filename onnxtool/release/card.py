@@ -37,6 +37,7 @@ session = onnxruntime.InferenceSession({model!r}, providers=["CPUExecutionProvid
 columns = {{"input_ids": text.ids, "attention_mask": text.attention_mask, "token_type_ids": text.type_ids}}
 inputs = {{one.name: np.array([columns[one.name]]) for one in session.get_inputs()}}
 print(session.run(None, inputs)[0])"""
+_COLUMNS = dict.fromkeys(("input_ids", "attention_mask", "token_type_ids"), "int64")  # of _PLAIN
 _COUNTS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 _VECTORS = ("sparse-encoding", "sentence-similarity")
 # The hub's names for onnxtool's own tasks.
@@ -125,9 +126,12 @@ def _usage(facts: ReleaseFacts) -> str:
 
 
 def _plain(facts: ReleaseFacts) -> str:
-    """Return a program that runs the first model with its tokenizer on one text; empty if the release has none."""
+    """Return a program that runs the first model with its tokenizer on one text.
+
+    Empty if the release has none, or if the model takes more than a tokenizer gives.
+    """
     tokenizers = [file.path for file in facts.files if file.path.rpartition("/")[2] == "tokenizer.json"]
-    if not facts.models or not tokenizers:
+    if not facts.models or not tokenizers or not facts.models[0].inputs.items() <= _COLUMNS.items():
         return ""
     model = facts.models[0].path
     own = f"{model.removesuffix('.onnx')}/tokenizer.json"

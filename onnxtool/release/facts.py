@@ -149,12 +149,14 @@ class ReleasedModel:
     Attributes:
         path: the path of its `ReleasedFile`.
         num_parameters: number of elements of all weights.
+        inputs: the dtype of each input.
         verification: verification of each step, oldest first.
         latency: empty if not measured.
     """
 
     path: str
     num_parameters: int = 0
+    inputs: Mapping[str, str] = field(default_factory=dict)
     verification: tuple[VerifiedStep, ...] = ()
     evaluations: tuple[EvaluationResult, ...] = ()
     latency: tuple[LatencyRow, ...] = ()

@@ -227,8 +227,9 @@ def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[Verifie
 
 
 def _model(name: str, path: Path) -> ReleasedModel:
-    file = ModelFile.open(path)
-    return ReleasedModel(name, summarize_model(path).num_parameters, verified_steps(file.steps))
+    summary = summarize_model(path)
+    inputs = {one.name: one.dtype for one in summary.inputs}
+    return ReleasedModel(name, summary.num_parameters, inputs, verified_steps(ModelFile.open(path).steps))
 
 
 def _role(name: str) -> str:

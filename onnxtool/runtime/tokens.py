@@ -84,7 +84,7 @@ class OwnTokenizer:
         columns = list(map(list, zip(*texts, strict=True))) if isinstance(texts[0], tuple) else [list(texts)]
         cut = {} if limit is None else {"max_length": limit}
         try:
-            with quiet():
+            with quiet(), panics_as_exceptions():
                 read = self.tokenizer(
                     *columns, add_special_tokens=self.adds_special, truncation=limit is not None, **cut
                 )

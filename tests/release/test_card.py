@@ -91,6 +91,13 @@ def test_a_release_without_figures_has_a_card() -> None:
     assert "\nTwo ONNX files of `mine`, exported" in text
 
 
+@pytest.mark.parametrize(("inputs", "programs"), [({}, 2), ({"task_id": "int64"}, 1), ({"input_ids": "int32"}, 1)])
+def test_the_program_without_onnxtool_is_only_for_what_a_tokenizer_gives(inputs: dict[str, str], programs: int) -> None:
+    """Another input, or another dtype, would end it with an error."""
+    model = replace(FACTS.models[0], inputs={**FACTS.models[0].inputs, **inputs})
+    assert card_text(replace(FACTS, models=(model, FACTS.models[1]))).count("```python") == programs
+
+
 def test_names_are_no_markup() -> None:
     """They come from checkpoints and from whoever named files."""
     name = "a`b|<script>\n# c"
