@@ -179,7 +179,7 @@ class ChatTemplate:
             raise self.files.refuse(
                 f"the chat template of {self.files.label} leaves out the {' and the '.join(dropped)} of a pair",
                 f"sentence-transformers asks for one that writes messages of the roles query and document: save it as "
-                f"{TEMPLATE_NAME} beside the tokenizer",
+                f"{TEMPLATE_NAME} next to the tokenizer",
             )
 
     def fillers(self, text: Text) -> tuple[Text, Text]:
@@ -250,7 +250,7 @@ def _stored_template(files: CheckpointFiles) -> str | None:
         if stated is None:
             raise files.refuse(f"{files.label} has several chat templates ({_TOKENIZER}), and none called default")
     if stated is not None and not isinstance(stated, str):
-        raise files.malformed(_TOKENIZER, "its chat_template is no text")
+        raise files.malformed(_TOKENIZER, "its chat_template is not a text")
     return stated
 
 

@@ -142,7 +142,7 @@ class CheckpointFiles(ABC):
         if path is None and (pickle := self.locate(f"{inside}{MODULE_PICKLE}")) is not None:
             if not self.allow_pickle:
                 raise self.refuse(
-                    f"{folder} of {self.label} has its weights in a pickle only ({MODULE_PICKLE}), which can run code",
+                    f"{folder} of {self.label} has its weights only in a pickle ({MODULE_PICKLE}), which can run code",
                     "if you trust it, export it with --allow_pickle; or convert it: save_pretrained(...) of "
                     "sentence-transformers writes safetensors",
                 )

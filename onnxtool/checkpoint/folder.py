@@ -74,7 +74,7 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
     if found is None:
         if "://" in model_name:
             raise CheckpointError(
-                f"{model_name} is no address of a model on huggingface.co", "pass a folder, or an id such as org/name"
+                f"{model_name} is not a model's address on huggingface.co", "pass a folder, or an id such as org/name"
             )
         return model_name, revision
     page = _PAGE.fullmatch(re.split("[?#]", found["rest"])[0])
@@ -82,7 +82,7 @@ def hub_id(model_name: str, revision: str | None = None) -> tuple[str, str | Non
         raise CheckpointError(f"{model_name} is not the page of a model", "pass an id such as org/name")
     if revision is not None and page["revision"] not in (None, revision):
         raise CheckpointError(
-            f"{model_name} is of the revision {page['revision']}, and --revision is {revision}", "pass one of them"
+            f"{model_name} names the revision {page['revision']}, and --revision is {revision}", "pass one of them"
         )
     return page["id"], revision or page["revision"]
 
@@ -297,7 +297,7 @@ def _named_folder(model: ModelFile, model_name: str, needs: Sequence[str]) -> Ch
         route = model.metadata.get(ROUTE_KEY)
         if route is None:
             raise InputError(
-                f"{model_name} has the routes {', '.join(routes)} (Router), and {model.path} does not say whose it is",
+                f"{model_name} has the routes {', '.join(routes)} (Router), and {model.path} does not name its route",
                 "pass --model_name with the folder of one route's transformer; an export by onnxtool says its route",
             )
         checkpoint = CheckpointFolder(folder, route)
@@ -353,7 +353,7 @@ class Prompts:
         config = as_multi_vector(SentenceModules.of(folder), folder).encoder
         stated = config.get("prompts") or {}
         if not isinstance(stated, dict) or not all(isinstance(text, str | None) for text in stated.values()):
-            raise folder.malformed(ENCODER_NAME, f"its prompts are no texts by name: {stated}")
+            raise folder.malformed(ENCODER_NAME, f"its prompts do not map names to texts: {stated}")
         by_name = {name: str(text or "") for name, text in stated.items()}
         default = config.get("default_prompt_name")
         if default is not None and (not isinstance(default, str) or default not in by_name):

@@ -74,7 +74,7 @@ class QueryExpansion:
         length, strategy = positive(settings.get("length")), settings.get("strategy")
         attend, token = settings.get("attend", False), settings.get("token")
         if length is not None and length > _MOST_TOKENS:
-            raise files.refuse(f"{files.label} expands queries to {length} tokens", "it may be made to do harm")
+            raise files.refuse(f"{files.label} expands queries to {length} tokens", "it may be malicious")
         is_known = settings.keys() <= {"strategy", "attend", "token", "length"} and strategy in ("fixed", "min")
         if not is_known or length is None or not isinstance(attend, bool) or not isinstance(token, str | None):
             raise files.refuse(
@@ -90,7 +90,7 @@ class QueryExpansion:
         if content is not None and content < length:
             raise files.refuse(
                 f"{files.label} cuts queries to {content} tokens and expands them to {length}, "
-                "which sentence-transformers refuses as well"
+                "which sentence-transformers also refuses"
             )
         return cls(length, strategy == "fixed", attend, token)
 
@@ -248,7 +248,7 @@ def _is_of_vectors(module: StoredModule) -> bool:
 
 def _text(files: CheckpointFiles, name: str, key: str, value: Json) -> str:
     if not isinstance(value, str | None):
-        raise files.malformed(name, f"{key} is {value!r}, which is no text")
+        raise files.malformed(name, f"{key} is {value!r}, which is not a text")
     return value or ""
 
 

@@ -181,8 +181,8 @@ def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
     """
     if modules.routes:
         raise files.refuse(
-            f"{files.label} has the routes {', '.join(modules.routes)} (Router), and a file holds one of them",
-            f"pass --route {modules.routes[-1]}, and export each to a file of its own",
+            f"{files.label} has the routes {', '.join(modules.routes)} (Router), but a file holds only one",
+            f"pass --route {modules.routes[-1]}, and export each to its own file",
         )
 
 
@@ -213,7 +213,7 @@ def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows
     kind = modules.modules[0].kind
     unknown = list(_unknown_settings(modules, TRANSFORMERS[kind], follows)) if kind in TRANSFORMERS else []
     if unknown:
-        raise files.refuse(f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)}")
+        raise files.refuse(f"{files.label} has settings that onnxtool does not support: {'; '.join(unknown)}")
 
 
 def transformer_output(modules: SentenceModules) -> str:

@@ -58,7 +58,7 @@ def require_known_pages(files: CheckpointFiles) -> tuple[str, dict[str, Json]]:
     unknown = [f"{key} {value!r}" for key, value in settings.items() if key not in _PROCESSORS[name]]
     if unknown:
         raise files.refuse(
-            f"{_NAME} of {files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}",
+            f"{_NAME} of {files.label} has settings that onnxtool does not support: {'; '.join(unknown)[:300]}",
             _HINT,
         )
     require_known_page_modules(files)
@@ -132,7 +132,7 @@ def require_known_page_modules(files: CheckpointFiles) -> None:
     read_mask(modules)
     if unknown:
         raise files.refuse(
-            f"{files.label} has settings that onnxtool does not follow: {'; '.join(unknown)[:300]}", hint
+            f"{files.label} has settings that onnxtool does not support: {'; '.join(unknown)[:300]}", hint
         )
     if name == _NOT_OF_MODULES:
         raise files.refuse(

@@ -111,7 +111,7 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
             found = tuple(_listed(place))
         else:
             raise InputError(
-                f"{place} is no folder of pictures and no list of them",
+                f"{place} is neither a folder nor a list of pictures",
                 f"pass a folder, a list that ends in {' or '.join(LISTS)}, or single pictures with --image",
             )
     except FileNotFoundError:
@@ -119,7 +119,7 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
     except OSError as error:
         raise InputError(f"cannot read {place}: {error.strerror}", "check --input") from error
     if not found:
-        raise InputError(f"{place} has no pictures", f"pictures are known by their suffixes: {', '.join(SUFFIXES)}")
+        raise InputError(f"{place} has no pictures", f"pictures have these suffixes: {', '.join(SUFFIXES)}")
     return found
 
 
@@ -156,7 +156,7 @@ def _inside(folder: Path, name: str) -> Path:
     try:
         path = (folder / name).resolve()
     except (ValueError, OSError, RuntimeError) as error:  # a NUL, a name too long, a ring of links
-        raise LineError(f"names {name[:80]!r}, which is no path: {error}", "name a file below the list") from None
+        raise LineError(f"names {name[:80]!r}, which is not a path: {error}", "name a file below the list") from None
     if not path.is_relative_to(folder):
         raise LineError(
             f"names {name[:80]!r}, outside the folder of the list", "put the list above the pictures, or copy them"

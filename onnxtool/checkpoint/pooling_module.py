@@ -377,7 +377,7 @@ def count_setting(stored: StoredModule, key: str) -> int:
     value = stored.settings.get(key)
     count = positive(value)
     if count is None:
-        raise stored.files.malformed(ENCODER_NAME, f"{key} is {value!r}, which is no number above zero")
+        raise stored.files.malformed(ENCODER_NAME, f"{key} is {value!r}, which is not a number above zero")
     return min(count, _ALL)
 
 
@@ -421,5 +421,5 @@ def projected_width(name: str, weight: NDArray[np.float32], before: int) -> int:
     """
     rows, columns = weight.shape
     if columns != before:
-        raise ValueError(f"{name} takes vectors of {columns} numbers, and is given {before}")
+        raise ValueError(f"{name} takes vectors of {columns} numbers, but is given {before}")
     return int(rows)

@@ -292,7 +292,7 @@ class LayerNorm(PoolingModule):
     def width(self, before: int) -> int:
         """Take vectors of its weight's size."""
         if self.weight.shape != (before,):
-            raise ValueError(f"{self.name} takes vectors of {self.weight.size} numbers, and is given {before}")
+            raise ValueError(f"{self.name} takes vectors of {self.weight.size} numbers, but is given {before}")
         return before
 
 
@@ -384,7 +384,7 @@ class LogitScore(PoolingModule):
         true, false = settings.get("true_token_id"), settings.get("false_token_id")
         if not _is_index(true) or not (false is None or _is_index(false)):
             raise stored.files.malformed(
-                stored.file("config.json"), f"true_token_id {true!r} and false_token_id {false!r} are no tokens"
+                stored.file("config.json"), f"true_token_id {true!r} and false_token_id {false!r} are not tokens"
             )
         source = settings.get("module_input_name", cls.reads)
         if source != cls.reads:

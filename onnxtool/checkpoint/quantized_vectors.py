@@ -70,7 +70,7 @@ class VectorType:
             check_ranges_options(name, None, None)
         if name not in CODES and ranges is not None:
             raise InputError(
-                f"ranges were passed, and vectors stored as {name} have none", f"they are for {' and '.join(CODES)}"
+                f"ranges were passed, but vectors stored as {name} have none", f"they are for {' and '.join(CODES)}"
             )
         return cls(name, ranges)
 
@@ -117,7 +117,7 @@ class VectorType:
         """
         if self.ranges is not None and self.ranges.shape[1] != width:
             raise InputError(
-                f"the ranges are of {self.ranges.shape[1]} numbers, and the vectors have {width}",
+                f"the ranges cover {self.ranges.shape[1]} numbers, but the vectors have {width}",
                 "measure them on vectors of the same model and the same --dimensions",
             )
         if self.name not in BITS:
@@ -146,9 +146,7 @@ class VectorType:
         with np.errstate(over="ignore"):
             stored = vectors.astype(self.dtype)
         if self.name == "float16" and not np.isfinite(stored).all():
-            raise InputError(
-                f"a vector has the number {np.abs(vectors).max():g}, and float16 ends at 65504", "store float32"
-            )
+            raise InputError(f"a vector contains {np.abs(vectors).max():g}, but float16 ends at 65504", "store float32")
         return stored
 
     def restore(self, stored: NDArray[Any]) -> NDArray[np.float32]:
@@ -166,7 +164,7 @@ class VectorType:
         if not np.array_equal(codes, stored, equal_nan=self.is_float):
             raise InputError(
                 f"an array {stored.dtype} {list(stored.shape)} holds no vectors stored as {self.name}",
-                f"pass what was stored so: {self.dtype} in rows",
+                f"pass vectors as they were stored: {self.dtype} in rows",
             )
         if self.name in BITS:
             return np.asarray(2.0 * np.unpackbits(codes.view(np.uint8) ^ self._sign_bit, axis=-1) - 1.0, np.float32)
@@ -307,23 +305,23 @@ def check_ranges(ranges: object, label: str) -> Ranges:
     except ValueError:  # rows of different lengths
         raise _bad_ranges(label, "has rows of different lengths") from None
     if array.dtype.kind not in "fiu":
-        raise _bad_ranges(label, f"holds {array.dtype}, and no numbers")
+        raise _bad_ranges(label, f"holds {array.dtype}, not numbers")
     if array.ndim != 2 or array.shape[0] != 2 or not array.shape[1]:
-        raise _bad_ranges(label, f"has the shape {list(array.shape)}, and not [2, numbers of a vector]")
+        raise _bad_ranges(label, f"has the shape {list(array.shape)}, not [2, numbers of a vector]")
     with np.errstate(over="ignore"):
         found = array.astype(np.float32)
         span = found[1] - found[0]
     if not np.isfinite(found).all() or not np.isfinite(span).all():
         raise _bad_ranges(label, "has a number that is not finite in float32")
     if (span < 0).any():
-        raise _bad_ranges(label, f"has a least value above its largest, in column {int(np.argmin(span))}")
+        raise _bad_ranges(label, f"has a minimum above its maximum, in column {int(np.argmin(span))}")
     return found
 
 
 def _bad_ranges(label: str, reason: str) -> InputError:
     return InputError(
         f"{label} {reason}",
-        "pass a .npy with the least and the largest value of each number, the manifest of an encoded corpus, or a file "
+        "pass a .npy with the minimum and the maximum of each number, the manifest of an encoded corpus, or a file "
         "that was exported with --vectors_as",
     )
 
@@ -343,7 +341,9 @@ def measure_ranges(parts: Iterable[Floats]) -> tuple[Ranges, int]:
         count += len(part)
         extremes += [part.min(axis=0), part.max(axis=0)] if len(part) else []
     if count < 2:
-        raise InputError(f"{count} vector shows no range", "calibrate on at least two texts, better on some hundred")
+        raise InputError(
+            f"{count} vector does not define a range", "calibrate on at least two texts, preferably a few hundred"
+        )
     stacked = np.stack(extremes)
     return check_ranges(np.stack([stacked.min(axis=0), stacked.max(axis=0)]), "what is measured"), count
 
@@ -352,9 +352,7 @@ def few_vectors(count: int) -> str:
     """Warn that ranges were measured on few vectors; an empty string if there are enough."""
     if count >= FEWEST_FOR_RANGES:
         return ""
-    return (
-        f"the ranges were measured on {count} vectors, which is few: what lies outside is cut; some hundred are safer"
-    )
+    return f"the ranges were measured on {count} vectors, which is few: values outside are clipped; use a few hundred"
 
 
 def read_ranges(path: Path) -> Ranges:
@@ -375,7 +373,7 @@ def read_ranges(path: Path) -> Ranges:
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
     except ValueError as error:
-        raise _bad_ranges(str(path), f"is no array of numbers: {_first_line(error)}") from None
+        raise _bad_ranges(str(path), f"is not an array of numbers: {_first_line(error)}") from None
     return check_ranges(found, str(path))
 
 
@@ -384,7 +382,7 @@ def _of_manifest(content: Json, path: Path) -> Ranges:
     for key in ("identity", "vectors", "ranges"):
         found = found.get(key) if isinstance(found, Mapping) else None
     if found is None:
-        raise _bad_ranges(str(path), "is no manifest of a corpus whose vectors have ranges")
+        raise _bad_ranges(str(path), "is not the manifest of a corpus whose vectors have ranges")
     return check_ranges(found, f"the ranges in {path}")
 
 

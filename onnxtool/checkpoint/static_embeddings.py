@@ -56,7 +56,9 @@ class SparseStaticEmbedding:
         weights = _weights_by_token(stored) if by_token else files.read_tensors(stored.folder).get("weight")
         if weights is None or weights.ndim != 1 or not np.isfinite(weights).all():
             found = "missing" if weights is None else f"of shape {list(weights.shape)}, or not finite"
-            raise files.refuse(f"weight in {stored.folder} of {files.label} is {found}; it is a number for each token")
+            raise files.refuse(
+                f"weight in {stored.folder} of {files.label} is {found}; it must have one number for each token"
+            )
         limit = files.read(stored.file(TOKENIZER_CONFIG)).get("model_max_length")
         return cls(weights, limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None)
 
@@ -97,8 +99,10 @@ def _weights_by_token(stored: StoredModule) -> NDArray[np.float32]:
     unknown = [token for token in stated if token not in tokens]
     numbers = list(stated.values())
     if not stated or unknown or not all(map(is_number, numbers)):
-        reason = f"the tokenizer has no {', '.join(map(repr, unknown[:3]))}" if unknown else "it is no number a token"
-        raise stored.files.malformed(name, reason if stated else "it is empty, or not there")
+        reason = (
+            f"the tokenizer has no {', '.join(map(repr, unknown[:3]))}" if unknown else "it is not one number per token"
+        )
+        raise stored.files.malformed(name, reason if stated else "it is empty or missing")
     size = max(tokens.values()) + 1
     if size > _MOST_TOKENS:
         raise stored.files.malformed(name, f"the tokenizer has the token {size - 1}, and the table a row for each")
@@ -141,10 +145,10 @@ def read_vectors(stored: StoredModule) -> NDArray[np.float32]:
     where = f"{stored.file(MODULE_WEIGHTS)} of {files.label}"
     if vectors is None or vectors.ndim != 2 or not vectors.size or not np.isfinite(vectors).all():
         found = "missing" if vectors is None else f"of shape {list(vectors.shape)}, or not finite"
-        raise files.refuse(f"embedding.weight in {where} is {found}; it is a vector for each token")
+        raise files.refuse(f"embedding.weight in {where} is {found}; it must have one vector for each token")
     if rows is not None:
         if rows.ndim != 1 or not rows.size or rows.min() < 0 or rows.max() >= len(vectors):
-            raise files.refuse(f"mapping in {where} is of shape {list(rows.shape)}, or names rows that are not there")
+            raise files.refuse(f"mapping in {where} is of shape {list(rows.shape)}, or names rows that do not exist")
         vectors = vectors[rows]
     if weights is not None:
         if weights.shape != (len(vectors),) or not np.isfinite(weights).all():

@@ -108,14 +108,14 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
         if documents is None:
-            raise InputError(f"cannot read {path}: it is a folder, and no test collection", "pass one file of it")
+            raise InputError(f"cannot read {path}: it is a folder, but not a test collection", "pass one file of it")
         path /= documents
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     parse = _Undecided() if path == STDIN else _FORMATS.get(suffix)
     if parse is None:
         raise InputError(
             f"cannot tell the format of {path} from its suffix {path.suffix!r}",
-            f"use {', '.join(_FORMATS)}, or these with .gz behind them: a text a line, a JSON object with id and "
+            f"use {', '.join(_FORMATS)}, or these with .gz appended: a text a line, a JSON object with id and "
             "contents a line, or id and text with a tab between them",
         )
     is_empty = True
@@ -148,7 +148,7 @@ def _texts(path: Path, parse: Callable[[str], TextInput]) -> Iterator[TextInput]
     except FileNotFoundError:
         raise InputError(f"no such input file: {path}", "check the path") from None
     except GZIP_ERRORS as error:
-        raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
+        raise InputError(f"{path} is not a complete gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
 
@@ -205,7 +205,7 @@ def parse_tabbed(line: str) -> TextInput:
     """
     name, tab, contents = line.partition("\t")
     if not tab or not name.strip():
-        raise LineError("has no id with a tab behind it", "write `id<TAB>text`")
+        raise LineError("has no id followed by a tab", "write `id<TAB>text`")
     return TextInput(contents.strip(), name.strip())
 
 
@@ -223,7 +223,7 @@ def named_text(entry: dict[str, Json]) -> TextInput:
         raise LineError("has no contents that is a string", 'add "contents", the text, to the object', str(name))
     query = entry.get("query")
     if query is not None and not isinstance(query, str):
-        raise LineError("has a query that is no string", 'leave "query" out, or make it a text', str(name))
+        raise LineError("has a query that is not a string", 'leave "query" out, or make it a text', str(name))
     return TextInput(contents, str(name), query)
 
 

@@ -132,7 +132,7 @@ class LexicalWeights(PoolingModule):
     @classmethod
     def read(cls, stored: StoredModule) -> LexicalWeights:
         """Refuse it: no library lists it among its modules; `export` reads FlagEmbedding's files."""
-        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is no module of sentence-transformers")
+        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is not a sentence-transformers module")
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
         """Return float32 [B, S]."""
@@ -154,7 +154,7 @@ class LexicalWeights(PoolingModule):
     def width(self, before: int) -> int:
         """Return one number per token, without an axis."""
         if self.weight.shape[1] != before:
-            raise ValueError(f"sparse_linear takes vectors of {self.weight.shape[1]} numbers, and is given {before}")
+            raise ValueError(f"sparse_linear takes vectors of {self.weight.shape[1]} numbers, but is given {before}")
         return 0
 
 
@@ -190,7 +190,7 @@ def read_token_modules(modules: SentenceModules) -> tuple[PoolingModule, ...]:
         if module.kind == Normalize.__name__ and not works_on_tokens(module):
             continue  # there is no text vector to scale
         if module.kind == Dense.__name__ and not works_on_tokens(module):
-            raise files.refuse(f"{module.folder} of {files.label} projects a vector of a text, and there is none")
+            raise files.refuse(f"{module.folder} of {files.label} projects a text's vector, but there is none")
         read.append(_CLASSES[module.kind].read(module))
     return tuple(read)
 
@@ -213,7 +213,7 @@ def _listed(stored: StoredModule, key: str, value: Json, kind: type) -> tuple[An
     entries = [] if value is None else value
     if not isinstance(entries, list) or not all(isinstance(one, kind) and not isinstance(one, bool) for one in entries):
         raise stored.files.refuse(
-            f"{key} of {stored.file('config.json')} of {stored.files.label} is {value!r}, which is no list of "
+            f"{key} of {stored.file('config.json')} of {stored.files.label} is {value!r}, which is not a list of "
             f"{'tokens' if kind is str else 'ids'}"
         )
     return tuple(entries)

@@ -306,7 +306,7 @@ class TextTokenizer:
     def _failing(self, reason: str) -> InputError:
         return InputError(
             f"{self._path} cannot read this text: {reason}",
-            "the file is damaged, or made to do harm; take it from the checkpoint again, or pass --model_name",
+            "the file is damaged or malicious; take it from the checkpoint again, or pass --model_name",
         )
 
     def _padding(self) -> tuple[int, int, str]:
@@ -378,7 +378,7 @@ def require_unicode(texts: Sequence[Text], first: int = 1) -> None:
                 raise InputError(
                     f"text {number} has half of a surrogate pair, U+{ord(part[error.start]):04X}, "
                     f"as character {error.start + 1}",
-                    "it is no Unicode text; replace that character",
+                    "it is not valid Unicode; replace that character",
                 ) from None
 
 

@@ -54,7 +54,7 @@ def _reason_of_panic(error: BaseException) -> str:
     """Explain a panic of the library."""
     text = first_line(error)
     if "retry-limit" in text:
-        return "a regular expression in it takes too long for a text, and was given up"
+        return "a regular expression in it takes too long for a text and was aborted"
     return f"the tokenizers library fails on it: {text}"
 
 

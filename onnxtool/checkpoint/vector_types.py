@@ -56,11 +56,11 @@ def check_ranges_options(vectors_as: str | None, ranges: StrPath | None, calibra
         )
     if ranges is not None and calibration is not None:
         raise OptionError(
-            "ranges are read from --ranges or measured on --calibration, and both were passed", "leave one of them out"
+            "ranges are read from --ranges or measured on --calibration, but both were passed", "leave one of them out"
         )
     if vectors_as in CODES and ranges is None and calibration is None:
         raise OptionError(
-            f"{vectors_as} vectors need the range of each number, and none are known",
-            "measure them on some hundred texts like yours (--calibration texts.jsonl), or pass those of an earlier "
+            f"{vectors_as} vectors need the range of each number, but none is known",
+            "measure them on a few hundred texts like yours (--calibration texts.jsonl), or pass those of an earlier "
             "run (--ranges NAME.manifest.json, or a .npy)",
         )

@@ -393,7 +393,7 @@ def _require(filesystem: Any, path: str) -> Info:
 
 def _require_size(found: int, expected: int) -> None:
     if found != expected:
-        raise EOFError(f"{found} bytes came, of {expected}")
+        raise EOFError(f"{found} bytes arrived instead of {expected}")
 
 
 def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_contents: bool = False) -> bool:
@@ -409,7 +409,7 @@ def put(uri: Uri, content: bytes | Path, *, only_once: bool = False, named_by_co
     if writing.rename is None:
         if size > _MOST_BYTES:
             raise OutputWriteError(
-                f"cannot write {uri} by one request: it has {size} bytes, and stores take {_MOST_BYTES}",
+                f"cannot write {uri} in one request: it has {size} bytes, and stores take {_MOST_BYTES}",
                 "make smaller shards: --shard_size",
             )
         return _ask(uri, lambda filesystem, path: _put_by_one_request(filesystem, path, content, only_once=only_once))

@@ -128,7 +128,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         "--weights": options.weights,
     }
     if given := [name for name, value in alone.items() if value]:
-        raise InputError(f"{' and '.join(given)} was passed, which is for texts, and the corpus is of pictures")
+        raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of pictures")
 
 
 def _is_sparse(model: CorpusModel) -> bool:
@@ -148,9 +148,9 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
         )
     kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
     if _is_sparse(model) and kind == "npy":
-        raise InputError(f"the model gives weights of terms, which {kind} has no place for", "use jsonl or parquet")
+        raise InputError(f"the model gives term weights, which {kind} cannot store", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
-        raise InputError(f"gzip is for jsonl, and the output is {kind}", "leave out --gzip")
+        raise InputError(f"gzip is for jsonl, but the output is {kind}", "leave out --gzip")
     return kind
 
 
@@ -231,7 +231,7 @@ def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: S
     limit = model.limit_of(task)
     if num_truncated and limit is not None:
         cut = f"{num_truncated} texts were cut to {limit.tokens} tokens ({limit.source})"
-        yield cut if model.chats is not None else f"{cut}; --long window makes passages of them"
+        yield cut if model.chats is not None else f"{cut}; --long window splits them into passages"
     outputs = {info.name: info.shape for info in model.session.model.structure.outputs}
     if model.is_sparse and "logits" in outputs and len(outputs["logits"]) == 3:
         yield "the graph gives logits of every token; exported with --head splade it gives one vector, which is faster"

@@ -104,12 +104,12 @@ def parse_location(value: AnyLocation) -> Location:
     address = f"{scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"  # the part that may be shown
     if scheme == "file":
         if parts.netloc not in ("", "localhost"):
-            raise InputError(f"{address} is a file of another machine", "pass a path, or file:///PATH")
+            raise InputError(f"{address} is a file on another machine", "pass a path, or file:///PATH")
         return Path(unquote(parts.path))
     user, separator, _ = parts.netloc.rpartition("@")
     if (separator and (scheme not in _WITH_CONTAINERS or ":" in user)) or parts.query or parts.fragment:
         raise InputError(
-            f"the address {address} has credentials or a query beside it, which manifests and logs would show",
+            f"the address {address} contains credentials or a query, which manifests and logs would show",
             "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID or "
             "FSSPEC_SFTP_USERNAME",
         )
@@ -117,7 +117,7 @@ def parse_location(value: AnyLocation) -> Location:
     key = parts.path.removeprefix("/").removesuffix("/")
     has_store = bool(parts.netloc) or scheme in _WITHOUT_HOST
     if not has_store or any(part in ("", ".", "..") for part in key.split("/") if key):
-        raise InputError(f"{address} is no address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
+        raise InputError(f"{address} is not the address of an object", f"write {scheme}://BUCKET/FOLDER/NAME")
     return Uri(f"{scheme}://{parts.netloc}", key)
 
 

@@ -115,7 +115,7 @@ def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
     manifest = read_manifest(folder.manifest_path)
     if manifest is not None and run is not None and manifest.identity != run.identity:
         raise OutputExistsError(
-            f"{folder.path} belongs to another command than the records beside it",
+            f"{folder.path} belongs to another command than the records next to it",
             "pass --force to start again, or another --output",
         )
     return manifest
@@ -212,7 +212,7 @@ def _without(records: Records, name: ShardName, written: ShardEntry, dropped: Se
 def _repeated_error(folder: OutputFolder, places: Sequence[str]) -> InputError:
     shown = ", ".join(places[:_MOST_NAMED])
     return InputError(
-        f"{len(places)} lines have an id that an earlier line has: {shown}{', …' if len(places) > _MOST_NAMED else ''}",
+        f"{len(places)} lines repeat the id of an earlier line: {shown}{', …' if len(places) > _MOST_NAMED else ''}",
         f"give them other ids, or leave out --strict to keep the first text of each; {folder.path} is not published",
     )
 

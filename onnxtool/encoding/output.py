@@ -101,7 +101,7 @@ class OutputFolder:
                 raise
             raise OutputWriteError(
                 f"cannot write {self.path}: {error.strerror}",
-                "what is written so far stays; make room or pass another --output, and run the same command again",
+                "everything written so far is kept; make room or pass another --output, and run the same command again",
             ) from error
 
     def require_own(self, *, force: bool) -> bool:
@@ -115,7 +115,7 @@ class OutputFolder:
         if isinstance(self.path, Uri) or self.path.is_dir():
             self.require_names(is_known=force or is_known)
         elif self.path.exists():
-            raise OutputWriteError(f"{self.path} is no folder", "pass another --output")
+            raise OutputWriteError(f"{self.path} is not a folder", "pass another --output")
         return is_known
 
     def require_names(self, *, is_known: bool = True) -> dict[str, Entry]:
@@ -130,7 +130,7 @@ class OutputFolder:
         foreign = [name for name in names if not _OWN_FILE.fullmatch(name)]
         if foreign or (found and not is_known):
             raise OutputExistsError(
-                f"{self.path} has files that no run into it wrote, such as {min(foreign or found)}",
+                f"{self.path} has files that no earlier run wrote, such as {min(foreign or found)}",
                 "pass an --output folder that is empty or not there yet",
             )
         return found
@@ -151,7 +151,7 @@ class OutputFolder:
         for record in (file for shard in manifest.shards for file in shard.files):
             if record.name not in found or found[record.name].size_bytes != record.size_bytes:
                 raise OutputExistsError(
-                    f"{self.path / record.name} is missing or has another size than when it was written",
+                    f"{self.path / record.name} is missing, or its size has changed",
                     "put it back, or pass --force to start again",
                 )
 

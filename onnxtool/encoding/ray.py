@@ -127,11 +127,11 @@ class RayWorkers:
         except errors.RayTaskError as error:  # Ray creates its own class for a worker's error
             if isinstance(error.cause, OnnxtoolError):
                 raise error.cause from None
-            raise OnnxtoolError(f"a worker failed: {error.cause}", "look at the log of the task") from None
+            raise OnnxtoolError(f"a worker failed: {error.cause}", "check the task's log") from None
         except errors.RayError as error:
             raise OnnxtoolError(
                 f"a task was lost {_MOST_LOSSES} times: {error}",
-                "look at the nodes, and run the same command again: what is done stays",
+                "check the nodes and run the same command again: finished work is kept",
             ) from None
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class Encoder:
         usual = VectorOptions()
         if given := [name for name in _OF_FILES if getattr(options, name) != getattr(usual, name)]:
             raise InputError(
-                f"{' and '.join(given)} was passed, which batches of a pipeline have no use for",
+                f"{' and '.join(given)} was passed, which does not apply to batches of a pipeline",
                 "leave it out, or encode with encode_corpus",
             )
         if options.long == "window":
@@ -238,7 +238,7 @@ class Encoder:
         texts = list(batch[self._column])
         if wrong := [row for row, text in enumerate(texts) if not isinstance(text, str)]:
             raise InputError(
-                f"row {wrong[0]} of a batch has {str(texts[wrong[0]])[:40]!r} in {self._column}, which is no text",
+                f"row {wrong[0]} of a batch has {str(texts[wrong[0]])[:40]!r} in {self._column}, which is not a text",
                 "leave such rows out before they are encoded",
             )
         added = self._encode(texts) if texts else {name: rows[:0] for name, rows in self._encode(["a"]).items()}

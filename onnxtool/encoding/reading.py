@@ -56,7 +56,7 @@ def read_shards(folder: AnyLocation, vocabulary: Sequence[str] = ()) -> Iterator
     output = OutputFolder(folder)
     manifest = read_manifest(output.manifest_path)
     if manifest is None:
-        raise InputError(f"{folder} is no encoded corpus", "encode one: onnxtool infer --input FILE --output DIR/")
+        raise InputError(f"{folder} is not an encoded corpus", "encode one: onnxtool infer --input FILE --output DIR/")
     for shard in manifest.shards:
         if not shard.files:  # none of its texts has a token
             continue

@@ -187,7 +187,7 @@ class Records:
             counts = {name: content[name] for name in ("num_shards", "num_texts", "num_lines")}
             are_counts = all(type(count) is int and 0 <= count < 1 << 62 for count in counts.values())
             if not isinstance(content["rejects"], list) or not are_counts:
-                raise ValueError("its counts are none")
+                raise ValueError("its counts are invalid")
             return SplitRecord(
                 **counts,
                 begins_inside=content["begins_inside"] is True,
@@ -214,7 +214,7 @@ class Records:
     def _read(self, stem: str) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(read_bytes(self._file(stem)))
         if content["format"] != _FORMAT or content["run"] != self.run.sha256:
-            raise ValueError("it is of another run")
+            raise ValueError("it belongs to another run")
         return content
 
     def fault(self, name: ShardName, shard: ShardRecord, files: Mapping[str, Entry | None], *, verify: bool) -> str:
@@ -276,7 +276,7 @@ def read_run(folder: OutputFolder) -> Run | None:
         data = parse_json(content)
         run = Run(hashlib.sha256(content).hexdigest(), dict(data["identity"]))
         if data["format"] != _FORMAT or type(run.num_splits) is not int or not 0 < run.num_splits <= MOST_SPLITS:
-            raise ValueError("its format or its number of splits is none of this onnxtool")
+            raise ValueError("its format or its number of splits does not match this onnxtool")
         return run
     except FileNotFoundError:
         return None

@@ -14,7 +14,7 @@ from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.records import ShardTexts
 from onnxtool.reading import lines_of, load_array, open_lines, parse_json
 
-REPEATED_ID = "has an id that an earlier line has"
+REPEATED_ID = "repeats the id of an earlier line"
 
 
 def find_repeated(shards: Sequence[ShardTexts]) -> dict[int, list[int]]:

@@ -135,7 +135,9 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         if isinstance(corpus, Path) and corpus.is_dir():
             alone = None
         elif alone and isinstance(corpus, Path) and not corpus.is_file():
-            raise InputError(f"{corpus} is no regular file, and is read more than once", "write it into a file")
+            raise InputError(
+                f"{corpus} is not a regular file, but has to be read more than once", "write it into a file"
+            )
         found = {corpus.name: alone} if alone else _in_folder(corpus)
         folders = [] if alone else _folders_in(corpus, found)
         inside = [*found, *(name.rstrip("/") for name in folders)]
@@ -155,7 +157,7 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         raise InputError(f"cannot read {error.filename or corpus}: {error.strerror}", "check --input") from error
     if not sources or not all(source.name.lower().endswith(SUFFIXES) for source in sources):
         raise InputError(
-            f"{corpus} is not a corpus" if sources else f"{corpus} has no file of a corpus",
+            f"{corpus} is not a corpus" if sources else f"{corpus} has no corpus files",
             f"use files that end in {', '.join(SUFFIXES)}, or a folder of them",
         )
     return sources, (*(name for name in found if name not in names), *folders)
@@ -164,9 +166,9 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
 def left_out_notes(left_out: Sequence[str]) -> Iterator[str]:
     """Report the files and folders of a corpus that `find_sources` skipped, and why."""
     if left_out:
-        reason = f"a collection is of files that end in {', '.join(SUFFIXES)}"
+        reason = f"a collection consists of files that end in {', '.join(SUFFIXES)}"
         if any(map(is_beside_documents, left_out)):
-            reason = "it is a test collection, of which the documents alone are read"
+            reason = "it is a test collection, of which only the documents are read"
         num = len(left_out)
         yield f"{num} files or folders in the collection's folder are not read, such as {left_out[0]}: {reason}"
 
@@ -200,7 +202,7 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
         InputError: there are none, or the list names a missing one.
     """
     if isinstance(corpus, Uri):
-        raise InputError(f"{corpus} is in an object store, which pictures are not read from", "pass a folder")
+        raise InputError(f"{corpus} is in an object store, and pictures are read only from a disk", "pass a folder")
     pictures = find_pictures(corpus)
     try:
         return tuple(
@@ -302,7 +304,7 @@ def _fault(name: str, contents: str) -> str:
     try:
         (name + contents).encode()
     except UnicodeEncodeError:  # JSON can escape half of a pair of UTF-16
-        return "holds half a character: a surrogate that stands alone"
+        return "contains an unpaired surrogate"
     return ""
 
 

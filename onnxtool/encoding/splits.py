@@ -259,7 +259,7 @@ def parse_part(text: str, environment: Mapping[str, str]) -> tuple[int, int]:
         if rest or not 0 <= index < count:
             raise InputError(
                 f"task {task} is not one of {count} from {first} on in steps of {step}",
-                "give the array tasks that follow each other, such as --array=0-15, or pass --part I/N",
+                "give the array consecutive tasks, such as --array=0-15, or pass --part I/N",
             )
         return index, count
     if text == "kubernetes":
@@ -268,13 +268,13 @@ def parse_part(text: str, environment: Mapping[str, str]) -> tuple[int, int]:
         if index >= count:
             raise InputError(
                 f"JOB_COMPLETION_INDEX is {index}, and JOB_COMPLETIONS {count}",
-                "give the container the completions of its job as JOB_COMPLETIONS",
+                "pass the job's completions to the container as JOB_COMPLETIONS",
             )
         return index, count
     match = _PART.fullmatch(text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise InputError(
-            f"{text!r} is no part", "pass I/N with I from 1 to N, such as 2/7, or slurm, or kubernetes, as --part"
+            f"{text!r} is not a part", "pass I/N with I from 1 to N, such as 2/7, or slurm, or kubernetes, as --part"
         )
     return int(match[1]) - 1, int(match[2])
 
@@ -283,7 +283,7 @@ def _variable(name: str, environment: Mapping[str, str], scheduler: str, default
     value = environment.get(name, default)
     if value is None:
         raise InputError(
-            f"the variable {name} is not set", f"pass --part {scheduler} in an array of jobs, else --part I/N"
+            f"the variable {name} is not set", f"pass --part {scheduler} in a job array, otherwise --part I/N"
         )
     if not re.fullmatch(r"[0-9]{1,9}", value):
         raise InputError(f"the variable {name} is {value!r}, and no number", "pass --part I/N")

@@ -187,7 +187,7 @@ class Worker:
             return self._twice(_open)
         except Died:
             raise SessionError(
-                "the process that encodes ends as it loads the model", "run onnxtool infer with the model and a text"
+                "the encoding process dies while loading the model", "run onnxtool infer with the model and a text"
             ) from None
 
     def encode(self, number: int) -> None:
@@ -213,7 +213,7 @@ class Worker:
             found = self._find(number)
         if not found:
             raise SessionError(
-                f"split {number} ends the process that encodes it, and none of its texts does alone",
+                f"split {number} ends the process that encodes it, but none of its texts does alone",
                 "encode with smaller batches: --batch_tokens, or fewer --workers",
             )
         self._on_event(Event(left_out=len(found)))

@@ -58,7 +58,7 @@ class Adapter:
         if file is None:
             raise CheckpointError(
                 f"{source.model_name} has an adapter ({ADAPTER_NAME}) without weights ({_WEIGHTS})",
-                f"fetch the whole checkpoint; or delete {ADAPTER_NAME} where the adapter is merged already",
+                f"fetch the whole checkpoint; or delete {ADAPTER_NAME} if the adapter is already merged",
             )
         try:
             import peft  # noqa: F401  checked before the model is loaded

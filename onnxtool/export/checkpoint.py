@@ -111,7 +111,7 @@ class Checkpoint:
         if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
             raise CheckpointError(
                 f"config.json of {source.model_name} names {named!r} as architectures, which is not a list of names",
-                'write it as "architectures": ["BertForMaskedLM"], with the class that the weights are of',
+                'write it as "architectures": ["BertForMaskedLM"], with the class of the weights',
             )
         if task != "auto":
             architecture = architecture_for(config, task)
@@ -338,7 +338,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"{len(unknown)} tensors of {label} fit nowhere in {self.architecture}, and would be ignored: "
                 f"{some(unknown)}",
-                "pass --allow_unused_weights where the model is right without them",
+                "pass --allow_unused_weights if the model is right without them",
             )
         if unknown:
             self.notes.append(f"left out, because {self.architecture} has no place for them: {some(unknown)}")
@@ -411,7 +411,7 @@ class Checkpoint:
         surplus = surplus_layers(model, info["unexpected_keys"])
         if surplus:
             raise CheckpointError(
-                f"{label} has weights of more layers than config.json counts: {some(surplus)}",
+                f"{label} has weights for more layers than config.json states: {some(surplus)}",
                 "the folder mixes two models, or its config was edited; take both from one",
             )
         mismatched = sorted(
@@ -514,7 +514,7 @@ def _require_counts(source: Source, settings: Mapping[str, Json]) -> None:
 def _too_many(source: Source, name: str, number: float, limit: int) -> CheckpointError:
     return CheckpointError(
         f"config.json of {source.model_name} has {number} as {name}, and no model has more than {limit}",
-        "the file is damaged, or made to do harm; fetch it again",
+        "the file is damaged or malicious; fetch it again",
     )
 
 
@@ -543,7 +543,7 @@ def find_class(architecture: str, config: Any, source: Source) -> Any:
     if not issubclass(model_class, transformers.PreTrainedModel) or is_base:
         raise CheckpointError(
             f"{architecture}, which config.json of {source.model_name} names as its architecture, is not a model",
-            f"name the class that the weights are of, or pass --task: {candidates(config)}",
+            f"name the class of the weights, or pass --task: {candidates(config)}",
         )
     wanted = getattr(model_class, "config_class", None)
     if isinstance(wanted, type) and not isinstance(config, wanted):

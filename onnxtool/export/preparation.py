@@ -355,7 +355,7 @@ def _refuse_for_pictures(request: Request) -> None:
     if request.options.vectors_as is not None:
         raise ExportError(
             "--vectors_as was passed for an encoder of pictures, whose vectors are compared as floats",
-            "leave it out; a corpus of pictures is stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
+            "leave it out; store a corpus of pictures with `onnxtool infer --output FOLDER/ --vectors_as`",
         )
 
 
@@ -404,19 +404,19 @@ def _refuse_unused(subject: _Subject, head: Head | None) -> None:
     """Refuse options that would have no effect."""
     options, task = subject.request.options, subject.checkpoint.task
     if task in _WITH_CACHE and options.head not in ("auto", "logits", "none"):
-        raise ExportError(f"the task {task} takes no head, and --head {options.head} was passed", "leave --head out")
+        raise ExportError(f"the task {task} takes no head, but --head {options.head} was passed", "leave --head out")
     if options.keep_raw and head is None:
-        raise ExportError("--keep_raw keeps what a head reads, and there is no head", "leave --keep_raw out")
+        raise ExportError("--keep_raw keeps what a head reads, but there is no head", "leave --keep_raw out")
     if options.keep_raw and head is not None and head.name == "reranker":
         raise ExportError("--keep_raw was passed for a reranker, which reads two of the logits", "leave --keep_raw out")
     if options.dimensions is not None and (head is None or head.name != "embedding"):
         raise ExportError(
-            "--dimensions keeps a part of an embedding, and this graph computes none", "leave --dimensions out"
+            "--dimensions keeps a part of an embedding, but this graph computes none", "leave --dimensions out"
         )
     if options.vectors_as is not None and (head is None or head.name != "embedding"):
         raise ExportError(
-            "--vectors_as stores the numbers of one embedding for each text, and this graph computes none",
-            "leave --vectors_as out; vectors of tokens are stored so by `onnxtool infer --output FOLDER/ --vectors_as`",
+            "--vectors_as stores the numbers of one embedding for each text, but this graph computes none",
+            "leave --vectors_as out; store token vectors with `onnxtool infer --output FOLDER/ --vectors_as`",
         )
     if options.text is not None and subject.text is None:
         raise ExportError("--text was passed for a model that takes no text", "leave --text out")
@@ -469,7 +469,7 @@ def _check_chat_template(subject: _Subject, plan: Plan) -> None:
         (theirs,) = own.render([text], prompt)
         if ours != theirs:
             raise source.refuse(
-                f"the chat template of {source.model_name} renders otherwise here than in transformers: {ours[:200]!r} "
+                f"the chat template of {source.model_name} renders differently than in transformers: {ours[:200]!r} "
                 f"instead of {theirs[:200]!r}"
             )
     if plan.specification is not None and not plan.specification.needs_module_weights:

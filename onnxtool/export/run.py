@@ -212,7 +212,7 @@ def _plan_files(request: Request) -> WritePlan:
     same = {name for name in existing if filecmp.cmp(found[name], paths.files / name, shallow=False)}
     if existing > same and not options.force:
         raise OutputExistsError(
-            f"{paths.files / min(existing - same)} is there already, and its content is another one",
+            f"{paths.files / min(existing - same)} already exists with different contents",
             "pass --force to replace it, or another --output",
         )
     change = {name: "unchanged" if name in same else "replaced" if name in existing else "new" for name in found}
@@ -474,4 +474,4 @@ def _sum_up(failures: Sequence[tuple[ExportStrategy, _Failure]]) -> _Failure:
         errors[0].message = _without_staging(errors[0].message)
         return errors[0]
     reasons = "\n".join(f"  {strategy.name}: {_without_staging(error.message)}" for strategy, error in failures)
-    return ExportError(f"no way to trace it gives a file that follows the model:\n{reasons}", errors[0].hint)
+    return ExportError(f"no tracing method gives a file that agrees with the model:\n{reasons}", errors[0].hint)

@@ -96,8 +96,8 @@ class Source(ModuleFiles):
         if path.exists():
             if path.suffix == ".onnx":
                 raise CheckpointError(
-                    f"{model_name} is an ONNX file, and exported already",
-                    f"go on with onnxtool optimize --model_path {model_name}",
+                    f"{model_name} is an ONNX file, which is already exported",
+                    f"continue with onnxtool optimize --model_path {model_name}",
                 )
             raise CheckpointError(f"{model_name} is a file", "pass the folder that it is in")
         if is_path(model_name):
@@ -128,7 +128,7 @@ class Source(ModuleFiles):
             adapters = sorted(path.parent.name for path in folder.glob(f"*/{ADAPTER_NAME}"))
             if adapters:
                 raise CheckpointError(
-                    f"the folder {folder} has no config.json, and several adapters of PEFT: {', '.join(adapters)}",
+                    f"the folder {folder} has no config.json, and several PEFT adapters: {', '.join(adapters)}",
                     f"pass the one to export, e.g. {folder / adapters[0]}",
                 )
             raise CheckpointError(
@@ -192,7 +192,7 @@ class Source(ModuleFiles):
         name, revision = self.adapter.get("base_model_name_or_path"), self.adapter.get("revision")
         if not isinstance(name, str) or not name:
             raise CheckpointError(
-                f"{self.model_name} is an adapter of PEFT that does not name the model it is for",
+                f"{self.model_name} is a PEFT adapter that does not name the model it is for",
                 f'write "base_model_name_or_path": "org/name" into its {ADAPTER_NAME}',
             )
         try:
@@ -204,12 +204,12 @@ class Source(ModuleFiles):
             )
         except CheckpointError as error:
             raise CheckpointError(
-                f"{self.model_name} is an adapter of PEFT for {name}, which cannot be found: {error.message}",
+                f"{self.model_name} is a PEFT adapter for {name}, which cannot be found: {error.message}",
                 f"write where the model is into base_model_name_or_path of its {ADAPTER_NAME}",
             ) from error
         if found.adapter:
             raise CheckpointError(
-                f"{self.model_name} is an adapter of PEFT for {name}, which is an adapter itself",
+                f"{self.model_name} is a PEFT adapter for {name}, which is an adapter itself",
                 "merge that one first: merge_and_unload(), then save_pretrained(...)",
             )
         return found
@@ -324,7 +324,7 @@ class Source(ModuleFiles):
         """Make the error for a malformed file in the checkpoint."""
         return CheckpointError(
             f"{name} of {self.model_name} is malformed: {reason}",
-            "the checkpoint is damaged, or made to do harm; fetch it again from where you trust it",
+            "the checkpoint is damaged or malicious; fetch it again from where you trust it",
         )
 
     def refuse(self, message: str, hint: str = "") -> CheckpointError:

@@ -62,8 +62,7 @@ class StaticCheckpoint(Checkpoint):
             others = [*modules.kinds[1:], *limits]
             if others:
                 raise source.refuse(
-                    f"{source.model_name} computes {', '.join(others)} behind the weights of its terms, which onnxtool "
-                    "does not",
+                    f"{source.model_name} computes {', '.join(others)} after its term weights, which onnxtool does not",
                     "use sentence-transformers for this checkpoint",
                 )
         config = PretrainedConfig(vocab_size=len(table), hidden_size=table.shape[-1])

@@ -257,7 +257,7 @@ class Target:
         if getattr(tokenizer, "backend_tokenizer", None) is None:
             raise TargetError(
                 f"{self.title} reads tokenizer.json, which {type(tokenizer).__name__} cannot be written as",
-                "a newer transformers or tokenizers may convert it; else pass --target plain",
+                "a newer transformers or tokenizers may convert it; otherwise pass --target plain",
             )
         if self.pads and getattr(tokenizer, "pad_token", None) is None:
             raise TargetError(
@@ -379,7 +379,7 @@ def require_bound(title: str, folder: Path) -> None:
     """
     if "model_max_length" not in read_object(folder / TOKENIZER_CONFIG):
         raise TargetError(
-            f"{title} needs the length that texts are cut to, and neither tokenizer nor model says it",
+            f"{title} needs the length at which texts are cut, but neither tokenizer nor model states it",
             "write model_max_length into tokenizer_config.json of the checkpoint",
         )
 

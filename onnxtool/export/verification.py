@@ -165,7 +165,7 @@ class Verifier:
             left -= lengths.work.operations(length) if lengths.work is not None else 0
             if left < 0:
                 break
-            tell(f"looking for the longest text that the file is right for: {length} tokens")
+            tell(f"looking for the longest text that the file is correct for: {length} tokens")
             # A short text may make a model switch to another computation for good, so each length has its own model.
             reference = self._run_pytorch(strategy, (length,))
             if reference.cases and self._compare(path, reference)[1] is None:

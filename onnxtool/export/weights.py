@@ -52,8 +52,8 @@ _OTHER_WEIGHTS = (
     ("openvino_model.bin", "OpenVINO's own format", "take the checkpoint that it was converted from"),
     ("rust_model.ot", "a model of rust-bert", "take the checkpoint that it was converted from"),
     ("*.ckpt", "a trainer's checkpoint", "save the model with save_pretrained(...) where it was trained"),
-    ("model.*.safetensors", "a variant", "rename the file to model.safetensors where it is the one to export"),
-    ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors where it is the model's"),
+    ("model.*.safetensors", "a variant", "rename the file to model.safetensors if it is the one to export"),
+    ("*.safetensors", "safetensors of another name", "rename the file to model.safetensors if it is the model's"),
     ("consolidated*.pth", "the format of its authors", "take the checkpoint that was converted for transformers"),
     ("*.bin", "a pickle of another name", "save the model with save_pretrained(...) where it was trained"),
     ("*.pt", "a pickle of PyTorch", "save the model with save_pretrained(...) where it was trained"),
@@ -111,7 +111,7 @@ def _files(source: Source, name: str) -> tuple[Path, ...]:
     if names is None and source.locate(index) is None:
         return ()
     if not isinstance(names, dict) or not names:
-        raise source.malformed(index, "it has no weight_map, which says what shard holds which weight")
+        raise source.malformed(index, "it has no weight_map, which says which shard holds each weight")
     shards = {str(shard): source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))}
     missing = [shard for shard, path in shards.items() if path is None]
     if missing:
@@ -366,8 +366,8 @@ def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[S
         for other in others:
             if not torch.equal(first.load(), other.load()):
                 raise CheckpointError(
-                    f"{first.name} and {other.name} of {label} hold other numbers, and the model has one parameter for "
-                    "both",
+                    f"{first.name} and {other.name} of {label} hold different numbers, but the model has one parameter "
+                    "for both",
                     "set tie_word_embeddings in config.json to what the model was trained with",
                 )
 
@@ -401,7 +401,7 @@ def _is_computed(model: Any, name: str, tensor: StoredTensor, label: str) -> boo
         )
     if not equal:
         raise CheckpointError(
-            f"{tensor.name} of {label} holds other numbers than {type(model).__name__} computes from config.json",
+            f"{tensor.name} of {label} differs from what {type(model).__name__} computes from config.json",
             "the folder mixes two models, or its config was edited; take both from one",
         )
     return True
@@ -513,7 +513,7 @@ def _unpickle_header(path: Path, label: str) -> Iterator[StoredTensor]:
 
 def _harmful(label: str, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"cannot load {label}: {reason}", "it is damaged, or made to do harm; take a checkpoint with safetensors"
+        f"cannot load {label}: {reason}", "it is damaged or malicious; take a checkpoint with safetensors"
     )
 
 

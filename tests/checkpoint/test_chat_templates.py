@@ -114,7 +114,7 @@ def test_only_texts_that_are_encoded_or_ranked_are_chats(tmp_path: Path) -> None
         (None, "its tokenizer has none"),
         ([{"name": "rag", "template": CHAT}], "none called default"),
         (["x"], "none called default"),
-        ({"default": CHAT}, "its chat_template is no text"),
+        ({"default": CHAT}, "its chat_template is not a text"),
     ],
 )
 def test_a_checkpoint_without_a_template_is_refused(tmp_path: Path, template: Any, reason: str) -> None:

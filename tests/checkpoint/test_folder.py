@@ -143,7 +143,7 @@ def test_of_a_router_the_folder_of_the_models_route_is_read(tmp_path: Path, rout
     found = find_checkpoint_folder(ModelFile.open(written), str(folder))
     assert found.read("config.json")["model_type"] == route
     assert found.sentence_modules.modules[0].folder == f"{route}_0_Transformer"
-    with pytest.raises(InputError, match="has the routes query, document .* does not say whose it is"):
+    with pytest.raises(InputError, match="has the routes query, document .* does not name its route"):
         find_checkpoint_folder(_model(tmp_path / "bert.onnx"), str(folder))
     (folder / f"{route}_0_Transformer" / "tokenizer.json").unlink()
     with pytest.raises(InputError, match=rf"{route}_0_Transformer has no tokenizer\.json"):
@@ -257,7 +257,7 @@ def test_the_address_of_a_page_is_an_id(name: str, expected: tuple[str, str | No
 )
 def test_an_address_without_a_model_is_refused(name: str) -> None:
     """By what it is, and not as a hub that cannot be reached."""
-    with pytest.raises(CheckpointError, match=r"is no address of a model|is not the page of a model"):
+    with pytest.raises(CheckpointError, match=r"is not a model's address|is not the page of a model"):
         hub_id(name)
 
 
@@ -265,7 +265,7 @@ def test_a_page_of_another_revision_is_refused() -> None:
     """Which of the two is meant is not for us to say."""
     page = "https://huggingface.co/naver/splade-v3/tree/v1"
     assert hub_id(page, "v1") == ("naver/splade-v3", "v1")
-    with pytest.raises(CheckpointError, match="is of the revision v1, and --revision is main"):
+    with pytest.raises(CheckpointError, match="names the revision v1, and --revision is main"):
         hub_id(page, "main")
 
 

@@ -140,16 +140,16 @@ TOKENS = {"module_input_name": "token_embeddings"}
         ((("HierarchicalTokenPooling", {}),), {}, "has the modules HierarchicalTokenPooling in a late"),
         ((("Pooling", {}),), {}, "has the modules Pooling in a late-interaction encoder"),
         ((("other.Mask", {}),), {}, "has the modules other.Mask"),
-        ((("Dense", {**DENSE, "module_input_name": "sentence_embedding"}),), {}, "projects a vector of a text"),
+        ((("Dense", {**DENSE, "module_input_name": "sentence_embedding"}),), {}, "projects a text's vector"),
         ((("Dense", {**DENSE, "module_output_name": "other"}),), {}, "makes other of token_embeddings"),
         ((("Dense", {**DENSE, **TOKENS, "in_features": 9}),), {}, r"linear.weight in 1_Dense .* shape \[3, 7\]"),
         (
             (("MultiVectorMask", {"skiplist_words": "a"}),),
             {},
-            "skiplist_words of .* is 'a', which is no list of tokens",
+            "skiplist_words of .* is 'a', which is not a list of tokens",
         ),
-        ((("MultiVectorMask", {"keep_only_token_ids": ["a"]}),), {}, "is no list of ids"),
-        ((("MultiVectorMask", {"skiplist_tasks": {"a": 1}}),), {}, "skiplist_tasks .* is no list of tokens"),
+        ((("MultiVectorMask", {"keep_only_token_ids": ["a"]}),), {}, "is not a list of ids"),
+        ((("MultiVectorMask", {"skiplist_tasks": {"a": 1}}),), {}, "skiplist_tasks .* is not a list of tokens"),
         ((("MultiVectorMask", {"other": 1}),), {}, "settings other, which onnxtool does not know"),
         ((), {"query_expansion": {"strategy": "max", "length": 3}}, "expands queries by .* knows the strategies"),
         ((), {"query_expansion": "fixed"}, "expands queries by 'fixed'"),
@@ -174,7 +174,7 @@ def test_what_is_not_computed_is_refused(
     [
         ("{", None, "artifact.metadata is malformed: not JSON"),
         ("[]", None, "artifact.metadata is malformed: not a JSON object"),
-        ({"query_token_id": 7}, None, "query_token_id is 7, which is no text"),
+        ({"query_token_id": 7}, None, "query_token_id is 7, which is not a text"),
         ({"query_maxlen": "long"}, None, "expands queries by .*'long'"),
         ({"doc_maxlen": -1}, None, "document_length -1 of artifact.metadata"),
         ({}, None, "has no weights"),
@@ -198,7 +198,7 @@ def test_a_truncated_file_of_weights_and_a_pickle_are_refused(tmp_path: Path) ->
     with pytest.raises(InputError, match="cannot read .*model.safetensors"):
         read_token_modules(folder.sentence_modules)
     weights.rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(InputError, match="has its weights in a pickle only"):
+    with pytest.raises(InputError, match="has its weights only in a pickle"):
         read_token_modules(folder.sentence_modules)
 
 

@@ -160,7 +160,7 @@ def test_a_module_that_reads_what_its_transformer_does_not_give_is_refused(
 def test_a_count_that_is_none_is_refused(tmp_path: Path, count: Json) -> None:
     """Rather than taken for the whole vector."""
     modules = saved(tmp_path, {}, {"truncate_dim": count}, "Pooling").sentence_modules
-    with pytest.raises(InputError, match="truncate_dim is .*, which is no number above zero"):
+    with pytest.raises(InputError, match="truncate_dim is .*, which is not a number above zero"):
         read_pooling_modules(modules, Pooling)
 
 

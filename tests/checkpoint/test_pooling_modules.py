@@ -165,7 +165,7 @@ def test_a_score_is_what_the_last_token_says(values: NDArray[np.float32], false:
     ("settings", "reason"),
     [
         ({}, "true_token_id None"),
-        ({"true_token_id": -1}, "are no tokens"),
+        ({"true_token_id": -1}, "are not tokens"),
         ({"true_token_id": 1, "false_token_id": True}, "false_token_id True"),
         ({"true_token_id": 1.5}, "true_token_id 1.5"),
         ({"true_token_id": 1, "module_input_name": "scores"}, "reads 'scores'"),

@@ -95,7 +95,7 @@ def test_restored_vectors_are_in_the_middle_of_what_is_stored_so(name: Any) -> N
         (np.int8(3), "binary", None, r"int8 \[\] holds no vectors"),
         ([[1, 2], [3]], "int8", RANGES, "different lengths"),
         (np.zeros((2, 16), "U1"), "uint8", RANGES, "holds no vectors stored as uint8"),
-        (np.zeros((2, 15), np.int8), "int8", RANGES, "the ranges are of 16 numbers, and the vectors have 15"),
+        (np.zeros((2, 15), np.int8), "int8", RANGES, "the ranges cover 16 numbers, but the vectors have 15"),
         (np.zeros((2, 16), np.int8), "int8", None, "need the range of each number"),
         (np.zeros((2, 16), np.int8), "binary", RANGES, "have none"),
         (np.zeros((2, 16), np.int8), "int4", None, "'int4' is not one of"),
@@ -150,11 +150,11 @@ class _Evil:
 
 
 FILES: dict[str, tuple[str, bytes, str]] = {
-    "cut": ("r.npy", _npy(RANGES)[:-8], "no array of numbers"),
-    "empty": ("r.npy", b"", "no array of numbers"),
-    "promising": ("r.npy", _header((2, 1 << 40)) + bytes(64), "no array of numbers"),
-    "a pickle": ("r.npy", pickle.dumps(_Evil()), "no array of numbers"),
-    "objects": ("r.npy", _npy(np.array([[_Evil()], [1]], object), allow_pickle=True), "no array of numbers"),
+    "cut": ("r.npy", _npy(RANGES)[:-8], "not an array of numbers"),
+    "empty": ("r.npy", b"", "not an array of numbers"),
+    "promising": ("r.npy", _header((2, 1 << 40)) + bytes(64), "not an array of numbers"),
+    "a pickle": ("r.npy", pickle.dumps(_Evil()), "not an array of numbers"),
+    "objects": ("r.npy", _npy(np.array([[_Evil()], [1]], object), allow_pickle=True), "not an array of numbers"),
     "texts": ("r.npy", _npy(np.array([["a"], ["b"]])), "holds <U1"),
     "an archive": ("r.npy", _npz(), "archive"),
     "a row": ("r.npy", _npy(RANGES[0]), r"shape \[16\]"),
@@ -162,10 +162,10 @@ FILES: dict[str, tuple[str, bytes, str]] = {
     "not finite": ("r.npy", _npy(np.array([[0, np.nan], [1, 1]], np.float32)), "not finite"),
     "too far": ("r.npy", _npy(np.array([[-3e38], [3e38]], np.float32)), "not finite"),
     "too large": ("r.npy", _npy(np.array([[0.0], [1e300]])), "not finite"),
-    "upside down": ("r.npy", _npy(RANGES[::-1]), "least value above its largest"),
-    "another JSON": ("r.json", b'{"identity": [1]}', "no manifest"),
-    "no JSON": ("r.json", b"{", "no array of numbers"),
-    "deep": ("r.json", b"[" * 200_000, "no array of numbers"),
+    "upside down": ("r.npy", _npy(RANGES[::-1]), "minimum above its maximum"),
+    "another JSON": ("r.json", b'{"identity": [1]}', "not the manifest"),
+    "no JSON": ("r.json", b"{", "not an array of numbers"),
+    "deep": ("r.json", b"[" * 200_000, "not an array of numbers"),
     "uneven": ("r.json", _manifest([[1.0], [1.0, 2.0]]), "rows of different lengths"),
     "words": ("r.json", _manifest([["a"], ["b"]]), "holds <U1"),
 }
@@ -201,7 +201,7 @@ def test_ranges_are_read_as_float32(tmp_path: Path, dtype: str) -> None:
         ("int4", None, 16, "cannot be stored as 'int4'"),
         ("int8", None, 16, "need the range of each number"),
         ("binary", RANGES, 16, "have none"),
-        ("uint8", RANGES, 15, "ranges are of 16 numbers, and the vectors have 15"),
+        ("uint8", RANGES, 15, "ranges cover 16 numbers, but the vectors have 15"),
         ("ubinary", None, 12, "eight numbers to a byte, and these have 12"),
     ],
 )
@@ -214,5 +214,5 @@ def test_types_that_do_not_fit_are_refused(name: str, ranges: Any, width: int, r
 
 def test_one_vector_shows_no_range() -> None:
     """As in sentence-transformers."""
-    with pytest.raises(InputError, match="1 vector shows no range"):
+    with pytest.raises(InputError, match="1 vector does not define a range"):
         measure_ranges([VECTORS[:1], VECTORS[:0]])

@@ -31,7 +31,7 @@ def test_a_jsonl_file_holds_id_and_contents_a_line(tmp_path: Path) -> None:
 def test_the_folder_of_a_test_collection_means_its_documents(tmp_path: Path) -> None:
     """Any other folder is an error that says what it is."""
     (tmp_path / "corpus.jsonl").write_text('{"_id": "d1", "title": "A", "text": "cat"}\n')
-    with pytest.raises(InputError, match="it is a folder, and no test collection"):
+    with pytest.raises(InputError, match="it is a folder, but not a test collection"):
         read_texts(tmp_path)
     (tmp_path / "queries.jsonl").write_text('{"_id": "q1", "text": "dog"}\n')
     assert read_texts(tmp_path) == (TextInput("A cat", "d1"),)
@@ -43,10 +43,10 @@ def test_a_packed_file_is_unpacked(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b'{"id": 1, "contents": "one"}\n'))
     assert read_texts(path) == (TextInput("one", "1"),)
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is no whole gzip file"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is not a complete gzip file"):
         read_texts(path)
     path.write_bytes(b"no gzip")
-    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is no whole gzip file"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl\.gz is not a complete gzip file"):
         read_texts(path)
 
 

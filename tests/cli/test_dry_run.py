@@ -34,7 +34,7 @@ def files_of(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_nothing_is_written(name: str, folder: Path) -> None:
-    """The report names the files, and says of each whether it is there already."""
+    """The report names the files, and says of each whether it already exists."""
     before = files_of(folder)
     report = json_of(run_onnxtool(folder, *COMMANDS[name], "--dry_run", "--format", "json"))
     assert report["dry_run"]
@@ -88,6 +88,6 @@ def test_an_export_names_the_graph_and_the_files_beside_it(workshop: Workshop, t
     (tmp_path / "m" / "config.json").write_text("{}")
     refused = run_onnxtool(tmp_path, *options, "--dry_run")
     assert refused.returncode == 1
-    assert f"{config} is there already" in refused.stderr
+    assert f"{config} already exists" in refused.stderr
     forced = run_onnxtool(tmp_path, *options, "--dry_run", "--force", "--format", "json")
     assert {"path": config, "change": "replaced"} in json_of(forced)["files"]

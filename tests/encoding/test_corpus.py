@@ -205,7 +205,7 @@ def test_rejected_lines_are_counted_and_written_beside_the_folder(tmp_path: Path
     corpus.write_text("\n".join(lines))
     report = _encode(dense_model(tmp_path), corpus)
     assert report.rejects == {
-        "has an id that an earlier line has": 1,
+        "repeats the id of an earlier line": 1,
         "has no contents that is a string": 1,
         "is not JSON": 1,
     }
@@ -297,7 +297,7 @@ def test_truncated_texts_are_counted(tmp_path: Path) -> None:
     report = _encode(model, corpus)
     assert report.num_truncated == 1
     cut = "1 texts were cut to 8 tokens (the rows of position_embeddings.weight)"
-    assert report.notes == (f"{cut}; --long window makes passages of them",)
+    assert report.notes == (f"{cut}; --long window splits them into passages",)
 
 
 def test_models_and_formats_without_vectors_are_refused(
@@ -307,7 +307,7 @@ def test_models_and_formats_without_vectors_are_refused(
     classifier = write_model(tmp_path / "c", model_for("text-classification", table(V, 3), "logits", pooled=True))
     for model, options, reason in (
         (classifier, {}, "is for text-classification, and gives no vector"),
-        (sparse_model(tmp_path / "s"), {"output_format": "npy"}, "gives weights of terms, which npy has no place for"),
+        (sparse_model(tmp_path / "s"), {"output_format": "npy"}, "gives term weights, which npy cannot store"),
         (dense_model(tmp_path / "d"), {"gzip": True}, "gzip is for jsonl"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -153,7 +153,7 @@ def test_ids_that_occur_twice_are_an_error_where_that_is_asked(tmp_path: Path) -
     corpus.write_text("\n".join(lines) + "\n")
     encode(tmp_path, model, corpus)
     places = r"corpus\.jsonl:4, corpus\.jsonl:71, corpus\.jsonl:81"
-    with pytest.raises(InputError, match=f"3 lines have an id that an earlier line has: {places}\n"):
+    with pytest.raises(InputError, match=f"3 lines repeat the id of an earlier line: {places}\n"):
         merge_parts(tmp_path / "vectors", strict=True)
     assert not (tmp_path / "vectors.manifest.json").exists()
     assert merge_parts(tmp_path / "vectors").num_texts == 97
@@ -165,7 +165,7 @@ def test_ids_that_occur_twice_are_an_error_where_that_is_asked(tmp_path: Path) -
     np.testing.assert_allclose(rows, np.load(tmp_path / "kept" / "part-00000.npy"), rtol=1e-6)
     rejects = [json.loads(line) for line in (tmp_path / "vectors.rejects.jsonl").read_text().splitlines()]
     assert [(line["line"], line["id"]) for line in rejects] == [(4, "d1"), (71, "d1"), (81, "d60")]
-    assert {line["reason"] for line in rejects} == {"has an id that an earlier line has"}
+    assert {line["reason"] for line in rejects} == {"repeats the id of an earlier line"}
 
 
 def test_shards_of_several_windows_are_those_of_one_run(

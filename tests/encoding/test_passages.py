@@ -94,7 +94,7 @@ def test_passages_are_the_windows_of_the_checkpoints_own_tokenizer(tmp_path: Pat
 
 @pytest.mark.parametrize("prompt", [None, "the red "])
 def test_the_vector_of_a_passage_is_that_of_its_text(tmp_path: Path, model: Path, corpus: Path, prompt: str) -> None:
-    """A prompt stands before each passage, and is no part of its place."""
+    """A prompt stands before each passage, and is not a part of its place."""
     _encode(model, corpus, contents=True, prompt=prompt)
     alone = load(model, provider="cpu").encode(
         [line["contents"] for line in lines_of(tmp_path / "vectors")], prompt=prompt
@@ -114,7 +114,7 @@ def test_parts_and_one_run_write_the_same_bytes(
     corpus.write_text(content + content.splitlines()[0] + "\n")
     options = VectorOptions(provider="cpu", shard_size=7, split_bytes=300, output_format=kind, **WINDOWS)
     report = _encode(model, corpus, shard_size=7, split_bytes=300, output_format=kind)
-    assert (report.num_texts, report.rejects) == (len(TEXTS), {"has an id that an earlier line has": 1})
+    assert (report.num_texts, report.rejects) == (len(TEXTS), {"repeats the id of an earlier line": 1})
     for part in ("2/2", "1/2"):
         encode_part(model, corpus, tmp_path / "parts", options, PartOptions(part=part))
     merged = merge_parts(tmp_path / "parts")

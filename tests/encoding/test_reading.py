@@ -46,7 +46,7 @@ def test_json_lines_of_anserini_and_of_beir_are_read(tmp_path: Path) -> None:
         (b'{"id": "x"}', "has no contents that is a string"),
         (b'{"id": "x", "contents": ["a"]}', "has no contents that is a string"),
         (b'{"id": "x", "contents": " \\n"}', "has contents without any text"),
-        (b'{"id": "x", "contents": "\\ud83d"}', "holds half a character"),
+        (b'{"id": "x", "contents": "\\ud83d"}', "contains an unpaired surrogate"),
         (b'{"id": "x", "contents": "caf\xe9"}', "is not UTF-8"),
     ],
 )
@@ -104,7 +104,7 @@ def test_the_folder_of_a_test_collection_means_its_documents(
     if left_out:
         assert others == left_out
     (note,) = left_out_notes(others)
-    assert note.endswith("it is a test collection, of which the documents alone are read")
+    assert note.endswith("it is a test collection, of which only the documents are read")
 
 
 def test_folders_that_are_no_test_collection_are_read_whole(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_file_that_is_damaged_or_no_corpus_is_an_error(tmp_path: Path) -> None
         ("plain.jsonl.gz", "is damaged after line 0"),
         ("wrong.parquet", "cannot be read"),
         ("corpus.csv", "is not a corpus"),
-        ("empty", "has no file of a corpus"),
+        ("empty", "has no corpus files"),
         ("missing.jsonl", "no such input file"),
     ):
         with pytest.raises(InputError, match=reason):

@@ -134,7 +134,7 @@ def test_a_shard_that_is_missing_or_cut_is_an_error(tmp_path: Path) -> None:
     encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
     shard = tmp_path / "vectors" / "part-00000_00001.npy"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(OutputExistsError, match=r"part-00000_00001\.npy is missing or has another size"):
+    with pytest.raises(OutputExistsError, match=r"part-00000_00001\.npy is missing, or its size has changed"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
 
 

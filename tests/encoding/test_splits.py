@@ -171,7 +171,7 @@ def test_an_array_of_jobs_says_which_part() -> None:
         parse_part("slurm", {})
     assert parse_part("2/7", {}) == (1, 7)
     for wrong in ("0/3", "4/3", "1", "a/b", "1/0", "", "1/2/3", "-1/3"):
-        with pytest.raises(InputError, match="is no part"):
+        with pytest.raises(InputError, match="is not a part"):
             parse_part(wrong, {})
 
 

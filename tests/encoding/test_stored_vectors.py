@@ -200,7 +200,7 @@ def test_ranges_of_few_texts_are_said(tmp_path: Path, model: Path, corpus: Path)
     few = write_corpus(tmp_path / "few.jsonl", TEXTS[:99])
     (note,) = _encode(model, corpus, "b", vectors_as="int8", calibration=few).notes
     assert "measured on 99 vectors, which is few" in note
-    with pytest.raises(InputError, match="1 vector shows no range"):
+    with pytest.raises(InputError, match="1 vector does not define a range"):
         _encode(model, corpus, "c", vectors_as="int8", calibration=write_corpus(tmp_path / "one.jsonl", ["a cat"]))
 
 
@@ -224,7 +224,7 @@ def test_options_that_do_not_fit_each_other_are_refused(options: dict[str, Any],
     ("options", "reason"),
     [
         ({"vectors_as": "binary", "dimensions": 12}, "eight numbers to a byte, and these have 12"),
-        ({"vectors_as": "int8", "ranges": "r.npy"}, "ranges are of 16 numbers, and the vectors have 8"),
+        ({"vectors_as": "int8", "ranges": "r.npy"}, "ranges cover 16 numbers, but the vectors have 8"),
         ({"dimensions": 16}, "the vectors of this model have 16"),
     ],
 )
@@ -243,7 +243,7 @@ def test_vectors_that_cannot_be_stored_so_leave_no_file(
 @pytest.mark.parametrize("options", [{"vectors_as": "binary"}, {"vectors_as": "int8"}, {"dimensions": 8}], ids=str)
 def test_weights_of_terms_are_no_embedding(tmp_path: Path, corpus: Path, options: dict[str, Any]) -> None:
     """Neither codes nor bits, nor a part of them."""
-    with pytest.raises(InputError, match="the model gives weights of terms"):
+    with pytest.raises(InputError, match="the model gives term weights"):
         _encode(sparse_model(tmp_path), corpus, **options)
 
 

@@ -243,7 +243,7 @@ def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkey
     poison(corpus, 20)
     for name, value in poisoned(tmp_path, code_of("os._exit(3) if len(texts) > 1 else None")).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(SessionError, match="split 0 ends the process that encodes it, and none of its texts does"):
+    with pytest.raises(SessionError, match="split 0 ends the process that encodes it, but none of its texts does"):
         encode_parts(model, corpus, tmp_path / "vectors", replace(OPTIONS, split_bytes=1 << 20))
 
 

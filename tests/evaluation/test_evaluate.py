@@ -238,7 +238,7 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         file.write("q0\tnowhere\t3\nq0\telsewhere\t3\n")
     notes = evaluate(write_dense(tmp_path), data).notes
     assert any(note.startswith("2 judged documents are not among the documents") for note in notes)
-    assert any("has an id that an earlier line has" in note for note in notes)
+    assert any("repeats the id of an earlier line" in note for note in notes)
     assert any("has contents without any text" in note for note in notes)
 
 

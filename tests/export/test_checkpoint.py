@@ -146,7 +146,7 @@ MINE = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
         ({"num_attention_heads": 0}, "cannot load .*(modulo|division|by zero)", ""),
         # The folder mixes two models: half of one would be exported, and verified against the same half.
         ({"intermediate_size": 48}, r"disagree.*intermediate\.dense.*\[64.*\[48", ""),
-        ({"num_hidden_layers": 1}, r"more layers than config\.json counts: .*layer\.1", ""),
+        ({"num_hidden_layers": 1}, r"more layers than config\.json states: .*layer\.1", ""),
     ],
 )
 def test_a_configuration_that_fits_no_model_is_an_error(
@@ -358,7 +358,7 @@ def test_layers_that_stand_deeper_in_the_names_are_counted_too(tmp_path: Path) -
     config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], num_labels=3)
     folder = saved(transformers.ResNetForImageClassification(config), tmp_path / "resnet")
     change_config(folder, lambda config: config.update(depths=[1, 1]))
-    with pytest.raises(CheckpointError, match=r"more layers than config\.json counts: .*stages\.1\.layers\.1"):
+    with pytest.raises(CheckpointError, match=r"more layers than config\.json states: .*stages\.1\.layers\.1"):
         load_saved(folder)
 
 
@@ -380,7 +380,7 @@ def test_a_config_that_counts_no_layers_leaves_none_out(
     """There is no other layer then whose name would be alike."""
     folder = saved(model(), tmp_path / "model")
     change_config(folder, lambda config: config.update({field: 0}))
-    with pytest.raises(CheckpointError, match=rf"more layers than config\.json counts: .*{layer}"):
+    with pytest.raises(CheckpointError, match=rf"more layers than config\.json states: .*{layer}"):
         load_saved(folder)
 
 

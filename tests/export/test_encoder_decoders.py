@@ -157,7 +157,7 @@ def test_a_decoder_that_reads_the_encoder_beside_its_cache_is_refused(workshop: 
         return forward(**arguments)
 
     model.forward = forgetting
-    with pytest.raises(ExportError, match="does not stand for the tokens before"):
+    with pytest.raises(ExportError, match="does not represent the preceding tokens"):
         EncoderDecoder.of(model, feeds, 0)
 
 

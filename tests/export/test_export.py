@@ -86,7 +86,7 @@ def without_card(workshop: Workshop, folder: Path) -> Path:
     [
         ("splade-tiny", {}, ("splade", "sparse-encoding"), "it is called splade-tiny; --head logits leaves the logits"),
         ("splade-tiny", {"task": "fill-mask"}, ("logits", "fill-mask"), ""),
-        ("tiny", {}, ("logits", "fill-mask"), "no head was put on: .* if it is a SPLADE, pass --head splade"),
+        ("tiny", {}, ("logits", "fill-mask"), "no head was added: .* if it is a SPLADE, pass --head splade"),
         ("tiny", {"task": "sparse-encoding"}, ("splade", "sparse-encoding"), ""),
         ("tiny", {"task": "fill-mask", "head": "splade"}, ("splade", "sparse-encoding"), ""),
     ],
@@ -104,7 +104,7 @@ def test_a_masked_language_model_without_a_card_is_what_its_name_or_a_user_says(
 
 def test_a_task_that_the_checkpoint_was_not_trained_for_is_refused(minilm: Path, tmp_path: Path) -> None:
     """Rather than exported with the head of another one."""
-    with pytest.raises(ExportError, match="--task late-interaction was passed, and .* is for sentence-similarity"):
+    with pytest.raises(ExportError, match="--task late-interaction was passed, but .* is for sentence-similarity"):
         unverified(minilm, tmp_path / "m.onnx", task="late-interaction")
     with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding, and --task text-class"):
         unverified(minilm, tmp_path / "m.onnx", task="text-classification", head="splade")
@@ -370,7 +370,7 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
     with pytest.raises(ExportError, match="--keep_raw.*no head"):
         export_model(options)
     options = ExportOptions(str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", dimensions=3)
-    with pytest.raises(ExportError, match="--dimensions keeps a part of an embedding, and this graph computes none"):
+    with pytest.raises(ExportError, match="--dimensions keeps a part of an embedding, but this graph computes none"):
         export_model(options)
 
 
@@ -412,10 +412,10 @@ def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Pa
     """Before anything is traced, with the way out."""
     np.save(tmp_path / "r.npy", np.array([[0.0] * 64, [1.0] * 64]))
     rows: list[tuple[dict[str, Any], str]] = [
-        ({"dimensions": 384}, "--dimensions 384 was passed, and the vectors of this model have 384"),
+        ({"dimensions": 384}, "--dimensions 384 was passed, but the vectors of this model have 384"),
         ({"dimensions": 60, "vectors_as": "binary"}, "eight numbers to a byte, and these have 60"),
         ({"vectors_as": "int8"}, "need the range of each number"),
-        ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges are of 64 numbers, and the vectors have 384"),
+        ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges cover 64 numbers, but the vectors have 384"),
         ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
         ({"vectors_as": "binary", "head": "none"}, "stores the numbers of one embedding for each text"),
         ({"vectors_as": "binary", "target": "tei"}, "the target tei decides on what the graph gives"),

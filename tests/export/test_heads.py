@@ -91,7 +91,7 @@ def test_a_score_is_computed_of_one_token_alone(behind: str) -> None:
 def test_modules_that_do_not_fit_are_refused() -> None:
     """A projection from another width."""
     dense = Dense("2_Dense", np.zeros((3, 9), np.float32), None, "Tanh")
-    with pytest.raises(CheckpointError, match="2_Dense takes vectors of 9 numbers, and is given 7"):
+    with pytest.raises(CheckpointError, match="2_Dense takes vectors of 9 numbers, but is given 7"):
         head_of(Pooling(), dense).width(7)
 
 
@@ -238,7 +238,7 @@ def test_modules_come_before_a_name(tmp_path: Path) -> None:
 )
 def test_a_head_and_a_task_that_contradict_each_other_are_refused(head: str, task: str, own: str) -> None:
     """By name, with the task that goes with the head."""
-    with pytest.raises(ExportError, match=f"--head {head} makes a file for {own}, and --task {task}") as caught:
+    with pytest.raises(ExportError, match=f"--head {head} makes a file for {own}, but --task {task}") as caught:
         check_head(head, task)
     assert f"pass --task {own}" in caught.value.hint
 
@@ -572,7 +572,7 @@ def test_a_layer_of_another_model_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(_saved(LINEAR))
     head = read_m3(Source.find(str(tmp_path)))
     for one in head.beside:
-        with pytest.raises(CheckpointError, match="takes vectors of 4 numbers, and is given 7"):
+        with pytest.raises(CheckpointError, match="takes vectors of 4 numbers, but is given 7"):
             one.width(7)
 
 

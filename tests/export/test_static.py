@@ -96,8 +96,8 @@ def test_rows_of_model2vec_are_folded_into_one_table(tmp_path: Path) -> None:
         ({"embedding.weight": VECTORS[0]}, r"is of shape \[6\]"),
         ({"embedding.weight": np.full((V, 2), np.nan, np.float32)}, "not finite"),
         ({"embedding.weight": np.zeros((0, 4), np.float32)}, r"of shape \[0, 4\]"),
-        ({"embeddings": VECTORS, "mapping": np.array([0, V])}, "mapping in .* names rows that are not there"),
-        ({"embeddings": VECTORS, "mapping": np.array([0, -1])}, "mapping in .* names rows that are not there"),
+        ({"embeddings": VECTORS, "mapping": np.array([0, V])}, "mapping in .* names rows that do not exist"),
+        ({"embeddings": VECTORS, "mapping": np.array([0, -1])}, "mapping in .* names rows that do not exist"),
         ({"embeddings": VECTORS, "weights": VECTORS[0]}, r"weights in .* is of shape \[6\]"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_table_without_weights_or_tokenizer_is_refused(tmp_path: Path) -> None
     with pytest.raises(OnnxtoolError, match="cannot read"):
         opened(folder)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(OnnxtoolError, match="in a pickle only"):
+    with pytest.raises(OnnxtoolError, match="only in a pickle"):
         opened(folder)
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(OnnxtoolError, match="has no weights"):
@@ -138,8 +138,8 @@ def test_a_table_without_weights_or_tokenizer_is_refused(tmp_path: Path) -> None
         ("StaticEmbedding", ("Pooling",), {}, {}, "computes Pooling behind a table of vectors"),
         ("StaticEmbedding", (), {}, {"task": "fill-mask"}, "--task fill-mask was passed"),
         ("StaticEmbedding", (), {}, {"target": "fastembed", "output": None}, "takes no table of vectors"),
-        ("SparseStaticEmbedding", ("Normalize",), {}, {}, "computes Normalize behind the weights"),
-        ("SparseStaticEmbedding", (), {"max_active_dims": 3}, {}, "computes max_active_dims behind the weights"),
+        ("SparseStaticEmbedding", ("Normalize",), {}, {}, "computes Normalize after its term weights"),
+        ("SparseStaticEmbedding", (), {"max_active_dims": 3}, {}, "computes max_active_dims after its term weights"),
     ],
 )
 def test_what_is_not_computed_with_a_table_is_refused(

@@ -156,7 +156,7 @@ def test_weights_in_a_pickle_are_not_read(tmp_path: Path) -> None:
     """They can run code; the hint says where else they may come from."""
     path = _dense(tmp_path, {"Transformer": {}, "Pooling": {}, "Dense": {"in_features": 6, "out_features": 4}})
     (tmp_path / "model" / "2_Dense" / "pytorch_model.bin").write_bytes(b"\x80\x04N.")
-    with pytest.raises(InputError, match="2_Dense of .* has its weights in a pickle only"):
+    with pytest.raises(InputError, match="2_Dense of .* has its weights only in a pickle"):
         load(path, provider="cpu")
     (tmp_path / "model" / "2_Dense" / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(InputError, match="cannot read .*2_Dense/model.safetensors"):

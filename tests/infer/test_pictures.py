@@ -159,7 +159,7 @@ def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path)
     (pages / "0.5.png").write_text("no picture")
     report = encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
     assert (report.num_texts, report.dimensions) == (4, 16)
-    assert report.rejects == {"is no picture that can be read": 1}
+    assert report.rejects == {"is not a readable picture": 1}
     files = [tmp_path / "vectors" / name for name in report.files if name.endswith(".npy")]
     vectors = np.concatenate([np.load(file) for file in sorted(files)])
     np.testing.assert_allclose(vectors, clip.expected(), atol=1e-5)
@@ -170,7 +170,7 @@ def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path)
     with pytest.raises(OutputExistsError, match="was written by another command \\(another input"):
         encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
     for options in (CorpusOptions(prompt="a"), CorpusOptions(calibration=tmp_path, vectors_as="int8")):
-        with pytest.raises(InputError, match="texts, and the corpus is of pictures"):
+        with pytest.raises(InputError, match="texts, but the corpus consists of pictures"):
             encode_corpus(clip.images, pages, tmp_path / "others", options)
 
 
@@ -252,7 +252,7 @@ def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp
     vectors = encode(tmp_path / "out" / "m.onnx", clip.pictures)
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
     np.testing.assert_allclose(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), features, atol=1e-5)
-    with pytest.raises(CheckpointError, match="encodes texts and pictures by themselves"):
+    with pytest.raises(CheckpointError, match="encodes texts and pictures separately"):
         export_model(ExportOptions(str(tmp_path), output=tmp_path / "out" / "both.onnx"))
     write_modules("Transformer", "Pooling")
     with pytest.raises(CheckpointError, match="the modules Pooling behind a model that gives one vector"):
@@ -260,7 +260,7 @@ def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp
     write_modules("Transformer")
     written["modality_config"]["image"]["method_output_name"] = "last_hidden_state"  # type: ignore[index]
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps(written))
-    with pytest.raises(CheckpointError, match="settings that onnxtool does not follow: modality_config"):
+    with pytest.raises(CheckpointError, match="settings that onnxtool does not support: modality_config"):
         export_side(tmp_path, tmp_path / "out" / "n.onnx", TASK_OF_PICTURES)
 
 
@@ -413,8 +413,8 @@ def test_a_corpus_of_pages_has_vectors_of_tokens(colpali: ColPali, clip: Clip, t
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "encodes pages and queries by themselves"),
-        ({"task": TASK_OF_PICTURES, "head": "embedding"}, "the head embedding is not for a retriever of pages"),
+        ({}, "encodes pages and queries separately"),
+        ({"task": TASK_OF_PICTURES, "head": "embedding"}, "the head embedding does not apply to a page retriever"),
         ({"task": TASK_OF_PICTURES, "target": "fastembed"}, "takes no side of an encoder of pictures"),
     ],
 )
@@ -441,7 +441,7 @@ def test_a_retriever_of_pages_with_modules_is_refused(colpali: ColPali, tmp_path
 def test_retrievers_whose_pages_are_not_prepared_are_refused_by_name(colpali: ColPali) -> None:
     """With the reason."""
     checkpoint: Any = SimpleNamespace(architecture="NeoMMEForRetrieval", task=TASK_OF_PICTURES)
-    with pytest.raises(ExportError, match="NeoMMEForRetrieval is a retriever .* only with torchvision"):
+    with pytest.raises(ExportError, match="NeoMMEForRetrieval is a page retriever .* only with torchvision"):
         restrict_to_pages(colpali.model, checkpoint)
 
 

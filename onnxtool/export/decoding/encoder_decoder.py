@@ -102,7 +102,7 @@ class EncoderDecoder:
             if not _is_same(blank, second):
                 raise ExportError(f"{name} reads the encoder's states in addition to its cache", WITHOUT_CACHE)
             if not _is_same(torch.cat([first, second], 1), wanted):
-                raise ExportError(f"the cache of {name} does not stand for the tokens before", WITHOUT_CACHE)
+                raise ExportError(f"the cache of {name} does not represent the preceding tokens", WITHOUT_CACHE)
             try:
                 both, _ = parts.decode(words, inputs[MASK], cache)
                 in_parallel = both.shape == wanted.shape and _is_same(both, wanted)

@@ -261,7 +261,7 @@ def check_head(name: str, task: str) -> None:
     if own is None or task in ("auto", own, *_ALSO.get(name, ())) or task_with_head(name, task) == own:
         return
     raise ExportError(
-        f"--head {name} makes a file for {own}, and --task {task} was passed",
+        f"--head {name} makes a file for {own}, but --task {task} was passed",
         f"leave one of them out, or pass --task {own}",
     )
 
@@ -306,7 +306,7 @@ def choose_head(name: str, checkpoint: Checkpoint, signature: Signature, *, task
             if choice.name == "splade"
             else "--head none leaves the model's own outputs"
         )
-        why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was put on: {choice.why}"
+        why = f"head {choice.name}: {choice.why}; {off}" if choice.head else f"no head was added: {choice.why}"
         choice = replace(choice, why=why if choice.why else "")
     else:  # a --task of another kind requests the model's output for that task
         if task == "auto":
@@ -340,7 +340,7 @@ def _recognize(checkpoint: Checkpoint, task: str) -> Choice:
         return Choice("splade", read_head("splade", source))
     if choice.head is not None and task not in ("auto", choice.head.task, *_ALSO.get(choice.name, ())):
         raise ExportError(
-            f"--task {task} was passed, and {source.model_name} is for {choice.head.task}: {choice.why}",
+            f"--task {task} was passed, but {source.model_name} is for {choice.head.task}: {choice.why}",
             f"leave --task out, or pass --task {choice.head.task}",
         )
     return choice
@@ -366,14 +366,14 @@ def choose_side_head(
     if name == "none":
         return Choice(name, None)
     if name not in ("auto", "embedding"):
-        raise ExportError(f"the head {name} is not for a side of a dual encoder", "pass --head auto, or none")
+        raise ExportError(f"the head {name} does not apply to a side of a dual encoder", "pass --head auto, or none")
     if name == "auto" and side.task == TASK_OF_PICTURES:
         _require_known(PictureProcessor.of, source, "--head embedding")
     modules = read_modules_of_sides(source.sentence_modules)
     if pads and source.sentence_modules.modules:
         raise source.refuse(
             f"the vectors of texts of {source.model_name} depend on their padding, and sentence-transformers pads to "
-            "the longest text of a batch: they are others in each batch",
+            "the longest text of a batch: they differ from batch to batch",
             "export the checkpoint of transformers, without modules.json, which pads to one length",
         )
     why = "modules.json says what follows"
@@ -394,7 +394,7 @@ def _require_known(read: Callable[[Source], object], source: Source, anyway: str
     try:
         read(source)
     except CheckpointError as error:
-        hint = f"pass {anyway} to export it all the same, and prepare pictures with transformers"
+        hint = f"pass {anyway} to export it anyway, and prepare pictures with transformers"
         raise CheckpointError(error.message, hint) from None
 
 
@@ -411,7 +411,7 @@ def choose_no_head(name: str, source: Source) -> Choice:
     """
     if name not in ("auto", "none"):
         raise ExportError(
-            f"the head {name} is not for a retriever of pages, which gives vectors itself", "leave it out"
+            f"the head {name} does not apply to a page retriever, which returns vectors itself", "leave it out"
         )
     require_known_page_modules(source)
     if name == "auto":
@@ -428,7 +428,7 @@ def _require_own_outputs(source: Source) -> None:
     modules = source.sentence_modules
     if modules.encodes_pictures:
         raise source.refuse(
-            f"sentence-transformers encodes texts and pictures by themselves with {source.model_name}",
+            f"sentence-transformers encodes texts and pictures separately with {source.model_name}",
             f"export each side: {' and '.join(f'--task {side.task}' for side in SIDES)}",
         )
     others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]

@@ -204,7 +204,7 @@ class Head:
         before = signature.outputs[self.source][-1]
         if isinstance(before, int) and self.width(before) <= dimensions:
             raise ExportError(
-                f"--dimensions {dimensions} was passed, and the vectors of this model have {self.width(before)}",
+                f"--dimensions {dimensions} was passed, but the vectors of this model have {self.width(before)}",
                 "pass a smaller number, or leave --dimensions out",
             )
         return replace(self, modules=truncated(self.modules, dimensions))

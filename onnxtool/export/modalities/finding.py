@@ -144,7 +144,7 @@ def with_padding(model: Any, modality: Modality, side: Side) -> Modality:
         return modality
     if modality.longest is None:
         raise ExportError(
-            f"{type(model).__name__} gives other vectors where a text has more padding, and says no length to pad to",
+            f"{type(model).__name__} gives different vectors for more padding, but states no length to pad to",
             "set max_position_embeddings in its configuration, or model_max_length of its tokenizer",
         )
     return replace(modality, padded_length=modality.longest)

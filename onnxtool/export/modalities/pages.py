@@ -197,14 +197,14 @@ def restrict_to_pages(model: Any, checkpoint: Checkpoint) -> Any:
     """
     if checkpoint.architecture not in (_SAME_TOKENS, *_FORWARDS):
         raise ExportError(
-            f"{checkpoint.architecture} is a retriever of pages that onnxtool does not follow: "
+            f"{checkpoint.architecture} is a page retriever that onnxtool does not support: "
             f"{_REFUSED.get(checkpoint.architecture, 'it is none that transformers 5.23 has')}",
             f"of the retrievers of pages, {', '.join((_SAME_TOKENS, *_FORWARDS))} are exported; run this one with "
             "transformers",
         )
     if checkpoint.task not in _TASKS:
         raise ExportError(
-            f"{checkpoint.architecture} encodes pages and queries by themselves",
+            f"{checkpoint.architecture} encodes pages and queries separately",
             f"export each: {' and '.join(f'--task {task}' for task in _TASKS)}",
         )
     if checkpoint.task != TASK_OF_PICTURES:

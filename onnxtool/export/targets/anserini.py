@@ -73,7 +73,7 @@ class Anserini(Target):
                 )
         if tokenizer.tokenize("Anserini") != tokenizer.tokenize("anserini"):
             raise TargetError(
-                "Anserini lower-cases every text, and this tokenizer tells cases apart",
+                "Anserini lower-cases every text, but this tokenizer is case-sensitive",
                 "use an uncased model, or --target plain",
             )
 

@@ -52,7 +52,7 @@ class Chroma(Target):
     def instruction(self, model: TargetModel) -> str:
         """Say how to make it read the folder, and where its vectors differ from the checkpoint's."""
         how = (
-            "subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', and a "
+            "subclass chromadb's ONNXMiniLM_L6_V2 with DOWNLOAD_PATH = FOLDER, EXTRACTED_FOLDER_NAME = '', with "
             "its own name() and build_from_config()"
         )
         notes = [how]

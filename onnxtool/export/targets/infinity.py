@@ -51,7 +51,7 @@ class Infinity(Target):
         if use.kind == SCORES and isinstance(types, int) and types > 1:
             raise TargetError(
                 f"infinity feeds a reranker no token types, and {source.model_name} has {types} of them "
-                "(type_vocab_size in config.json), so that its scores would be others",
+                "(type_vocab_size in config.json), so its scores would differ",
                 "serve it with --target tei or sentence-transformers",
             )
 

@@ -57,7 +57,7 @@ class TextEmbeddingsInference(Target):
         if model.use.kind != DENSE or model.pooling_mode in _MODES:
             return ""
         in_graph = model.head is not None
-        why = "it asks for one, and the graph has pooled already" if in_graph else "the checkpoint names no pooling"
+        why = "it asks for one, but the graph has already pooled" if in_graph else "the checkpoint names no pooling"
         return f"start text-embeddings-router with --pooling mean: {why}"
 
 
