@@ -104,9 +104,9 @@ def test_a_masked_language_model_without_a_card_is_what_its_name_or_a_user_says(
 
 def test_a_task_that_the_checkpoint_was_not_trained_for_is_refused(minilm: Path, tmp_path: Path) -> None:
     """Rather than exported with the head of another one."""
-    with pytest.raises(ExportError, match="--task late-interaction was passed, but .* is for sentence-similarity"):
+    with pytest.raises(ExportError, match="--task late-interaction was passed, .* is for sentence-similarity"):
         unverified(minilm, tmp_path / "m.onnx", task="late-interaction")
-    with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding, and --task text-class"):
+    with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding, but --task text-class"):
         unverified(minilm, tmp_path / "m.onnx", task="text-classification", head="splade")
 
 

@@ -78,7 +78,7 @@ def test_what_a_stored_vector_cannot_become_is_refused(tmp_path: Path) -> None:
         "the graph itself gives binary vectors": {"vectors_as": "float32"},
         "gives binary vectors": {"dimensions": 8},
         "those of windows cannot be put together": {"long": "window"},
-        "ranges were passed, but vectors stay": {"ranges": np.ones((2, WIDTH))},
+        "ranges were passed, and vectors stay": {"ranges": np.ones((2, WIDTH))},
     }
     long = " ".join(["cat"] * 60)
     for reason, settings in refused.items():
