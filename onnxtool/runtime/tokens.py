@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnxtool.checkpoint.tokenizer_library import (
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
 from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
+from onnxtool.guarded import in_time
 from onnxtool.reading import read_bytes, read_text, require_small_settings
 from onnxtool.runtime.quiet import quiet
 
@@ -32,6 +34,7 @@ _ROOM = 8
 # Numbers of the tokenizer's own tokens, and of words of its vocabulary, that are tested in texts.
 _OWN_TOKENS, _WORDS, _WORDS_A_TEXT = 24, 200, 20
 _SHOWN = 8
+_MOST_SECONDS = 60.0  # for a few hundred short texts; Python's slowest tokenizers take one
 _FETCH_AGAIN = "the folder may be incomplete or damaged; pass --model_name with the checkpoint"
 
 
@@ -83,12 +86,18 @@ class OwnTokenizer:
         """Return transformers' ids of texts; nothing for pairs that its tokenizer does not accept."""
         columns = list(map(list, zip(*texts, strict=True))) if isinstance(texts[0], tuple) else [list(texts)]
         cut = {} if limit is None else {"max_length": limit}
+        read = partial(
+            self.tokenizer, *columns, add_special_tokens=self.adds_special, truncation=limit is not None, **cut
+        )
         try:
             with quiet(), panics_as_exceptions():
-                read = self.tokenizer(
-                    *columns, add_special_tokens=self.adds_special, truncation=limit is not None, **cut
-                )
-            return [list(ids) for ids in read["input_ids"]]
+                return [list(ids) for ids in in_time(read, _MOST_SECONDS)["input_ids"]]
+        except TimeoutError:
+            raise self.error(
+                f"{type(self.tokenizer).__name__} of {self.label} takes more than {_MOST_SECONDS:.0f} s for texts of a "
+                "few words",
+                "take another version of transformers, or the tokenizer that the model was trained with",
+            ) from None
         except Exception as error:  # the second text of some is words of a page, or a table
             if len(columns) > 1:
                 return []

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from onnxtool.checkpoint.limits import Limit, ReadOptions
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_trial import is_plain
 from onnxtool.errors import InputError
-from onnxtool.runtime.tokens import open_tokenizer
+from onnxtool.runtime import tokens as tokens_module
+from onnxtool.runtime.tokens import OwnTokenizer, open_tokenizer
 from tests.hostile.documents import TOKENIZER_PIECES
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
@@ -316,3 +318,13 @@ def test_a_table_of_characters_that_says_too_much_is_refused(tmp_path: Path, sai
 def test_rules_that_let_texts_grow_a_little_are_taken(tmp_path: Path, length: int) -> None:
     """Real tokenizers replace spaces by a character of three bytes."""
     read(tmp_path, normalizer=replaced({"String": " "}, "▁" * length), pre_tokenizer=split("a+?"))
+
+
+def test_a_tokenizer_of_transformers_that_does_not_end_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs in this process, where nothing can stop it."""
+    monkeypatch.setattr(tokens_module, "_MOST_SECONDS", 0.05)
+    ended = threading.Event()
+    own = OwnTokenizer(lambda *_texts, **_options: ended.wait(30), "the model", error=InputError)
+    with pytest.raises(InputError, match="takes more than 0 s for texts of a few words"):
+        own.ids(["a"], None)
+    ended.set()
