@@ -56,15 +56,46 @@ class GraphReport:
         return sum(partition.num_nodes for partition in self.partitions) + len(self.eager)
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """The time of training steps, forward and backward, in onnxruntime and in PyTorch; see `ModuleWithLoss`.
+
+    Attributes:
+        in_onnxruntime: whether steps run in onnxruntime from then on, otherwise in PyTorch.
+        onnxruntime_ms: median of a step in onnxruntime.
+        pytorch_ms: median of a step in PyTorch, for inputs of the same size.
+        num_steps: number of measured steps of each, in turns.
+    """
+
+    in_onnxruntime: bool
+    onnxruntime_ms: float
+    pytorch_ms: float
+    num_steps: int
+
+    def __str__(self) -> str:
+        where = "onnxruntime" if self.in_onnxruntime else "PyTorch"
+        return (
+            f"training steps run in {where}: {self.onnxruntime_ms:.1f} ms in onnxruntime, {self.pytorch_ms:.1f} ms in "
+            f"PyTorch (medians of {self.num_steps} steps each, in turns)"
+        )
+
+
 @short_repr
 @dataclass(frozen=True)
 class Explanation:
-    """The report on a model's compiled graphs; `str()` gives a readable text."""
+    """The report on a model's compiled graphs; `str()` gives a readable text.
+
+    Attributes:
+        graphs: the graphs, in the order of their compilation.
+        steps: where the steps of a `ModuleWithLoss` run; None if that was not measured (yet).
+    """
 
     graphs: tuple[GraphReport, ...]
+    steps: StepTimes | None = None
 
     def __str__(self) -> str:
-        return "\n".join(line for graph in self.graphs for line in _lines(graph)) or "no graph was compiled"
+        lines = [line for graph in self.graphs for line in _lines(graph)]
+        return "\n".join([*lines, *([str(self.steps)] if self.steps else [])]) or "no graph was compiled"
 
 
 def _lines(graph: GraphReport) -> list[str]:

@@ -6,13 +6,14 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch._dynamo import config as dynamo_config
 
 from onnxtool.errors import InputError, TrainingError
-from onnxtool.options import checked
+from onnxtool.options import Option, checked
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
 from onnxtool.training.trainer.gradient_cache import GradientCache
@@ -27,6 +28,7 @@ from onnxtool.training.trainer.losses import (
     with_all_arguments,
 )
 from onnxtool.training.trainer.packed_documents import PackedDocuments
+from onnxtool.training.trainer.step_choice import PLACEMENTS, StepChoice
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -102,6 +104,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
         mini_batch_size: int | None = None,
+        placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
     ) -> None:
         """Wrap `model`; its output head gets a hook that is active only when this module calls the model.
 
@@ -121,6 +124,10 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             mini_batch_size: embeds each batch in mini-batches of this many rows, in the memory of one, for a loss over
                 embeddings; the gradients are those of the whole batch. The model alone is compiled, see
                 `GradientCache`.
+            placement: `measured` runs the first 16 steps in onnxruntime and in PyTorch in turns, and the others where
+                they are faster: losses and random numbers are the same, and `explain()` has the times. This is for
+                models with a million parameters or more, on the CPU, in one process. `onnxruntime` runs all steps
+                there.
 
         Raises:
             InputError: label smoothing together with a `compute_loss`, asked for twice, not from 0 to 1, or by `args`
@@ -162,10 +169,19 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         self._sparsity = LabelSparsity(model, allowed=label_sparsity and self.encoder is None)
         self._selection = self._sparsity.selection
         self._packing = PackedDocuments(model)
+        self._placement = placement
+        self._choice = self._new_choice()
+
+    def _new_choice(self) -> StepChoice:
+        """Return what decides where steps run; in onnxruntime, if PyTorch's steps are not the same or not wanted."""
+        options = self.backend.options
+        are_equal = self.encoder is None and options.dropout == "eager" and not options.assert_close_to_baseline
+        return StepChoice.of(self._placement if are_equal else "onnxruntime", self.module)
 
     def leave_loss_in_pytorch(self) -> None:
         """Compile the model alone, for a loss that calls the model again during its backward pass."""
         self.encoder = GradientCache(self.module, self._run, None)
+        self._choice = self._new_choice()
 
     @property
     def _original_model(self) -> torch.nn.Module:
@@ -209,7 +225,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
-        return self.backend.explain()
+        return replace(self.backend.explain(), steps=self._choice.times)
 
     @checked
     def forward(self, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None) -> Loss:
@@ -238,14 +254,28 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
                 dynamic=self._dynamic,
                 isolate_recompiles=True,  # graphs are counted per module, see `_compiled_whole`
             )
-        num_runs = self.backend.execution_count
         if self.encoder is not None:
-            result = self._loss_of_embeddings(self.encoder, inputs, return_outputs, num_items_in_batch)
+            return self._in_onnxruntime(
+                self._loss_of_embeddings, self.encoder, inputs, return_outputs, num_items_in_batch
+            )
+        inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
+        step = self._choice.begin(inputs, len(self.backend.graphs)) if self.training else None
+        # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
+        labels = None if rows is None else inputs.pop("labels")
+        arguments = inputs, return_outputs, num_items_in_batch, rows, labels
+        if self.training and not self._choice.in_onnxruntime:
+            result = self._loss(*arguments)
         else:
-            inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
-            # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
-            labels = None if rows is None else inputs.pop("labels")
-            result = self._run(inputs, return_outputs, num_items_in_batch, rows, labels)
+            result = self._in_onnxruntime(self._run, *arguments)
+        if step is not None:
+            loss = result[0] if return_outputs else result
+            self._choice.forward_ended(step, loss, lambda: len(self.backend.graphs))
+        return result
+
+    def _in_onnxruntime(self, run: Callable[..., Loss], *arguments: Any) -> Loss:
+        """Run a step, and warn if no session of onnxruntime ran in it."""
+        num_runs = self.backend.execution_count
+        result = run(*arguments)
         if self.backend.execution_count == num_runs:
             _LOGGER.warning(
                 "no session of onnxruntime ran in this step, PyTorch computed all of it: %s", self._why_eager()
@@ -295,4 +325,4 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: without compiled code, which calls this module, and with its own backend."""
         state = {name: value for name, value in self.__dict__.items() if name != "_compiled"}
-        return {**state, "backend": OrtBackend(self.backend.options)}
+        return {**state, "backend": OrtBackend(self.backend.options), "_choice": self._new_choice()}

@@ -10,17 +10,18 @@ import contextlib
 import logging
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainingArguments
 
 from onnxtool.errors import TrainingError
-from onnxtool.options import checked
+from onnxtool.options import Option, checked
 from onnxtool.torch_backend import Explanation, OrtBackend, OrtBackendOptions
 from onnxtool.training.trainer.losses import with_all_arguments
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from onnxtool.training.trainer.step_choice import PLACEMENTS
 
 _logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
         mini_batch_size: int | None = None,
+        placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
         **kwargs: Any,
     ) -> None:
         """Create a Trainer from its own arguments and compilation options.
@@ -63,6 +65,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             dynamic: as in `torch.compile`: True if batch sizes differ from the start.
             overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
             mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
+            placement: where steps run: `measured` or `onnxruntime`, see `ModuleWithLoss`.
             **kwargs: arguments of the Trainer.
 
         Raises:
@@ -76,6 +79,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self._dynamic = dynamic
         self._overlap_exchange = overlap_exchange
         self._mini_batch_size = mini_batch_size
+        self._placement = placement
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         self._whole_texts = WholeTexts(self.model)
@@ -92,11 +96,13 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             dynamic=self._dynamic,
             overlap_exchange=self._overlap_exchange,
             mini_batch_size=self._mini_batch_size,
+            placement=self._placement,
         )
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
-        return self.ort_backend.explain()
+        trained = self.model_with_loss
+        return self.ort_backend.explain() if trained is None else trained.explain()
 
     def create_accelerator_and_postprocess(self) -> None:
         """Check the arguments, then create the accelerator."""
@@ -171,6 +177,7 @@ def create_model_with_loss(
     dynamic: bool | None = None,
     overlap_exchange: bool = False,
     mini_batch_size: int | None = None,
+    placement: Annotated[str, Option(choices=PLACEMENTS)] = "measured",
 ) -> ModuleWithLoss:
     """Return a module that computes a Trainer's loss for its model in onnxruntime.
 
@@ -181,6 +188,7 @@ def create_model_with_loss(
         dynamic: as in `torch.compile`.
         overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
         mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
+        placement: where steps run: `measured` or `onnxruntime`, see `ModuleWithLoss`.
 
     Raises:
         TrainingError: the loss caches gradients itself, and does not do so here.
@@ -201,6 +209,7 @@ def create_model_with_loss(
         dynamic=dynamic,
         overlap_exchange=overlap_exchange,
         mini_batch_size=mini_batch_size,
+        placement=placement,
     )
     if caching is not None:
         module.leave_loss_in_pytorch()

@@ -1,0 +1,334 @@
+"""Train with the trainers of several libraries, in PyTorch and with OrtTrainer before them; compare losses and times.
+
+The libraries are transformers, also with adapters of PEFT and packed documents, sentence-transformers and TRL. Each
+case is trained in turns, PyTorch and onnxruntime, twice. The table has the largest relative difference of a loss, the
+time of a step after the measured ones as a ratio to PyTorch's, and where these steps ran. PyTorch also trains with
+another number of threads, which changes the order of its sums: a case fails whose losses differ by more than 1e-5 and
+by more than PyTorch's differ from themselves.
+
+`python scripts/check_trainers.py --hidden 384 --layers 6 [case ...]` has the size of MiniLM, the defaults are small.
+Needs sentence-transformers, trl, datasets and peft (the extra `dev`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import Dataset
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from onnxtool.training import OrtTrainer
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = tuple(f"w{number}" for number in range(995))
+TOLERANCE = 1e-5  # relative, of the losses of 50 steps
+MEASURED = 24  # first steps, which compile, and are measured by OrtTrainer itself
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the models: hidden units, layers, and the probability of dropout."""
+
+    hidden: int
+    layers: int
+    dropout: float
+
+
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
+    """A word is a token."""
+    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
+    words = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[1]))
+    words.pre_tokenizer = Whitespace()
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, model_max_length=64, eos_token=SPECIAL[3], **dict(zip(names, SPECIAL, strict=True))
+    )
+
+
+def texts(seed: int, shortest: int = 20, longest: int = 40) -> list[str]:
+    """Return 256 texts of so many words."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    return [" ".join(draw.choices(WORDS, k=draw.randint(shortest, longest))) for _ in range(256)]
+
+
+def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
+    """Save a BERT with this head and its tokenizer, and return the folder."""
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=1000,
+        hidden_size=sizes.hidden,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=4,
+        intermediate_size=4 * sizes.hidden,
+        max_position_embeddings=64,
+        hidden_dropout_prob=sizes.dropout,
+        attention_probs_dropout_prob=sizes.dropout,
+    )
+    head(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def arguments(steps: int, folder: Path) -> dict[str, Any]:
+    """Return what is the same for the arguments of every trainer."""
+    return {
+        "output_dir": str(folder),
+        "max_steps": steps,
+        "per_device_train_batch_size": 8,
+        "logging_steps": 1,
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "learning_rate": 1e-4,
+    }
+
+
+class StepTimes(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is not followed here
+    """The seconds of each step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._start = 0.0
+
+    def on_step_begin(self, *_args: Any, **_named: Any) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_step_end(self, *_args: Any, **_named: Any) -> None:
+        """Stop the clock."""
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+Make = Callable[[type[Any] | None, Sizes, int, Path], Any]
+
+
+def dense(matryoshka: bool) -> Make:
+    """Return what makes a trainer of vectors from in-batch negatives."""
+
+    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+        from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+        from sentence_transformers.sentence_transformer import losses
+        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+
+        encoder = Transformer(bert(transformers.BertModel, sizes, folder))
+        model = SentenceTransformer(modules=[encoder, Pooling(sizes.hidden)], device="cpu")
+        loss = losses.MultipleNegativesRankingLoss(model)
+        if matryoshka:
+            loss = losses.MatryoshkaLoss(model, loss, [sizes.hidden, sizes.hidden // 2, sizes.hidden // 4])
+        return trainer_of(
+            mixin,
+            SentenceTransformerTrainer,
+            model=model,
+            args=Arguments(**arguments(steps, folder)),
+            train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+            loss=loss,
+        )
+
+    return make
+
+
+def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make a trainer of SPLADE, whose regularizers grow from 0."""
+    from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
+    from sentence_transformers.sentence_transformer.modules import Transformer
+    from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    encoder = Transformer(bert(transformers.BertForMaskedLM, sizes, folder), transformer_task="fill-mask")
+    model = SparseEncoder(modules=[encoder, SpladePooling("max")], device="cpu")
+    loss = SpladeLoss(
+        model,
+        SparseMultipleNegativesRankingLoss(model),
+        document_regularizer_weight=3e-3,
+        query_regularizer_weight=5e-3,
+    )
+    return trainer_of(
+        mixin,
+        SparseEncoderTrainer,
+        model=model,
+        args=SparseEncoderTrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
+        loss=loss,
+    )
+
+
+def llama(sizes: Sizes) -> transformers.LlamaForCausalLM:
+    """Make a decoder."""
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=1000,
+            hidden_size=sizes.hidden,
+            num_hidden_layers=sizes.layers,
+            num_attention_heads=4,
+            intermediate_size=4 * sizes.hidden,
+            attention_dropout=sizes.dropout,
+        )
+    )
+
+
+def supervised(adapters: bool = False, **of_config: Any) -> Make:
+    """Return what makes a trainer of a Llama on texts, with these settings of TRL."""
+
+    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+        from trl import SFTConfig, SFTTrainer
+
+        model = llama(sizes)
+        config = SFTConfig(**arguments(steps, folder), **of_config, bf16=False, activation_checkpointing=False)
+        return trainer_of(
+            mixin,
+            SFTTrainer,
+            model=model,
+            args=config,
+            train_dataset=Dataset.from_dict({"text": texts(3)}),
+            processing_class=tokenizer(),
+            **({"peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes)} if adapters else {}),
+        )
+
+    return make
+
+
+def low_rank(task: str, targets: list[str], sizes: Sizes) -> Any:
+    """Return a configuration of PEFT: adapters beside some layers, all else frozen."""
+    from peft import LoraConfig
+
+    return LoraConfig(task_type=task, r=8, lora_alpha=64, target_modules=targets, lora_dropout=sizes.dropout)
+
+
+def adapters(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make transformers' Trainer of adapters of a BERT that classifies texts."""
+    from peft import get_peft_model
+
+    words = tokenizer()
+    model = transformers.BertForSequenceClassification.from_pretrained(
+        bert(transformers.BertForSequenceClassification, sizes, folder)
+    )
+    tokens = words(texts(4), padding=True)["input_ids"]
+    rows = [{"input_ids": row, "attention_mask": [int(i != 0) for i in row], "labels": row[0] % 2} for row in tokens]
+    torch.manual_seed(1)
+    return trainer_of(
+        mixin,
+        transformers.Trainer,
+        model=get_peft_model(model, low_rank("SEQ_CLS", ["query", "value"], sizes)),
+        args=transformers.TrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_list(rows),
+    )
+
+
+def packed(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
+    """Make transformers' Trainer of a Llama, with the documents of a batch packed into one sequence."""
+    return trainer_of(
+        mixin,
+        transformers.Trainer,
+        model=llama(sizes),
+        args=transformers.TrainingArguments(**arguments(steps, folder)),
+        train_dataset=Dataset.from_dict({"input_ids": tokenizer()(texts(5))["input_ids"]}),
+        data_collator=transformers.DataCollatorWithFlattening(),
+    )
+
+
+def trainer_of(mixin: type[Any] | None, library: type[Any], **named: Any) -> Any:
+    """Make the library's trainer, or the one with the mixin before it."""
+    if mixin is None:
+        return library(**named)
+    return type("Ort", (mixin, library), {})(**named, dynamic=True)
+
+
+CASES: dict[str, Make] = {
+    "MultipleNegativesRankingLoss": dense(matryoshka=False),
+    "MatryoshkaLoss": dense(matryoshka=True),
+    "SpladeLoss": sparse,
+    "SFTTrainer": supervised(),
+    "SFTTrainer, LoRA": supervised(adapters=True),
+    "SFTTrainer, padding_free": supervised(padding_free=True, max_length=None),
+    "SFTTrainer, packing": supervised(packing=True, max_length=64),
+    "Trainer, LoRA": adapters,
+    "Trainer, packed": packed,
+}
+
+
+def run(make: Make, mixin: type[Any] | None, sizes: Sizes, steps: int) -> tuple[Any, list[float]]:
+    """Return the trainer after its steps, and the seconds of each."""
+    torch._dynamo.reset()  # noqa: SLF001 - public by its documentation
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make(mixin, sizes, steps, Path(folder))
+        trainer.remove_callback(transformers.PrinterCallback)
+        times = StepTimes()
+        trainer.add_callback(times)
+        trainer.train()
+        return trainer, times.seconds[MEASURED:]
+
+
+def losses_of(trainer: Any) -> list[float]:
+    """Return the loss of each step."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def largest_difference(losses: list[float], others: list[float]) -> float:
+    """Return the largest difference of a loss, relative to that of the others."""
+    return max(abs(a - b) / abs(b) for a, b in zip(losses, others, strict=True))
+
+
+def check(name: str, sizes: Sizes, steps: int) -> bool:
+    """Print the row of a case, and return whether its losses are PyTorch's."""
+    make, ratios = CASES[name], []
+    for _ in range(2):
+        eager, theirs = run(make, None, sizes, steps)
+        ours, seconds = run(make, OrtTrainer, sizes, steps)
+        ratios.append(statistics.median(a / b for a, b in zip(seconds, theirs, strict=True)))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1 if threads > 1 else 2)
+    other, _ = run(make, None, sizes, steps)
+    torch.set_num_threads(threads)
+    difference, own = (largest_difference(losses_of(trainer), losses_of(eager)) for trainer in (ours, other))
+    explained, milliseconds = ours.explain(), 1e3 * statistics.median(theirs)
+    where = "onnxruntime" if explained.steps is None or explained.steps.in_onnxruntime else "PyTorch"
+    figures = f"{difference:.2g} | {own:.2g} | {len(explained.graphs)} | {milliseconds:.0f}"
+    print(
+        f"| {name} | {sizes.dropout:g} | {figures} | {' '.join(f'{ratio:.3f}' for ratio in ratios)} | {where} |",
+        flush=True,
+    )
+    return difference <= max(TOLERANCE, own) and bool(ours.ort_backend.execution_count)
+
+
+def main() -> int:
+    """Print the table, and return 1 where losses differ or nothing ran in onnxruntime."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("cases", nargs="*", metavar="case", help=", ".join(CASES))
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--dropout", type=float, nargs="+", default=(0.0, 0.1))
+    given = parser.parse_args()
+    if unknown := set(given.cases) - set(CASES):
+        parser.error(f"unknown cases {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if given.steps <= MEASURED:
+        parser.error(f"--steps is {given.steps}; times are of the steps after the first {MEASURED}")
+    warnings.simplefilter("ignore")
+    print(
+        "| trainer and loss | dropout | difference | PyTorch's own | graphs | step in PyTorch, ms | ratio | steps in |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|---|", flush=True)
+    sizes = [Sizes(given.hidden, given.layers, dropout) for dropout in given.dropout]
+    passed = [check(name, size, given.steps) for name in given.cases or CASES for size in sizes]
+    return int(not all(passed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
