@@ -180,7 +180,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
         if name not in options:
             known = [one for one in options if setting.folder is None or one in HARMLESS]
             raise click.UsageError(
-                f"{setting.source}: {name} is no option of onnxtool {command}{_suggestion(name, known)}", context
+                f"{setting.source}: {name} is not an option of onnxtool {command}{_suggestion(name, known)}", context
             )
         effect = effect_of(command, name)
         if setting.folder is not None and effect and (path is None or name in _NEVER_IN_FILES):

@@ -108,7 +108,7 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
             grades for a query, or no query is judged.
     """
     if not re.fullmatch(r"[\w.-]+", split) or split.startswith("."):
-        raise InputError(f"{split!r} is no name of a split", "pass the name of a file in qrels/, such as test")
+        raise InputError(f"{split!r} is not the name of a split", "pass the name of a file in qrels/, such as test")
     found = Fetched(str(data), data) if data.is_dir() else fetch_collection(data, split)
     corpus = _find(found.folder, CORPORA, "documents")
     topics = _find(found.folder, _QUERIES, "queries")
@@ -164,7 +164,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     number, size = 0, 0
     try:
         if not path.is_file():  # a pipe would wait for a writer
-            raise InputError(f"{path} is no file", "pass a file of text")
+            raise InputError(f"{path} is not a file", "pass a file of text")
         with open_lines(path) as file:
             for raw, num_bytes in lines_of(file):
                 number, size = number + 1, size + num_bytes
@@ -178,7 +178,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise InputError(f"{path}:{number} is not UTF-8: {error.reason}", "convert the file to UTF-8") from None
     except GZIP_ERRORS as error:
-        raise InputError(f"{path} is no whole gzip file: {error}", "copy it again, or unpack it") from error
+        raise InputError(f"{path} is not a complete gzip file: {error}", "copy it again, or unpack it") from error
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", "check the path and its permissions") from error
 
@@ -195,7 +195,7 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         score = _number(cells[4]) if len(cells) == 6 else None
         if score is None:
             raise InputError(
-                f"{path}:{number} is no line of a run: {line[:80]!r}", "write `query Q0 document rank score name`"
+                f"{path}:{number} is not a line of a run: {line[:80]!r}", "write `query Q0 document rank score name`"
             )
         documents = run.setdefault(cells[0], {})
         if cells[2] in documents:

@@ -42,7 +42,7 @@ def fetch_collection(data: Path, split: str) -> Fetched:
     """
     asked = _NAME.fullmatch(data.as_posix())
     if data.exists() or asked is None or is_path(asked["id"]):
-        what = "is no folder" if data.exists() else "does not exist"
+        what = "is not a folder" if data.exists() else "does not exist"
         raise InputError(f"the collection {data} {what}", _WAY_OUT)
     own = (f"qrels/{split}.jsonl", f"qrels/{split}.tsv", f"qrels/{split}-*.parquet")
     folder = _fetch(asked["id"], asked["revision"], (*_TEXTS, *own))

@@ -132,7 +132,7 @@ class Lengths:
         """
         if asked is not None and stated is not None and asked > stated:
             raise ExportError(
-                f"--max_length {asked} was passed, and {type(model).__name__} takes {stated} tokens by its "
+                f"--max_length {asked} was passed, but {type(model).__name__} takes {stated} tokens by its "
                 "configuration and tokenizer",
                 "leave it out, or pass fewer",
             )

@@ -170,7 +170,7 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         raise InputError("queries are looked up by themselves, and a pair was passed", "pass texts alone")
     if options.long is not None:
         raise InputError(
-            f"--long {options.long} was passed, and queries are looked up, of any length", "leave --long out"
+            f"--long {options.long} was passed, but queries are looked up, of any length", "leave --long out"
         )
     read = queries.read([text.contents for text in texts])
     rows = queries.weigh(read).without(queries.tokenizer.framing_ids).terms(options.top_k or _TOP_TERMS)

@@ -76,7 +76,7 @@ class Reading:
         for value, key, name in ((said.task, TASK_KEY, "--task"), (said.head, HEAD_KEY, "--head")):
             if value is not None and any(stamps.values()) and value != stamps[key]:
                 raise OptionError(
-                    f"{name} {value} was passed, and {self.model.path} is stamped {key} {stamps[key]}",
+                    f"{name} {value} was passed, but {self.model.path} is stamped {key} {stamps[key]}",
                     "leave it out: the file says itself what it is; --pooling pools one that gives states of tokens",
                 )
         if task := stated_task(self.model):
@@ -155,7 +155,7 @@ class Reading:
     def _refused(self, option: str, why: str) -> OptionError:
         outputs = ", ".join(f"{info.name} {list(info.shape)}" for info in self.model.structure.outputs)
         return OptionError(
-            f"{self.said.given[option]} was passed, and {self.model.path} {why}: it gives {outputs}",
+            f"{self.said.given[option]} was passed, but {self.model.path} {why}: it gives {outputs}",
             "leave it out, or say with --task what the file is for",
         )
 

@@ -110,7 +110,7 @@ class VectorForm:
         if self.dimensions is not None:
             if vectors.shape[1] <= self.dimensions:
                 raise InputError(
-                    f"--dimensions {self.dimensions} was passed, and the vectors of this model have {vectors.shape[1]}",
+                    f"--dimensions {self.dimensions} was passed, but the vectors of this model have {vectors.shape[1]}",
                     "pass a smaller number, or leave --dimensions out",
                 )
             vectors = vectors[:, : self.dimensions]

@@ -347,7 +347,7 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
     hidden = options.hidden_size or source.metadata_number("hidden_size") or 0
     if heads and hidden and hidden % heads:
         raise PassError(
-            f"hidden_size {hidden} is no multiple of num_heads {heads}", "check --num_heads and --hidden_size"
+            f"hidden_size {hidden} is not a multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
     model_type = options.model_type or source.metadata.get("model_type", "")
     return Context(model_type, heads, hidden, options.provider, options.precision)

@@ -53,7 +53,7 @@ def check_release(
     """
     folder, public_key = Path(folder), None if public_key is None else Path(public_key)
     if not folder.is_dir():
-        raise InputError(f"{folder} is no folder", "pass the folder of a release to --check")
+        raise InputError(f"{folder} is not a folder", "pass the folder of a release to --check")
     expected = public_key is not None or bool(identity or issuer)
     signature = _NONE
     problems: list[str] = []

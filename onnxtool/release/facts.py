@@ -246,7 +246,7 @@ def read_facts(folder: Path) -> ReleaseFacts:
     """
     path = folder / FACTS_NAME
     if not path.is_file():
-        raise InputError(f"{folder} is no release: it has no {FACTS_NAME}", _WAY_OUT)
+        raise InputError(f"{folder} is not a release: it has no {FACTS_NAME}", _WAY_OUT)
     try:
         return parse_facts(read_text(path))
     except OSError as error:

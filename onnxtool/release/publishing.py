@@ -63,7 +63,7 @@ def push(folder: StrPath, repo_id: str, *, private: bool = False) -> str:
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
             raise PublishingError(
-                f"{repo_id} is there already, and is public", "make it private in its settings, or leave out --private"
+                f"{repo_id} already exists and is public", "make it private in its settings, or leave out --private"
             )
         obsolete = _obsolete(api, repo_id, folder, facts)
         commit = api.upload_folder(

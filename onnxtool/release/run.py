@@ -258,7 +258,7 @@ def _check_output(output: Path, *, force: bool) -> None:
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / FACTS_NAME).is_file():
-        raise OutputExistsError(f"{output} is there, and is no release", "name another output in the configuration")
+        raise OutputExistsError(f"{output} exists and is not a release", "name another output in the configuration")
     if not force:
         raise OutputExistsError(f"the release {output} is there", "pass --force to replace it")
 

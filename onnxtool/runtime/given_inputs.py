@@ -56,7 +56,7 @@ class GivenInputs:
             name, separator, sizes = text.rpartition(":")
             parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
             if not separator or not name or not all(part.isdecimal() and len(part) < 10 for part in parts):
-                raise OptionError(f"{text!r} is no shape of an input", "write it as NAME:1,128; NAME: is a scalar")
+                raise OptionError(f"{text!r} is not the shape of an input", "write it as NAME:1,128; NAME: is a scalar")
             if name in found:
                 raise OptionError(f"the input {name} has two shapes", "pass one --input_shape for each input")
             found[name] = tuple(map(int, parts))

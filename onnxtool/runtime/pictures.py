@@ -265,7 +265,7 @@ def _growth(settings: Mapping[str, Any], name: str, picture: Image) -> tuple[flo
 def _finite(pixels: NDArray[Any], files: CheckpointFiles) -> NDArray[Any]:
     if not np.isfinite(pixels).all():
         raise files.refuse(
-            f"the image processor of {files.label} makes pixels that are no finite numbers",
+            f"the image processor of {files.label} makes pixels that are not finite numbers",
             "check image_mean, image_std and rescale_factor in its settings",
         )
     return pixels

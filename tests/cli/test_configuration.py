@@ -63,7 +63,7 @@ def test_the_nearest_folder_counts(folder: Path, monkeypatch: pytest.MonkeyPatch
         ("x = 1\n" * 400_000, "has more than 1048576 bytes"),
         (
             "[stats]\nfail_of = []",
-            ".onnxtool.toml [stats]: fail_of is no option of onnxtool stats. Did you mean 'fail_if'?",
+            ".onnxtool.toml [stats]: fail_of is not an option of onnxtool stats. Did you mean 'fail_if'?",
         ),
         ("[stat]\nfail_if = []", "has [stat], and there is no such command. Did you mean 'stats'?"),
         ("[stats]\nfail_if = 'x'", "fail_if: 'x' is not a list of strings"),
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_named(folder: Path, text: str | bytes, reason: str) ->
     ("name", "value", "reason"),
     [
         ("ONNXTOOL_STATS_BATCH_SIZE", "x", "ONNXTOOL_STATS_BATCH_SIZE: batch_size: 'x' is not a valid integer"),
-        ("ONNXTOOL_STATS_BATCHSIZE", "1", "batchsize is no option of onnxtool stats. Did you mean 'batch_size'?"),
+        ("ONNXTOOL_STATS_BATCHSIZE", "1", "batchsize is not an option of onnxtool stats. Did you mean 'batch_size'?"),
     ],
 )
 def test_a_wrong_variable_is_named(folder: Path, name: str, value: str, reason: str) -> None:
@@ -217,5 +217,5 @@ def test_env_shows_what_is_configured_and_what_is_wrong(folder: Path) -> None:
         {"command": "optimize", "option": "precision", "value": "int8", "source": ".onnxtool.toml [optimize]"},
         {"command": "infer", "option": "top_k", "value": 3, "source": "ONNXTOOL_INFER_TOP_K"},
     ]
-    assert any("opsett is no option of onnxtool export. Did you mean 'opset'?" in one for one in report["problems"])
+    assert any("opsett is not an option of onnxtool export. Did you mean 'opset'?" in one for one in report["problems"])
     assert report["precedence"][0] == "the command line"

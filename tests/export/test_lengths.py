@@ -231,7 +231,7 @@ def test_a_file_that_is_not_verified_says_of_no_verified_length(tmp_path: Path) 
 
 def test_no_more_than_the_checkpoint_takes_can_be_asked_for(tmp_path: Path) -> None:
     """Its positions end there."""
-    with pytest.raises(ExportError, match="--max_length 65 was passed, and BertModel takes 64 tokens"):
+    with pytest.raises(ExportError, match="--max_length 65 was passed, but BertModel takes 64 tokens"):
         exported(lambda: bert(max_position_embeddings=64), tmp_path, max_length=65)
 
 

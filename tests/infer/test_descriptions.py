@@ -257,9 +257,9 @@ def _stamped(path: Path) -> Path:
         (
             _stamped,
             {"task": "text-ranking"},
-            r"--task text-ranking was passed, and .* onnxtool.task sentence-similarity",
+            r"--task text-ranking was passed, but .* onnxtool.task sentence-similarity",
         ),
-        (_stamped, {"head": "splade"}, r"--head splade was passed, and .* onnxtool.head embedding"),
+        (_stamped, {"head": "splade"}, r"--head splade was passed, but .* onnxtool.head embedding"),
         (_stamped, {"pooling": "cls"}, r"--pooling cls was passed, .* it gives sentence_embedding \['batch_size', 4\]"),
         (_stamped, {"normalize": True}, r"--normalize was passed, .* checkpoint that says otherwise"),
         (_pooled, {"pooling": "mean"}, r"--pooling mean was passed, .* leaves nothing to pool"),

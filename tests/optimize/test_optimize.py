@@ -193,7 +193,7 @@ def test_a_file_of_another_tool_without_metadata_is_optimized(workshop: Workshop
 
 def test_heads_that_do_not_divide_the_width_are_refused(exported: Path) -> None:
     """Before any pass runs."""
-    with pytest.raises(PassError, match="32 is no multiple of num_heads 5"):
+    with pytest.raises(PassError, match="32 is not a multiple of num_heads 5"):
         optimize_model(OptimizeOptions(exported, num_heads=5))
 
 

@@ -82,7 +82,7 @@ def test_other_bytes_of_the_same_meaning_are_refused(change: Callable[[str], str
 
 def test_a_folder_without_a_record_is_no_release(tmp_path: Path) -> None:
     """And bytes that are no text are no record."""
-    with pytest.raises(InputError, match="is no release"):
+    with pytest.raises(InputError, match="is not a release"):
         read_facts(tmp_path)
     (tmp_path / "release.json").write_bytes(b"\xff")
     with pytest.raises(InputError, match="not UTF-8"):

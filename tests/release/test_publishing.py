@@ -53,7 +53,7 @@ def test_the_next_release_leaves_nothing_of_the_last(hub: Hub, tmp_path: Path) -
 def test_a_repository_that_is_public_gets_nothing_private(hub: Hub, tmp_path: Path) -> None:
     """It would be read by everybody before anybody notices."""
     hub.private = False
-    with pytest.raises(PublishingError, match="org/name is there already, and is public"):
+    with pytest.raises(PublishingError, match="org/name already exists and is public"):
         push(write_release(tmp_path / "release"), "org/name", private=True)
     assert set(hub.files) == {".gitattributes"}
 
@@ -102,6 +102,6 @@ def test_names_and_folders_that_are_none_are_refused(hub: Hub, tmp_path: Path) -
     with pytest.raises(PublishingError, match="cannot upload to a b") as raised:
         push(write_release(tmp_path / "release"), "a b/c")
     assert "org/name" in raised.value.hint
-    with pytest.raises(InputError, match="is no release"):
+    with pytest.raises(InputError, match="is not a release"):
         push(tmp_path, "org/name")
     assert hub.requests == []

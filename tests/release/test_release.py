@@ -154,7 +154,7 @@ def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     ("change", "message"),
     [
         ('data = "collection"', "nowhere"),
-        ("[export]", "is no release"),
+        ("[export]", "is not a release"),
         ('fail_if = ["ndcg@10<0"]', "p@50"),
     ],
     ids=["a collection", "the last release", "a gate"],
@@ -180,7 +180,7 @@ def test_nothing_is_replaced_unasked(folder: Path) -> None:
     with pytest.raises(OutputExistsError, match="is there"):
         make_release(config)
     (folder / "out" / FACTS_NAME).unlink()
-    with pytest.raises(OutputExistsError, match="is no release"):
+    with pytest.raises(OutputExistsError, match="is not a release"):
         make_release(config, force=True)
 
 
@@ -253,8 +253,8 @@ def test_a_record_that_was_rewritten_is_found_by_the_models(folder: Path) -> Non
     ("arguments", "code", "message"),
     [
         ((), 2, "pass either --config, to make a release, or --check"),
-        (("--check", "nowhere"), 1, "nowhere is no folder"),
-        (("--check", "."), 1, "is no release: it has no release.json"),
+        (("--check", "nowhere"), 1, "nowhere is not a folder"),
+        (("--check", "."), 1, "is not a release: it has no release.json"),
         (("--config", "nowhere.toml"), 1, "no such file: nowhere.toml"),
         (("--config", "a.toml", "--public_key", "k"), 2, "--public_key is for --check"),
         (("--check", ".", "--identity", "me@example.org"), 2, "pass either --public_key, or --identity and --issuer"),

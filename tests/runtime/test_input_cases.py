@@ -80,7 +80,7 @@ def test_a_file_that_runs_on_nothing_is_refused_in_its_own_words(tmp_path: Path)
 @pytest.mark.parametrize(
     ("shapes", "error", "message"),
     [
-        ("x:1,2x", OptionError, "'x:1,2x' is no shape of an input"),
+        ("x:1,2x", OptionError, "'x:1,2x' is not the shape of an input"),
         (("x:1,64,64,3", "x:1,3,64,64"), OptionError, "the input x has two shapes"),
         ("z:1", InputError, "no input z"),
         ("x:1,4,64,64", InputError, r"x has the shape \[1, 4, 64, 64\] in --input_shape, and the model takes"),

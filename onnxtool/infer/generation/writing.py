@@ -88,7 +88,7 @@ class Writer:
         graph = model.session.model
         encoder = find_encoder(graph, options.encoder_path)
         if encoder is None and options.encoder_path is not None:
-            raise InputError(f"--encoder_path was passed, and {graph.path} has no encoder", "leave --encoder_path out")
+            raise InputError(f"--encoder_path was passed, but {graph.path} has no encoder", "leave --encoder_path out")
         limit = None if model.limit is None else model.limit.tokens
         self._longest = limit if encoder is None else graph.metadata_number(MAX_DECODER_LENGTH_KEY)
         first = None

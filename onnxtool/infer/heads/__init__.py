@@ -139,7 +139,7 @@ def head_for(
         missing = [name for name, _ in _REPRESENTATIONS.values() if not _has_output(model, name)]
         if missing:
             raise InputError(
-                f"--representation {representation} was passed, and {model.path} gives no {' and no '.join(missing)}",
+                f"--representation {representation} was passed, but {model.path} gives no {' and no '.join(missing)}",
                 "it is for M3 embedders (bge-m3), exported with --head m3; leave it out",
             )
         return _REPRESENTATIONS[representation][1](model, folder, tokenizer)

@@ -206,7 +206,7 @@ def _how_read(probabilities: ir.Value) -> str:
     if readers == {("MatMul", 0)} and not probabilities.is_graph_output():
         return "weight several tensors of values"
     if readers == {("Einsum", 0)}:
-        return "are read by an Einsum that is no product of two matrices"
+        return "are read by an Einsum that is not a product of two matrices"
     return "are read elsewhere as well"
 
 

@@ -354,7 +354,7 @@ def _objection_to_lookups(node: ir.Node, lookups: list[_Lookup], shapes: Shapes)
     if any(shapes.rank(lookup.ids) != 2 for lookup in lookups):
         return "ids that are not [B, S]"
     if any(lookup.ids.dtype not in (ir.DataType.INT32, ir.DataType.INT64) for lookup in lookups):
-        return "ids that are no integers"
+        return "ids that are not integers"
     if any(output.uses() or output.is_graph_output() for output in node.outputs[1:]):
         return "its mean or deviation is read"
     return ""

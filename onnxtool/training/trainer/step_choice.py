@@ -50,15 +50,10 @@ class StepChoice:
 
     @classmethod
     def of(cls, placement: str, model: torch.nn.Module) -> StepChoice:
-        """Measure the steps of a model on the CPU that is large enough for it to matter, in one process."""
-        parameters = [value for value in model.parameters() if value.requires_grad]
-        return cls(
-            placement == "measured"
-            and sum(value.numel() for value in model.parameters()) >= _LEAST_PARAMETERS
-            and all(value.device.type == "cpu" for value in parameters)
-            and not torch.distributed.is_initialized()
-            and not torch.are_deterministic_algorithms_enabled()
-        )
+        """Measure the steps of a model on the CPU that is large enough for it to matter."""
+        parameters = list(model.parameters())
+        is_large = sum(value.numel() for value in parameters) >= _LEAST_PARAMETERS
+        return cls(placement == "measured" and is_large and all(value.device.type == "cpu" for value in parameters))
 
     @property
     def in_onnxruntime(self) -> bool:
@@ -68,7 +63,9 @@ class StepChoice:
         return not self.is_on or self._num_steps[True] <= self._num_steps[False]
 
     def begin(self, inputs: Any, num_graphs: int) -> _Step | None:
-        """Return the step that begins; None if it is not measured."""
+        """Return the step that begins; None if it is not measured, which is so in several processes."""
+        if torch.are_deterministic_algorithms_enabled() or torch.distributed.is_initialized():
+            self.is_on = False  # a measurement may end otherwise the next time, or in another process
         if not self.is_on or self.times is not None or not torch.is_grad_enabled():
             return None
         size = sum(tensor.numel() for tensor in _tensors(inputs))

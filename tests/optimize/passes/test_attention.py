@@ -759,7 +759,7 @@ REFUSALS = {
         "nothing",
         SCORES,
         'p = Softmax <axis=-1> (masked) c0 = Einsum <equation="bhij,bhjd->bhid"> (p, v) c = Neg(c0)',
-        "probabilities that are read by an Einsum that is no product of two matrices",
+        "probabilities that are read by an Einsum that is not a product of two matrices",
     ),
     "squared": ("nothing", SCORES, "p0 = Softmax <axis=-1> (masked) p = Mul(p0, p0) c = MatMul(p, v)", ""),
 }

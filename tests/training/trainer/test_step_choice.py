@@ -13,6 +13,7 @@ from onnxtool.torch_backend import OrtBackendOptions
 from onnxtool.training.trainer import step_choice
 from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
+from onnxtool.training.trainer.step_choice import StepChoice
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
 
 WIDTH = 1024  # a million parameters
@@ -108,10 +109,11 @@ def test_steps_that_are_small_or_not_the_same_stay_in_onnxruntime(width: int, gi
 
 def test_steps_that_must_be_reproducible_stay_in_onnxruntime() -> None:
     """A measurement may end otherwise the next time."""
-    loss = CriterionLoss(torch.nn.CrossEntropyLoss())
+    choice = StepChoice.of("measured", network())
+    assert choice.begin({}, 0) is not None
     torch.use_deterministic_algorithms(True)
     try:
-        assert not ModuleWithLoss(network(), compute_loss=loss)._choice.is_on
+        assert choice.begin({}, 0) is None
     finally:
         torch.use_deterministic_algorithms(False)
-    assert ModuleWithLoss(network(), compute_loss=loss)._choice.is_on
+    assert not choice.is_on
