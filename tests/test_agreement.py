@@ -118,7 +118,7 @@ def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -
         verify(workshop.exported("tiny-classifier"), exported)
     with pytest.raises(ModelFileError, match="no such model file"):
         verify(exported, exported.with_name("typo.onnx"))
-    with pytest.raises(OptionError, match="no shape of an input"):
+    with pytest.raises(OptionError, match="not the shape of an input"):
         VerifyOptions(input_shapes="input_ids")
 
 

@@ -75,7 +75,7 @@ class VectorForm:
             return cls()
         if head.kind == "terms":
             raise InputError(
-                "the model gives weights of terms, and --vectors_as and --dimensions are for embeddings",
+                "the model gives term weights, but --vectors_as and --dimensions are for embeddings",
                 "leave them out; --weights int stores the weights of a corpus as whole numbers",
             )
         given = head.stored if isinstance(head, Embeddings) else None

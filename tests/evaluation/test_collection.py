@@ -139,7 +139,7 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
     with pytest.raises(InputError) as caught:
         open_collection(folder, "dev")
     assert "there are test.tsv" in caught.value.hint
-    with pytest.raises(InputError, match="no name of a split"):
+    with pytest.raises(InputError, match="not the name of a split"):
         open_collection(folder, "../../etc/passwd")
 
 

@@ -98,9 +98,9 @@ def test_settings_nested_in_those_of_the_processor_win(tmp_path: Path) -> None:
         ("CLIPImageProcessor", {"crop_size": {"height": 9, "width": 99999}}, "would become up to 9999800001 pixels"),
         ("CLIPImageProcessor", {"size": {"shortest_edge": "9"}}, "make no sense"),
         ("CLIPImageProcessor", {"resample": 9}, "fails: "),
-        ("CLIPImageProcessor", {"image_std": [1, 1, 0]}, "no finite numbers"),
+        ("CLIPImageProcessor", {"image_std": [1, 1, 0]}, "not finite numbers"),
         ("CLIPImageProcessor", {"image_mean": [1, 1]}, "fails: mean must have 3 elements"),
-        ("CLIPImageProcessor", {"rescale_factor": float("inf")}, "no finite numbers"),
+        ("CLIPImageProcessor", {"rescale_factor": float("inf")}, "not finite numbers"),
     ],
 )
 def test_settings_that_make_no_sense_are_one_error(
@@ -163,8 +163,8 @@ def test_queries_are_those_of_transformers(name: str, prefix: str, tmp_path: Pat
         ("ColQwen2", {"processor_class": "NeoMMEProcessor"}, "names the processor 'NeoMMEProcessor'"),
         ("ColQwen2", {"processor_class": ["ColQwen2Processor"]}, "names the processor ['ColQwen2Processor']"),
         ("ColQwen2", {"processor_class": None}, "names the processor None"),
-        ("ColQwen2", {"images_kwargs": {"do_resize": False}}, "does not follow: images_kwargs"),
-        ("ColQwen2", {"audio_tokenizer": {"audio_tokenizer_name_or_path": "a/b"}}, "does not follow: audio_tokenizer"),
+        ("ColQwen2", {"images_kwargs": {"do_resize": False}}, "does not support: images_kwargs"),
+        ("ColQwen2", {"audio_tokenizer": {"audio_tokenizer_name_or_path": "a/b"}}, "does not support: audio_tokenizer"),
         ("ColQwen2", {"visual_prompt_prefix": 3}, "the processor of "),
         ("ColModernVBert", {"image_seq_len": -1}, "tokens"),
         ("ColQwen2", {"image_processor": {"image_processor_type": "CLIPImageProcessor"}}, "which onnxtool does not"),
