@@ -93,6 +93,9 @@ def read_texts(path: StrPath) -> tuple[TextInput, ...]:
     return tuple(iterate_texts(Path(path)))
 
 
+_MOST_COUNTED_BYTES = 1 << 30  # to show how many texts are left
+
+
 def iterate_texts(path: Path) -> Iterator[TextInput]:
     """Yield the texts of the file at `path`, skipping blank lines; files ending in `.gz` are decompressed.
 
@@ -127,8 +130,10 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
 
 
 def count_lines(path: Path) -> int:
-    """Return the number of line feeds in the file at `path`; 0 if that requires decoding it (stdin, `.gz`)."""
+    """Return the number of line feeds in the file at `path`; 0 if that takes seconds, or decoding (stdin, `.gz`)."""
     if path == STDIN or path.name.lower().endswith(".gz") or not path.is_file():
+        return 0
+    if path.stat().st_size > _MOST_COUNTED_BYTES:
         return 0
     with open_regular(path) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
