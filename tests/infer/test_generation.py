@@ -233,6 +233,7 @@ HOSTILE: list[tuple[Any, str]] = [
     ({"do_sample": True, "temperature": -1.0}, r"says: `temperature` \(=-1.0\)"),
     ({"repetition_penalty": 0}, "says: `penalty` has to be a strictly positive float, but is 0"),
     ({"max_new_tokens": "many"}, "says: "),
+    ({"num_beams": {"height": 4}}, "says num_beams {'height': 4}, which"),
     ({"eos_token_id": "end"}, "says: invalid literal for int.* 'end'"),
     ({"bad_words_ids": [[1], 2]}, r"says: .*\[\[1\], 2\]"),
     ({"stop_strings": 7}, "says: 'int' object is not iterable"),

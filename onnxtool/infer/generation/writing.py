@@ -377,6 +377,13 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
         asked = {"num_beams": 1, **asked, "do_sample": options.decoding == "sample"}
     for name, value in {**_FIXED, **asked, "stop_strings": None}.items():
         setattr(settings, name, value)
+    for key in ("num_beams", "max_length", "max_new_tokens"):
+        value = getattr(settings, key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise InputError(
+                f"{GENERATION_CONFIG} in {folder.label} says {key} {value!r:.60}, which is not a number from 1",
+                f"correct that file, or pass --{key}" if key != "max_length" else "correct that file",
+            )
     if (mode := settings.get_generation_mode().value) not in _SEARCHES:
         raise InputError(
             f"{GENERATION_CONFIG} in {folder.label} asks for {mode}, which is not computed here",
@@ -389,7 +396,11 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
 
 @contextmanager
 def _followed(folder: CheckpointFolder) -> Iterator[None]:
-    """Convert transformers' errors on invalid settings."""
+    """Convert transformers' errors on invalid settings, without what it logs ahead of them."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
@@ -397,6 +408,8 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
             f"transformers cannot write as {GENERATION_CONFIG} in {folder.label} says: {first_line(error)}",
             "correct that file, or pass other settings as options",
         ) from error
+    finally:
+        logging.set_verbosity(verbosity)
 
 
 def writes_text(model_path: Path, options: GenerateOptions) -> bool:
