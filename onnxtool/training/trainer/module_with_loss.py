@@ -269,7 +269,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             result = self._in_onnxruntime(self._run, *arguments)
         if step is not None:
             loss = result[0] if return_outputs else result
-            self._choice.forward_ended(step, loss, lambda: len(self.backend.graphs))
+            if isinstance(loss, torch.Tensor) and loss.requires_grad:  # outputs for a loss outside are not timed
+                self._choice.forward_ended(step, loss, lambda: len(self.backend.graphs))
         return result
 
     def _in_onnxruntime(self, run: Callable[..., Loss], *arguments: Any) -> Loss:

@@ -117,3 +117,12 @@ def test_steps_that_must_be_reproducible_stay_in_onnxruntime() -> None:
     finally:
         torch.use_deterministic_algorithms(False)
     assert not choice.is_on
+
+
+def test_a_loss_without_a_backward_pass_is_not_timed() -> None:
+    """All parameters are frozen."""
+    model = ModuleWithLoss(
+        network().requires_grad_(False), compute_loss=CriterionLoss(torch.nn.CrossEntropyLoss()), dynamic=True
+    )
+    assert not model((torch.randn(2, WIDTH), torch.arange(2))).requires_grad
+    assert model.explain().steps is None
