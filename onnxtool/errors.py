@@ -8,6 +8,14 @@ if TYPE_CHECKING:
     from onnxtool.verification import Verification
 
 
+_LONGEST_REASON = 300  # characters; a library's message may hold a name of any length
+
+
+def first_line(error: BaseException) -> str:
+    """Return the beginning of the first line of an error's message, or its class if the message is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
+
+
 class OnnxtoolError(Exception):
     """An expected failure; the command line prints it without a traceback and exits with 1.
 

@@ -9,7 +9,7 @@ import onnx.inliner
 import onnx_ir as ir
 import onnx_ir.passes.common as common
 
-from onnxtool.errors import GradientError
+from onnxtool.errors import GradientError, first_line
 from onnxtool.graph.edit import attribute, constant
 from onnxtool.model_file.domains import default_opset, settle_imports
 from onnxtool.options import checked
@@ -32,7 +32,7 @@ def prepare(model: ir.Model) -> None:
         common.InlinePass()(model)
     except ValueError as error:  # for example, a function with another opset than the graph
         raise GradientError(
-            f"a function of the model cannot be inlined: {(str(error).splitlines() or [''])[0]}",
+            f"a function of the model cannot be inlined: {first_line(error)}",
             "export it again, with functions of the opset of the graph or without them",
         ) from error
     opset = default_opset(model.opset_imports)
@@ -43,7 +43,7 @@ def prepare(model: ir.Model) -> None:
     try:
         convert_version(model, LOWEST_OPSET, fallback=True)
     except (RuntimeError, ValueError) as error:
-        reason = f": {(str(error).splitlines() or [''])[0]}"
+        reason = f": {first_line(error)}"
     # The conversion moves large initializers after small ones, and buffers of all parameters follow this order.
     initializers = model.graph.initializers
     for name in [name for name in order if name in initializers] + [name for name in initializers if name not in order]:

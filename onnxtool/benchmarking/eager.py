@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import CheckpointError, InputError, ProviderError
+from onnxtool.errors import CheckpointError, InputError, ProviderError, first_line
 from onnxtool.reading import require_small_settings
 from onnxtool.runtime.quiet import quiet
 
@@ -124,7 +124,7 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
             )
             model = model.to(device).eval()
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:  # what damaged files raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise CheckpointError(
             f"cannot load {name} in PyTorch: {reason}", "--compare takes an ONNX file, a checkpoint, or cpu and cuda"
         ) from error

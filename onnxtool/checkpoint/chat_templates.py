@@ -16,8 +16,7 @@ from onnxtool.checkpoint.files import CheckpointFiles
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.sentence_modules import SentenceModules, as_object
 from onnxtool.checkpoint.tasks import RANKING
-from onnxtool.checkpoint.tokenizer_library import first_line
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.reports import Json, short_repr
 

@@ -22,7 +22,7 @@ from onnxtool.checkpoint.sentence_modules import (
     SentenceModules,
     transformer_folder,
 )
-from onnxtool.errors import CheckpointError, InputError
+from onnxtool.errors import CheckpointError, InputError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
@@ -319,7 +319,7 @@ def _fetch(model_name: str, revision: str | None) -> Path:
         with quiet_hub():
             return Path(snapshot_download(model_name, revision=revision, allow_patterns=_HUB_PATTERNS))
     except (OSError, ValueError) as error:  # base classes of all of huggingface_hub's user-facing errors
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"{model_name!r} is neither a folder here nor a checkpoint that can be fetched from the hub: {reason}",
             f"without a network, pass --model_name with a folder that holds {TOKENIZER_NAME}",

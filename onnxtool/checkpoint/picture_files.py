@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.text_files import LineError, decode_line
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, first_line
 from onnxtool.reading import lines_of, open_lines, parse_json
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def read_picture(path: Path) -> Image:
     except InputError:
         raise
     except Exception as error:  # decoders raise arbitrary errors on damaged files
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise InputError(
             f"cannot read {path} as a picture: {reason}", f"use a file of one of the formats {', '.join(_FORMATS)}"
         ) from error

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from onnxtool.checkpoint.pooling_module import Builder, Floats, Value
 from onnxtool.checkpoint.pooling_modules import normalize
 from onnxtool.checkpoint.vector_types import BITS, CODES, VECTOR_TYPES, check_ranges_options
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.options import Option, StrPath, checked
@@ -373,7 +373,7 @@ def read_ranges(path: Path) -> Ranges:
     except OSError as error:
         raise InputError(f"cannot read the ranges {path}: {error.strerror or error}", "check --ranges") from None
     except ValueError as error:
-        raise _bad_ranges(str(path), f"is not an array of numbers: {_first_line(error)}") from None
+        raise _bad_ranges(str(path), f"is not an array of numbers: {first_line(error)}") from None
     return check_ranges(found, str(path))
 
 
@@ -390,12 +390,8 @@ def _parse_ranges(text: str, label: str) -> Ranges:
     try:
         content = parse_json(text)
     except ValueError as error:
-        raise _bad_ranges(label, f"is not JSON: {_first_line(error)}") from None
+        raise _bad_ranges(label, f"is not JSON: {first_line(error)}") from None
     return check_ranges(content, label)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def numbers_of(array: NDArray[np.float32]) -> Json:

@@ -18,14 +18,13 @@ from onnxtool.checkpoint.limits import PLAIN, EncodedText, Limit, ReadOptions, T
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, behind_prompts
 from onnxtool.checkpoint.tokenizer_library import (
     EffectiveTokenizer,
-    first_line,
     lower_case,
     prefix_tokens,
     stated_token,
     tokenizer_errors,
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, first_line
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_text
 from onnxtool.reports import Json

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onnxtool.checkpoint.limits import Text
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import OnnxtoolError, first_line
 from onnxtool.reading import read_text
 from onnxtool.reports import Json
 
@@ -56,11 +56,6 @@ def _reason_of_panic(error: BaseException) -> str:
     if "retry-limit" in text:
         return "a regular expression in it takes too long for a text and was aborted"
     return f"the tokenizers library fails on it: {text}"
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 # Token roles, as named in tokenizer_config.json.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from onnxtool.cli.commands import COMMANDS as COMMANDS
 from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.cli.streams import report_error as report_error
-from onnxtool.errors import OnnxtoolError, OptionError
+from onnxtool.errors import OnnxtoolError, OptionError, first_line
 from onnxtool.version import DISTRIBUTION, __version__, commit
 
 # With less, some libraries end the process while loading, or wait forever.
@@ -135,6 +136,8 @@ def run_group(arguments: Sequence[str]) -> int:
     # PyTorch makes a folder for its compiler when it is imported, unless this one is there; no command compiles.
     if os.path.isdir(temporary := os.environ.get("TMPDIR") or "/tmp"):  # noqa: PTH112, S108  half the time of tempfile
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", temporary)
+    if logging.lastResort is not None and not logging.lastResort.filters:
+        logging.lastResort.addFilter(logging.Filter("onnxtool"))  # what libraries log would stand ahead of an error
     allowed_mb = _allowed_mb()
     if allowed_mb is not None and allowed_mb < _LEAST_MEMORY_MB:
         return report_error(
@@ -183,7 +186,7 @@ def run_group(arguments: Sequence[str]) -> int:
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a library in Rust gave up, with an error that is no Exception
             raise
-        reason = (str(error).splitlines() or ["no reason is given"])[0]
+        reason = first_line(error)
         return report_error(
             f"a library fails on the tokenizer or its texts: {reason}",
             "save the tokenizer again, or give other texts",

@@ -33,7 +33,7 @@ from onnxtool.checkpoint.tokenizer_library import (
     prefix_tokens,
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
-from onnxtool.errors import CheckpointError, ProviderError
+from onnxtool.errors import CheckpointError, ProviderError, first_line
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter
 from onnxtool.export.source import Source, has_vocabulary, missing_packages, reason
@@ -353,7 +353,7 @@ class Checkpoint:
             return model.to(device).eval()
         except (RuntimeError, AssertionError) as error:  # torch asserts that it was built with CUDA
             raise ProviderError(
-                f"PyTorch cannot use the device {device!r}: {(str(error).splitlines() or [''])[0]}", "pass --device cpu"
+                f"PyTorch cannot use the device {device!r}: {first_line(error)}", "pass --device cpu"
             ) from error
 
     def _load(self, dtype: str, attention: str | None, more: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

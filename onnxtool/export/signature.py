@@ -18,7 +18,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
-from onnxtool.errors import ExportError
+from onnxtool.errors import ExportError, first_line
 from onnxtool.export.modalities.modality import Axis, Modality, Sizes, usual_sizes
 from onnxtool.reports import Dimension
 
@@ -130,7 +130,7 @@ def run_torch_tensors(model: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError, KeyError) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise ExportError(
-            f"{type(model).__name__} does not run on {shapes}: {(str(error).splitlines() or [''])[0]}",
+            f"{type(model).__name__} does not run on {shapes}: {first_line(error)}",
             "it may need inputs that its tokenizer or processor does not give",
         ) from error
     return _name_outputs(outputs)

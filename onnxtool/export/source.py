@@ -31,7 +31,7 @@ from onnxtool.checkpoint.folder import (
 )
 from onnxtool.checkpoint.module_settings import require_no_routes
 from onnxtool.checkpoint.sentence_modules import STATIC_KINDS, TRANSFORMERS, stays_inside
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, first_line
 from onnxtool.export.pickles import load_pickle
 from onnxtool.model_file.metadata import License
 from onnxtool.progress import Stage, listener
@@ -351,8 +351,8 @@ class Source(ModuleFiles):
 def reason(error: Exception) -> str:
     """Return the first line of an error message, with its type if the message alone says nothing, as in a KeyError."""
     kind = type(error).__name__
-    text = (str(error).strip().splitlines() or [""])[0]
-    if not text:
+    text = first_line(error)
+    if text == kind:
         return kind
     return f"{kind}: {text}" if isinstance(error, LookupError) or " " not in text else text
 

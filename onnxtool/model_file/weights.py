@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from onnxtool.errors import ModelFileError
+from onnxtool.errors import ModelFileError, first_line
 from onnxtool.model_file.domains import settle_domains
 from onnxtool.model_file.external_data import relocate
 from onnxtool.model_file.order import sort_nodes
@@ -44,7 +44,7 @@ def load_model(path: Path) -> ir.Model:
         model = from_proto(proto)
     except (DecodeError, ir.serde.SerdeError, TypeError, ValueError) as error:
         raise ModelFileError(
-            f"{path} is not a valid ONNX model: {(str(error).splitlines() or [''])[0]}", "export or copy it again"
+            f"{path} is not a valid ONNX model: {first_line(error)}", "export or copy it again"
         ) from error
     _refuse_references(path, model.graph)
     _refuse_hard_links(folder, model)
@@ -137,7 +137,7 @@ def to_proto(model: ir.Model) -> onnx.ModelProto:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = (str(cause).splitlines() or [""])[0]
+        reason = first_line(cause)
         raise ModelFileError(f"the model cannot be written: {reason}", "export it again") from error
     types = model.meta.get(_MAPS, {})
     for value in (*proto.graph.input, *proto.graph.output) if types else ():

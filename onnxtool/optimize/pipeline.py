@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import onnx_ir as ir
 
-from onnxtool.errors import OnnxtoolError, PassError
+from onnxtool.errors import OnnxtoolError, PassError, first_line
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
@@ -156,7 +156,7 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
     except OnnxtoolError:
         raise
     except Exception as error:  # libraries may raise any error on an unexpected graph
-        reason = (str(error).strip().splitlines() or ["no message"])[0]
+        reason = first_line(error)
         raise FailedPassError(step.name, f"{type(error).__name__}: {reason}") from error
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onnxtool.errors import SessionError
+from onnxtool.errors import SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import Case, Runner, run_reference
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.input_stamp import InputStamp
-from onnxtool.runtime.session import first_line, open_session
+from onnxtool.runtime.session import open_session
 
 
 def accepted_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:

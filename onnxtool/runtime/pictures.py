@@ -24,8 +24,7 @@ from onnxtool.checkpoint.picture_files import MAX_PIXELS
 from onnxtool.checkpoint.sentence_modules import SentenceModules
 from onnxtool.checkpoint.token_modules import read_mask
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.checkpoint.tokenizer_library import first_line
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, first_line
 from onnxtool.reading import require_small_settings
 from onnxtool.reports import short_repr
 from onnxtool.runtime.quiet import quiet

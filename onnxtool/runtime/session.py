@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import InputError, ProviderError, SessionError
+from onnxtool.errors import InputError, ProviderError, SessionError, first_line
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
 from onnxtool.model_file.wire import externalized
@@ -301,11 +301,6 @@ def available_cores() -> int:
 def tensor_type(dtype: str) -> str:
     """Return onnxruntime's name for a tensor of a dtype such as `float32`."""
     return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype, dtype) })"
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its class if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 class CachedRun:

@@ -16,12 +16,11 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.checkpoint.tokenizer_library import (
     ROLES,
     EffectiveTokenizer,
-    first_line,
     lower_case,
     panics_as_exceptions,
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
-from onnxtool.errors import CheckpointError, InputError, OnnxtoolError
+from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_bytes, read_text, require_small_settings
 from onnxtool.runtime.quiet import quiet

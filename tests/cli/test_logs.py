@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,6 +43,21 @@ def test_each_level_says_more(folder: Path) -> None:
     assert any("onnxtool.optimize.pipeline: pass attention: 0 changes in" in line for line in debug)
     assert any("onnxruntime" in line and "loaded" in line for line in debug)
     assert not any(RECORD.fullmatch(line) for line in log_of(folder))
+
+
+def test_what_libraries_log_is_not_ahead_of_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints warnings of loggers without a handler; those of onnxtool itself stay."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import atexit, logging\n"
+        "for name in ('onnx_ir.serde', 'onnxtool.training'):\n"
+        "    atexit.register(logging.getLogger(name).warning, 'said by %s', name)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    command = [sys.executable, "-m", "onnxtool", "stats", "missing.onnx"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stderr
+    assert "said by onnxtool.training" in found
+    assert "onnx_ir" not in found
 
 
 def test_a_level_by_name_stands_above_the_count(folder: Path) -> None:

@@ -10,6 +10,7 @@ import json
 import os
 import random
 import resource
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -425,7 +426,12 @@ def _setting(choices: random.Random) -> Any:
 
 def _change_json(path: Path, changes: Mapping[str, Any]) -> None:
     content = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    path.write_text(json.dumps(content | dict(changes)), "utf-8")
+    usual = sys.getrecursionlimit()
+    sys.setrecursionlimit(10_000)  # a part may nest deeper than Python writes
+    try:
+        path.write_text(json.dumps(content | dict(changes)), "utf-8")
+    finally:
+        sys.setrecursionlimit(usual)
 
 
 def _model_of(folder: Path) -> str:
@@ -474,7 +480,7 @@ def damage_tokenizer(folder: Path, choices: random.Random) -> Case:
 
 def damage_settings(folder: Path, choices: random.Random) -> Case:
     """Change what sizes a model, a search or a picture."""
-    kind, exports = _model_of(folder), choices.random() < 0.4
+    kind, exports, asked = _model_of(folder), choices.random() < 0.4, _asked(folder)
     names = {WRITER: ("generation_config.json", _WRITING_KEYS), PICTURES: ("preprocessor_config.json", _PICTURE_KEYS)}
     file, keys = ("config.json", _CONFIG_KEYS) if exports or kind == ENCODER else names[kind]
     changes = {key: _setting(choices) for key in choices.sample(keys, choices.choice((1, 1, 2)))}
@@ -483,7 +489,7 @@ def damage_settings(folder: Path, choices: random.Random) -> Case:
         f"{key}={str(value)[:40]!r}" if not isinstance(value, int) else f"{key}~2^{value.bit_length()}"
         for key, value in changes.items()
     )
-    return Case(f"{file}: {said}", _EXPORT if exports else _asked(folder))
+    return Case(f"{file}: {said}", _EXPORT if exports else asked)
 
 
 def _files(folder: Path) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxtool.errors import ExportError
+from onnxtool.errors import ExportError, first_line
 from onnxtool.export.decoding.step import (
     IDS,
     LOGITS,
@@ -206,7 +206,7 @@ def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: s
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError, AssertionError, KeyError) as error:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in feeds.items())
         raise ExportError(
-            f"{type(model).__name__} does not generate from {shapes}: {(str(error).splitlines() or [''])[0]}", hint
+            f"{type(model).__name__} does not generate from {shapes}: {first_line(error)}", hint
         ) from error
     logits: NDArray[np.float32] = torch.stack(generated.logits, dim=1).float().cpu().numpy()
     return logits

@@ -15,7 +15,7 @@ from onnxtool.checkpoint.pooling_modules import Dense, Normalize, Pooling, read_
 from onnxtool.checkpoint.sentence_modules import TOKENS, VECTOR
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS, LexicalWeights, ZeroPadding
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, first_line
 from onnxtool.export.heads.head import Head
 from onnxtool.export.pickles import load_pickle
 from onnxtool.export.source import Source, refused_object
@@ -73,7 +73,7 @@ def _read_linear(source: Source, name: str) -> tuple[Any, Any]:
     except Exception as error:  # zip, pickle and tensors each fail differently
         if refused := refused_object(error):
             raise _damaged(source, name, f"it holds more than tensors ({refused}), which would run code") from error
-        raise _damaged(source, name, (str(error).strip().splitlines() or [type(error).__name__])[0]) from error
+        raise _damaged(source, name, first_line(error)) from error
     if content.keys() != {"weight", "bias"}:
         raise _damaged(source, name, f"it holds {sorted(map(str, content))}, and not weight and bias")
     for key, tensor in content.items():

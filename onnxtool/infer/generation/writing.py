@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, first_line
 from onnxtool.infer.chats import CUT, Chats, LongTexts
 from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
@@ -32,7 +33,7 @@ from onnxtool.progress import tell
 from onnxtool.reports import Json
 from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.providers import Provider
-from onnxtool.runtime.session import first_line, open_session
+from onnxtool.runtime.session import open_session
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -52,6 +53,14 @@ _REFUSED: Mapping[str, tuple[Json, ...]] = {
     "guidance_scale": (None, 1),
     "max_time": (None,),
     "token_healing": (None, False),
+}
+# Numbers that size what is computed: transformers makes as many slices of a text as an n-gram has tokens.
+_LONGEST = 2**31 - 1
+_BOUNDS = {
+    **dict.fromkeys(("max_length", "max_new_tokens"), (1, _LONGEST)),
+    **dict.fromkeys(("min_length", "min_new_tokens"), (0, _LONGEST)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), (0, 10_000)),
+    "num_beams": (1, 10_000),
 }
 # transformers' built-in decoding modes, with their names in reports.
 _SEARCHES = {"greedy_search": "greedy", **{name: name for name in ("sample", "beam_search", "beam_sample")}}
@@ -96,12 +105,13 @@ class Writer:
             first = open_session(encoder.path, provider=model.session.provider, threads=model.session.intra_threads)
         self._generator = SessionModel(model.session, first, self._longest)
         self._encoder = encoder
-        self.settings, self._stops = _settings(model.folder, options)
         with _followed(model.folder):
+            self.settings, self._stops = _settings(model.folder, options)
             ends = self.settings.eos_token_id
             self._ends = frozenset(np.atleast_1d(np.asarray([] if ends is None else ends, np.int64)).tolist())
-        if self.settings.pad_token_id is None or self.settings.pad_token_id < 0:
-            self.settings.pad_token_id = min(self._ends, default=0)
+            if self.settings.pad_token_id is None or self.settings.pad_token_id < 0:
+                self.settings.pad_token_id = min(self._ends, default=0)
+            np.array(self.settings.pad_token_id).astype(np.int64, casting="safe")
         self._start: tuple[int, ...] = ()
         if encoder is not None:
             start = self.settings.decoder_start_token_id
@@ -352,19 +362,19 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
     """Return the generation settings of the checkpoint, overridden by the user, and the stop texts.
 
     Raises:
-        InputError: transformers cannot read the checkpoint's settings, or they are not supported.
+        InputError: the checkpoint's settings are not supported.
+        TypeError, ValueError: transformers cannot read them; `_followed` converts these.
     """
     from transformers import GenerationConfig
 
     given = folder.read(GENERATION_CONFIG)
-    with _followed(folder):
-        settings = (
-            GenerationConfig.from_dict(given)
-            if given
-            else GenerationConfig.from_model_config(dict(folder.read("config.json")))
-        )
-        stops = settings.stop_strings or ()
-        stops = (stops,) if isinstance(stops, str) else tuple(stops)
+    settings = (
+        GenerationConfig.from_dict(given)
+        if given
+        else GenerationConfig.from_model_config(dict(folder.read("config.json")))
+    )
+    stops = settings.stop_strings or ()
+    stops = (stops,) if isinstance(stops, str) else tuple(stops)
     for key, usual in _REFUSED.items():
         if getattr(settings, key) not in usual:
             raise InputError(
@@ -377,12 +387,13 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
         asked = {"num_beams": 1, **asked, "do_sample": options.decoding == "sample"}
     for name, value in {**_FIXED, **asked, "stop_strings": None}.items():
         setattr(settings, name, value)
-    for key in ("num_beams", "max_length", "max_new_tokens"):
+    for key, (least, most) in _BOUNDS.items():
         value = getattr(settings, key)
-        if value is not None and (type(value) is not int or value < 1):
+        if value is not None and (type(value) is not int or not least <= value <= most):
             raise InputError(
-                f"{GENERATION_CONFIG} in {folder.label} says {key} {value!r:.60}, which is not a number from 1",
-                f"correct that file, or pass --{key}" if key != "max_length" else "correct that file",
+                f"{GENERATION_CONFIG} in {folder.label} says {key} {value!r:.60}, which is not a number from {least} "
+                f"to {most:,}",
+                f"correct that file, or pass --{key}" if key in _OVER else "correct that file",
             )
     if (mode := settings.get_generation_mode().value) not in _SEARCHES:
         raise InputError(
@@ -396,14 +407,20 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
 
 @contextmanager
 def _followed(folder: CheckpointFolder) -> Iterator[None]:
-    """Convert transformers' errors on invalid settings, without what it logs ahead of them."""
+    """Convert transformers' errors on invalid settings, and its warnings that it does not follow one.
+
+    What it logs ahead of them, and what its next release will no longer take, is left out.
+    """
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("error", UserWarning)
+            yield
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, UserWarning) as error:
         raise InputError(
             f"transformers cannot write as {GENERATION_CONFIG} in {folder.label} says: {first_line(error)}",
             "correct that file, or pass other settings as options",

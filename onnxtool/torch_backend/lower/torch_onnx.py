@@ -20,6 +20,7 @@ import torch
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from onnxtool.errors import first_line
 from onnxtool.graph.edit import producer
 from onnxtool.torch_backend.cache import Cache, versions
 from onnxtool.torch_backend.lower.decisions import DECISIONS, decision, small_only
@@ -220,7 +221,7 @@ def _cause(error: BaseException) -> str:
     """Return the first line of the error at the start of an error chain."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager
@@ -291,7 +292,7 @@ def export(graph_module: torch.fx.GraphModule) -> ir.Model:
             program = torch.export.export(module, _examples(tensors), dynamic_shapes=_dynamic_shapes(tensors))
             exported = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
         except Exception as error:  # two exporters and a tracer can raise anything
-            reason = (str(error).strip().splitlines() or ["no message"])[0]
+            reason = first_line(error)
             raise ConversionFailedError(f"{type(error).__name__}: {reason}") from error
     model: ir.Model = exported.model
     _add_unused_inputs(model.graph, values)

@@ -18,11 +18,11 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from onnxtool.errors import InputError, ProviderError, SessionError
+from onnxtool.errors import InputError, ProviderError, SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import PROVIDERS, resolve_provider
-from onnxtool.runtime.session import first_line, tensor_type
+from onnxtool.runtime.session import tensor_type
 from onnxtool.training.graphs.names import inputs_with_gradient, labels_of
 
 Float32 = NDArray[np.float32]

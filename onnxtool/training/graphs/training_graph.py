@@ -20,7 +20,7 @@ from onnx import TensorProto
 
 from onnxtool.autodiff import differentiate
 from onnxtool.autodiff.engine import reads
-from onnxtool.errors import ArtifactError
+from onnxtool.errors import ArtifactError, first_line
 from onnxtool.graph.edit import attribute, constant
 from onnxtool.graph.shapes import infer_types
 from onnxtool.training.graphs.decomposition import (
@@ -102,7 +102,12 @@ def _read(model: onnx.ModelProto, path: Path | None) -> ir.Model:
     if path is not None:
         ir.external_data.set_base_dir(read.graph, path.parent)
     # Dropout and similar operators have constant settings.
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
+    try:
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(read)
+    except ValueError as error:  # an attribute that ONNX does not define; onnxruntime takes any name
+        raise ArtifactError(
+            f"a Constant of the model cannot be read: {first_line(error)}", "export it again"
+        ) from error
     return read
 
 

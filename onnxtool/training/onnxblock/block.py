@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, ValueInfoProto, helper, numpy_helper
 
 from onnxtool.autodiff import LOWEST_OPSET, prepare
-from onnxtool.errors import ArtifactError
+from onnxtool.errors import ArtifactError, first_line
 from onnxtool.graph.shapes import infer_values
 from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.runtime.quiet import quiet
@@ -195,7 +195,7 @@ def _prepared(model: ModelProto, path: Path | None) -> ModelProto:
     try:
         prepared = ir.from_proto(model)
     except (ir.serde.SerdeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [""])[0]
+        reason = first_line(error)
         raise ArtifactError(
             f"the model is not valid: {reason}", "check it with onnx.checker, or export it again"
         ) from error

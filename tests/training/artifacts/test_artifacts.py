@@ -100,6 +100,17 @@ def test_weights_in_constant_nodes_train_like_initializers(tmp_path: Path) -> No
     assert len(onnx.load(tmp_path / "held.onnx").graph.initializer) == 0  # the file is as it was
 
 
+def test_a_constant_with_an_attribute_of_any_name_is_refused(tmp_path: Path) -> None:
+    """Onnxruntime takes it, ONNX does not know it; the message does not grow with the name."""
+    model = perceptron()
+    node = helper.make_node("Constant", [], ["odd"])
+    node.attribute.append(helper.make_attribute("a" * 5_000, numpy_helper.from_array(np.zeros(2, np.float32))))
+    model.graph.node.insert(0, node)
+    with pytest.raises(ArtifactError, match="a Constant of the model cannot be read: Unsupported") as found:
+        make(tmp_path, model)
+    assert len(str(found.value)) < 500
+
+
 def test_parameters_of_no_list_stay_constants(tmp_path: Path) -> None:
     """As the reference has it."""
     make(tmp_path, perceptron(), requires_grad=["fc2.weight"])
