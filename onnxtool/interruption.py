@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 # Windows has no SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree"))  # a half-removed folder would remain
 _asked: list[BaseException] = []
+_staged: list[int] = []  # the descriptor of a file in memory, which the parent of a supervised command reads
 
 
 def stop(exception: BaseException, frame: FrameType | None = None) -> None:
@@ -35,6 +38,27 @@ def check_interrupted() -> None:
     """
     if _asked:
         raise _asked[0]
+
+
+def share_staged() -> None:
+    """Let processes forked from here on tell this one which folders they stage, in case they die."""
+    _staged[:] = [os.memfd_create("staged")]
+
+
+def tell_staged(path: Path) -> None:
+    """Tell a supervising process that a staging folder will be made."""
+    for descriptor in _staged:
+        os.write(descriptor, os.fsencode(path.absolute()) + b"\0")
+
+
+def told_staged() -> set[Path]:
+    """Return the staging folders that forked processes told of."""
+    return {
+        Path(os.fsdecode(name))
+        for descriptor in _staged
+        for name in os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\0")
+        if name
+    }
 
 
 @contextmanager

@@ -55,18 +55,18 @@ def open_onnxtool(threads: int, path: str) -> Run:
     return lambda feeds: session.run_unchecked(dict(feeds))[0]
 
 
-def open_torch(threads: int, path: str, dtype: str) -> Run:
-    """Load a checkpoint in a dtype."""
+def open_torch(threads: int, path: str, dtype: str, kind: str = "AutoModelForMaskedLM") -> Run:
+    """Load a checkpoint in a dtype with a class of transformers."""
     import torch
-    from transformers import AutoModelForMaskedLM
+    import transformers
 
     if threads:
         torch.set_num_threads(threads)
-    model = AutoModelForMaskedLM.from_pretrained(path, dtype=getattr(torch, dtype)).eval()
+    model = getattr(transformers, kind).from_pretrained(path, dtype=getattr(torch, dtype)).eval()
 
     def run(feeds: Mapping[str, Any]) -> Any:
         with torch.inference_mode():
-            return model(**{name: torch.from_numpy(value) for name, value in feeds.items()}).logits.float().numpy()
+            return model(**{name: torch.from_numpy(value) for name, value in feeds.items()})[0].float().numpy()
 
     return run
 

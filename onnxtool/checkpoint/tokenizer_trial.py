@@ -1,6 +1,6 @@
 """Try an untrusted tokenizer.json in a child process first if its rules could exhaust time or memory.
 
-Most files have no such rule: WordPiece, BPE and Unigram over plain splits take time proportional to the text. Regular
+Most files have no such rule: WordPiece, BPE and Unigram with short pieces take time proportional to the text. Regular
 expressions, replacements and character tables come with the file, and the library does not limit their cost. Such a
 file is tried on long runs of one character, the worst texts for rules that backtrack. That proves nothing about other
 texts, so texts are tokenized under a deadline (`TextTokenizer`).
@@ -37,6 +37,9 @@ _RULES = re.compile(r'"(?:Regex|String)"\s*:\s*"|"precompiled_charsmap"\s*:\s*"'
 _ESCAPED_LETTER = re.compile(r"\\u00[4-7]", re.IGNORECASE)  # escapes that could hide a key; no writer produces them
 _AFFIX = re.compile(r'"(?:continuing_subword_prefix|end_of_word_suffix|prepend)"\s*:')
 _SHORT_AFFIX = re.compile(_AFFIX.pattern + r'\s*(?:null|"[^"\\]{0,32}")')
+# Unigram looks up each piece that begins at each character, so time grows with the length of its pieces; SentencePiece
+# makes none of more than 16 characters, and runs of spaces are longer.
+_LONG_PIECE = re.compile(r'\[\s*"(?:[^"\\]|\\.){257}')
 _WORD_LENGTH = re.compile(r'"max_input_chars_per_word"\s*:\s*(\d+)')
 _harmless: set[bytes] = set()
 
@@ -48,6 +51,7 @@ def is_plain(content: str) -> bool:
         and _ESCAPED_LETTER.search(content) is None
         and len(_AFFIX.findall(content)) == len(_SHORT_AFFIX.findall(content))
         and all(len(digits) <= 4 and int(digits) <= _LONGEST_WORD for digits in _WORD_LENGTH.findall(content))
+        and ('"Unigram"' not in content or _LONG_PIECE.search(content) is None)
         and content.count('"single_word"') <= _MOST_ADDED_TOKENS
         and content.count('"type"') <= _MOST_PARTS
     )
@@ -96,17 +100,17 @@ def try_tokenizer(content: str) -> None:
         tokenizer = Tokenizer.from_str(content)
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    for character in _characters(tokenizer):
+    for unit in (*_characters(tokenizer), max(tokenizer.get_vocab(), key=len, default="a")):
         start = time.process_time()
         try:  # a rule's literal text triggers it again
             with panics_as_exceptions():  # the last character makes rules anchored at the end of a text backtrack
-                tokenizer.encode(character * _RUN + ("!" if character.isalnum() else "a"))
+                tokenizer.encode((unit * _RUN)[:_RUN] + ("!" if unit.isalnum() else "a"))
         except MemoryError:
             raise
         except Exception:  # noqa: BLE001, S110  of no common kind
             pass
         if time.process_time() - start > _MOST_SECONDS_A_RUN:
-            raise ValueError(f"its rules take too long for {_RUN:,} times {character!r}")
+            raise ValueError(f"its rules take too long for {_RUN // len(unit):,} times {unit[:20]!r}")
     with panics_as_exceptions():
         ids = list(range(min(tokenizer.get_vocab_size(), _RUN)))
         if len(tokenizer.decode(ids, skip_special_tokens=False)) > _MOST_GROWTH * len(ids):

@@ -21,10 +21,9 @@ import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from types import FrameType
 
-from onnxtool.interruption import ENDING, stop
+from onnxtool.interruption import ENDING, share_staged, stop, told_staged
 
 _LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
 _GRACE_SECONDS = 10.0  # to unwind, as containers get
@@ -45,6 +44,7 @@ def supervised(run: Callable[[], int]) -> int:
     ending = {number for number in ENDING if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN}
     # Signals that arrive before the child handles them stay pending, and none ends this process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ending | {signal.SIGCHLD})
+    share_staged()
     parent, alive = os.pipe()
     child = os.fork()
     if child == 0:
@@ -56,7 +56,6 @@ def supervised(run: Callable[[], int]) -> int:
         _quiet_libraries()
         return run()
     asked, again, deadline = 0, math.inf, math.inf
-    staged: set[Path] = set()
     while True:
         wait = max(0.0, min(again - time.monotonic(), _LONGEST_WAIT))
         info = signal.sigtimedwait(ending | {signal.SIGCHLD}, wait)
@@ -67,11 +66,10 @@ def supervised(run: Callable[[], int]) -> int:
         if ended:
             break
         if time.monotonic() >= again:
-            staged |= _staged_by(child)
             os.kill(child, signal.SIGKILL if again >= deadline else signal.SIGRTMIN)
             again = min(again + _AGAIN_SECONDS, deadline) if again < deadline else math.inf
     if asked:
-        code = _report_stopped(asked, staged, is_killed=again == math.inf)
+        code = _report_stopped(asked, is_killed=again == math.inf)
     else:
         code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else _report_death(os.WTERMSIG(status))
     os._exit(code)  # nothing needs finalizing, which would take some milliseconds
@@ -130,30 +128,10 @@ def _die_with(parent: int) -> None:
             os._exit(1)
 
 
-def _staged_by(process: int) -> set[Path]:
-    """Return a process's staging folders and unnamed files, found through its open descriptors."""
-    found = set()
-    with suppress(OSError):
-        for descriptor in Path(f"/proc/{process}/fd").iterdir():
-            with suppress(OSError):
-                path = descriptor.readlink()
-                path = path.with_name(path.name.removesuffix(" (deleted)"))
-                found.add(path.parent if path.name == "lock" else path)
-    return {path for path in found if path.suffix == ".partial"}
-
-
-def _report_stopped(number: int, staged: set[Path], *, is_killed: bool) -> int:
+def _report_stopped(number: int, *, is_killed: bool) -> int:
     from onnxtool.cli.streams import report_error
 
-    if left := [path for path in staged if path.exists()]:
-        import logging
-
-        from onnxtool.model_file.commits import settle
-
-        logging.disable()
-        for path in left:
-            with suppress(OSError):
-                settle(path)
+    _settle_staged()
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\r\x1b[2K\x1b[?25h")  # the child's progress bar, which hides the cursor
@@ -162,10 +140,23 @@ def _report_stopped(number: int, staged: set[Path], *, is_killed: bool) -> int:
     return report_error(f"interrupted{name}{late}", "", 128 + number)
 
 
+def _settle_staged() -> None:
+    if left := [path for path in told_staged() if path.exists()]:
+        import logging
+
+        from onnxtool.model_file.commits import settle
+
+        logging.disable()
+        for path in left:
+            with suppress(OSError):
+                settle(path)
+
+
 def _report_death(number: int) -> int:
     from onnxtool.cli.streams import report_error
     from onnxtool.guarded import signal_name
 
+    _settle_staged()
     name = signal_name(number)
     if number == signal.SIGKILL:
         return report_error(

@@ -22,6 +22,7 @@ from onnxtool import reading
 from onnxtool.encoding import filesystems
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import OutputExistsError
+from onnxtool.interruption import tell_staged
 from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_file
 
 _READ_BYTES = 1 << 20
@@ -182,7 +183,9 @@ def on_this_machine(location: Location) -> Iterator[Path]:
 
 def staged(path: Path, token: str = "") -> Path:
     """Return a file's temporary path before renaming; `token` distinguishes concurrent writers."""
-    return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
+    hidden = path.with_name(f".{path.name}{token and f'.{token}'}.partial")
+    tell_staged(hidden)
+    return hidden
 
 
 def publish(path: Path, token: str = "") -> None:

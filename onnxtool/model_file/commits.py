@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from onnxtool.errors import OutputExistsError, OutputWriteError
+from onnxtool.interruption import tell_staged
 from onnxtool.reading import MOST_CONFIG_BYTES, read_json
 
 State = Literal["running", "elsewhere", "half", "unfinished", "unproven"]
@@ -83,6 +84,7 @@ class CommitFolder:
 
     def make(self) -> None:
         """Make the folder and its lock."""
+        tell_staged(self.path)
         with exclusive(self.root):  # it is never visible without its lock
             self.path.mkdir()
             try:

@@ -224,6 +224,11 @@ def split(expression: str) -> dict[str, Any]:
             id="no unknown id",
         ),
         pytest.param(
+            {"model": {"type": "Unigram", "vocab": [["ab" * n, -1.0] for n in range(2_000)], "unk_id": 0}},
+            "take",
+            id="long pieces",
+        ),
+        pytest.param(
             {"post_processor": {"type": "TemplateProcessing", "single": [B], "pair": [A, B], "special_tokens": {}}},
             "fails on it",
             id="template of a second text",
@@ -292,6 +297,8 @@ def test_a_text_that_is_worst_for_the_rules_is_given_up(tmp_path: Path, monkeypa
         ({"model": {"type": "WordPiece", "vocab": {}, "max_input_chars_per_word": 1001}}, True),
         ({"model": {"type": "WordPiece", "vocab": {}, "continuing_subword_prefix": "#" * 100}}, True),
         ({"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": '\\"' * 100}}, True),
+        ({"model": {"type": "Unigram", "vocab": [["▁" * 16, -1.0]]}}, False),
+        ({"model": {"type": "Unigram", "vocab": [['"a' * 150, -1.0]]}}, True),
         ({"pre_tokenizer": split("a")}, True),
         ({"decoder": replaced({"String": "a"}, "b")}, True),
     ],

@@ -68,6 +68,18 @@ def test_a_death_is_one_error(number: signal.Signals, said: str) -> None:
     assert "hint:" in stderr
 
 
+def test_a_death_leaves_nothing_that_was_being_written(tmp_path: Path) -> None:
+    """As a machine out of memory ends it: the process that waits removes what the command staged."""
+    before = "from pathlib import Path\nfrom onnxtool.model_file.commits import CommitFolder\n"
+    before += f"root = Path({str(tmp_path)!r})\n"
+    staging = "folder = CommitFolder(root, 'model.onnx'); folder.make(); (folder.files / 'model.onnx').touch()"
+    process = run(f"{staging}; print(len([*root.iterdir()]), flush=True); os.kill(os.getpid(), 9)", before=before)
+    stdout, stderr = process.communicate()
+    assert stdout == "1\n"
+    assert "no output was replaced" in stderr
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("number", "line"),
     [

@@ -155,6 +155,9 @@ _TEXTS = (
 )
 
 
+_MOST_CHARACTERS = 50_000_000  # of a damaged part; larger files are a kind of their own
+
+
 def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
     """Return parts of tokenizer.json that grow, take long, nest deep or lie about a size; drawn numbers are in them."""
     size, rule, long = choices.choice(SIZES), {"Regex": choices.choice(_SLOW_RULES)}, "y" * choices.choice((99, 9_999))
@@ -195,6 +198,7 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
     deep: dict[str, Any] = small[part]
     for _ in range(choices.choice((20, 120, 900))):
         deep = {"type": "Sequence", _INNER[part]: [deep]}
+    many = min(choices.choice((2, 9, 3_000)), _MOST_CHARACTERS // len(str(small[part])))
     added = {"single_word": True, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
     return {
         "slow normalizer": {"normalizer": {"type": "Replace", "pattern": rule, "content": "b"}},
@@ -207,7 +211,7 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
             }
         },
         "slow decoder": {"decoder": {"type": "Replace", "pattern": rule, "content": "b"}},
-        f"many of {part}": {part: {"type": "Sequence", _INNER[part]: [small[part]] * choices.choice((2, 9, 3_000))}},
+        f"many of {part}": {part: {"type": "Sequence", _INNER[part]: [small[part]] * many}},
         f"deep {part}": {part: deep},
         f"alone in {part}": {part: small[part]},
         "decoder of a prefix": {"decoder": {"type": "WordPiece", "prefix": long, "cleanup": True}},
