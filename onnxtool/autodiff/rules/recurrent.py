@@ -1,4 +1,4 @@
-"""Gradients of LSTM and GRU: the gates of all steps are recomputed at once, then a Scan runs backward in time.
+"""Gradients of LSTM, GRU and RNN: the gates of all steps are recomputed at once, then a Scan runs backward in time.
 
 Letters: S steps, B samples, I inputs, H hidden units, D directions, which are processed separately. Gates are in ONNX
 order: i, o, f, c for LSTM and z, r, h for GRU. Gradients through time follow Hochreiter and Schmidhuber, Long
@@ -17,7 +17,14 @@ from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 
 _X, _W, _R, _B, _LENGTHS, _H, _C, _PEEPHOLES = range(8)
-_DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
+_DEFAULTS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"], "RNN": ["Tanh"]}
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+# The slope of an activation, by its result.
+_SLOPES: dict[str, Callable[[Builder, Tensor], Tensor]] = {
+    "tanh": lambda _, result: 1.0 - result * result,
+    "sigmoid": lambda _, result: result * (1.0 - result),
+    "relu": lambda build, result: build.op("Sign", result),
+}
 
 
 Step: TypeAlias = Callable[[Builder, Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Sequence[Tensor]]]
@@ -36,6 +43,7 @@ class Direction:
         first: the states before the first step, [B, H] each.
         dy: the gradient with respect to each step's hidden state from outside the layer, [S, B, H].
         last: the gradients with respect to the states after the last step, [B, H] each.
+        activations: the operators of the gates, in lower case.
         backward: whether it runs from the end to the start.
         hidden: H.
         is_valid: whether a step belongs to a sample, bool [S, B, 1]; None if all samples have all steps. Beyond its
@@ -50,6 +58,7 @@ class Direction:
     first: tuple[Tensor, ...]
     dy: Tensor
     last: tuple[Tensor, ...]
+    activations: Sequence[str]
     backward: bool
     hidden: int
     is_valid: Tensor | None = None
@@ -59,11 +68,18 @@ class Direction:
         return tensor if self.is_valid is None else build.where(self.is_valid, tensor, beyond)
 
 
+def _activations(n: Backward) -> list[str]:
+    """Return the activations of all directions, in lower case."""
+    usual = [name.lower() for name in _DEFAULTS[n.node.op_type]]
+    both = 2 if n.attribute("direction", "forward") == "bidirectional" else 1
+    return [name.lower() for name in n.attribute("activations", [])] or usual * both
+
+
 def _refuse_unusual(n: Backward) -> None:
     kind = n.node.op_type
-    names = [name.lower() for name in n.attribute("activations", _DEFAULTS[kind])]
-    usual = [name.lower() for name in _DEFAULTS[kind]]
-    if names not in (usual, usual * 2):
+    names, usual = _activations(n), [name.lower() for name in _DEFAULTS[kind]]
+    is_known = set(names) <= set(_SLOPES) if kind == "RNN" else names in (usual, usual * 2)
+    if not is_known:
         raise Refusal(f"with other activations ({', '.join(names)})")
     for attribute, meaning in (("clip", "clipped sums"), ("input_forget", "coupled gates")):
         if n.attribute(attribute, 0):
@@ -108,7 +124,8 @@ def _direction(n: Backward, place: int, *, backward: bool) -> Direction:
         before = build.op("Where", has_next, before, start)
     return Direction(
         x, before, _pick(n, n.x(_W), place), _pick(n, n.x(_R), place),
-        None if biases is None else (biases[0], biases[1]), first, dy, last, backward, hidden, is_valid,
+        None if biases is None else (biases[0], biases[1]), first, dy, last, _activations(n)[place:], backward, hidden,
+        is_valid,
     )  # fmt: skip
 
 
@@ -123,12 +140,11 @@ def _ends(n: Backward) -> tuple[Tensor | None, Tensor | None]:
     return steps < ends, steps + one < ends
 
 
-def _gates(build: Builder, one: Direction) -> tuple[list[Tensor], list[Tensor]]:
+def _gates(build: Builder, one: Direction, count: int) -> tuple[list[Tensor], list[Tensor]]:
     """Return the contributions of inputs and states to each gate, [S, B, H] each."""
     sums = [one.x @ one.w.transpose([1, 0]), one.before @ one.r.transpose([1, 0])]
     if one.biases is not None:
         sums = [total + bias for total, bias in zip(sums, one.biases, strict=True)]
-    count = 3 if len(one.first) == 1 else 4
     return tuple(list(build.ops("Split", total, outputs=count, axis=-1, num_outputs=count)) for total in sums)  # type: ignore[return-value]
 
 
@@ -143,7 +159,7 @@ def _weight(build: Builder, gates: Tensor, factor: Tensor) -> Tensor:
 
 def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
     """Return the gradients for one direction: of x, w, r, both biases, and the first states."""
-    from_x, from_h = _gates(build, one)
+    from_x, from_h = _gates(build, one, _GATES["LSTM"])
     i, o, f = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:3], from_h[:3], strict=True))
     g = build.op("Tanh", from_x[3] + from_h[3])
     keep = one.masked(build, f, 1.0)
@@ -177,7 +193,7 @@ def _lstm(build: Builder, one: Direction) -> tuple[Tensor, ...]:
 
 def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, ...]:
     """Return the gradients for one direction: of x, w, r, both biases, and the first state."""
-    from_x, from_h = _gates(build, one)
+    from_x, from_h = _gates(build, one, _GATES["GRU"])
     z, r = (build.op("Sigmoid", a + b) for a, b in zip(from_x[:2], from_h[:2], strict=True))
     of_gates, of_candidate = build.ops("Split", one.r, build.axes([2 * one.hidden, one.hidden]), outputs=2, axis=0)
     if reset_after:
@@ -213,6 +229,27 @@ def _gru(build: Builder, one: Direction, *, reset_after: bool) -> tuple[Tensor, 
     weights = build.op("Concat", _weight(build, gates, one.before), _weight(build, dq, read), axis=0)
     biases = [total.sum([0, 1], keepdims=False) for total in (of_x, of_h)]
     return of_x @ one.w, _weight(build, of_x, one.x), weights, *biases, dh
+
+
+def _rnn(build: Builder, one: Direction) -> tuple[Tensor, ...]:
+    """Return the gradients for one direction: of x, w, r, both biases, and the first state."""
+    (from_x,), (from_h,) = _gates(build, one, _GATES["RNN"])
+    name = one.activations[0]
+    slope = _SLOPES[name](build, build.op(name.capitalize(), from_x + from_h))
+
+    def back(inner: Builder, states: Sequence[Tensor], now: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        slope, dy, *beyond = now
+        dh = states[0] + dy
+        gate = dh * slope
+        earlier = inner.op("MatMul", gate, one.r)
+        return [earlier + dh * beyond[0] if beyond else earlier], [gate]
+
+    inputs = [one.masked(build, slope), one.masked(build, one.dy)]
+    if one.is_valid is not None:
+        inputs.append(build.op("Not", one.is_valid).cast(one.x.dtype))
+    dh, gates = _scan(build, back, one.last, inputs, backward=not one.backward)
+    total = gates.sum([0, 1], keepdims=False)
+    return gates @ one.w, _weight(build, gates, one.x), _weight(build, gates, one.before), total, total, dh
 
 
 def _scan(
@@ -255,6 +292,8 @@ def _gradients(n: Backward) -> tuple[Tensor, ...]:
     build = n.build
     if n.node.op_type == "LSTM":
         parts = [_lstm(build, one) for one in _directions(n)]
+    elif n.node.op_type == "RNN":
+        parts = [_rnn(build, one) for one in _directions(n)]
     else:
         reset_after = bool(n.attribute("linear_before_reset", 0))
         parts = [_gru(build, one, reset_after=reset_after) for one in _directions(n)]
@@ -276,4 +315,5 @@ def _gradient(n: Backward) -> Tensor:
 RECURRENT: dict[str, Rule] = {
     "GRU": Rule((*[_gradient] * 4, None, _gradient), outputs=(0, 1)),
     "LSTM": Rule((*[_gradient] * 4, None, _gradient, _gradient), outputs=(0, 1, 2)),
+    "RNN": Rule((*[_gradient] * 4, None, _gradient), outputs=(0, 1)),
 }

@@ -1,4 +1,4 @@
-"""Cases of LSTM and GRU."""
+"""Cases of LSTM, GRU and RNN."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.autodiff.cases.case import Array, Case, normal
 
 _STEPS, _SAMPLES, _INPUTS, _HIDDEN = 4, 3, 2, 5
 # PyTorch's order of the gates, in places of ONNX's.
-_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2)}
+_ORDER = {"LSTM": (0, 2, 3, 1), "GRU": (1, 0, 2), "RNN": (0,)}
 
 
 def _inputs(num_gates: int, num_directions: int, num_states: int) -> tuple[Array | None, ...]:
@@ -33,7 +33,9 @@ def _reordered(parameter: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.cat([gates[place] for place in _ORDER[kind]])
 
 
-def _run(kind: str, inputs: Sequence[torch.Tensor | None], direction: str) -> tuple[torch.Tensor, ...]:
+def _run(
+    kind: str, inputs: Sequence[torch.Tensor | None], direction: str, activations: Sequence[str] = ("Tanh", "Tanh")
+) -> tuple[torch.Tensor, ...]:
     """Run a layer of PyTorch, or of single steps where PyTorch has none in that direction."""
     padded = [*inputs, *[None] * (7 - len(inputs))]
     (x, w, r, b), lengths, given = padded[:4], padded[4], padded[5:]
@@ -53,6 +55,9 @@ def _run(kind: str, inputs: Sequence[torch.Tensor | None], direction: str) -> tu
         for time in reversed(range(len(x))) if backward else range(len(x)):
             if kind == "LSTM":
                 after = list(torch.lstm_cell(x[time], state, *weights, *biases))
+            elif kind == "RNN":
+                sums = x[time] @ w[place].T + state[0] @ r[place].T + (0 if b is None else sum(b[place].chunk(2)))
+                after = [getattr(torch, activations[place].lower())(sums)]
             else:
                 after = [torch.gru_cell(x[time], state[0], *weights, *biases)]
             # Beyond its end a sample keeps its states, and gives zeros.
@@ -107,6 +112,20 @@ def _gru_case(direction: str, note: str, inputs: tuple[Array | None, ...]) -> Ca
     )
 
 
+def _rnn_case(direction: str, note: str, inputs: tuple[Array | None, ...], *activations: str) -> Case:
+    given = {"activations": list(activations)} if activations else {}
+    return Case(
+        "RNN",
+        inputs,
+        lambda *tensors: _run("RNN", tensors, direction, activations or ("Tanh", "Tanh")),
+        {"hidden_size": _HIDDEN, "direction": direction, **given},
+        note=note,
+        outputs=2,
+        weights=(1, 2, 3),
+        reference=not activations,  # it knows tanh alone
+    )
+
+
 RECURRENT = (
     _lstm_case("forward", "", _inputs(4, 1, 2), 1),
     _lstm_case("forward", "without bias and states", _inputs(4, 1, 0)[:3], 3),
@@ -126,4 +145,8 @@ RECURRENT = (
         note="reset before",
         weights=(1, 2, 3),
     ),
+    _rnn_case("forward", "", _inputs(1, 1, 1)),
+    _rnn_case("reverse", "without bias and state", _inputs(1, 1, 0)[:3]),
+    _rnn_case("forward", "with Relu", _inputs(1, 1, 1), "Relu"),
+    _rnn_case("bidirectional", "of several lengths", _with_lengths(_inputs(1, 2, 1)), "Sigmoid", "Tanh"),
 )
