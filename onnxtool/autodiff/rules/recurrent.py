@@ -72,7 +72,7 @@ def _activations(n: Backward) -> list[str]:
     """Return the activations of all directions, in lower case."""
     usual = [name.lower() for name in _DEFAULTS[n.node.op_type]]
     both = 2 if n.attribute("direction", "forward") == "bidirectional" else 1
-    return [name.lower() for name in n.attribute("activations", [])] or usual * both
+    return [name.lower() for name in n.attribute("activations", usual * both)]
 
 
 def _refuse_unusual(n: Backward) -> None:
