@@ -26,9 +26,9 @@ operator, float64 against finite differences of the forward graph (slopes). Erro
 relative to the largest element of a gradient or to one, on {machine}.
 
 Operators without a rule use the gradient of the function that defines them in ONNX, and so do operators whose rule
-does not cover an input or output, such as the second output of a loss. An `If` has a gradient if its condition follows
-from constants and fixed shapes. `Loop`, `Scan`, other `If`s and everything that is not in this table have none: the
-error lists all such nodes of a model, and the parameters to freeze to avoid them.
+does not cover an input or output, such as the second output of a loss. `If`, `Loop` and `Scan` have the gradients of
+their bodies: those of the branch taken, and those of all steps, whose states must keep their shape. Everything that is
+not in this table has none: the error lists all such nodes of a model, and the parameters to freeze to avoid them.
 `python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with slopes.
 
 | operator | from opset | by its inputs | gradient from | tested against | cases | largest error |

@@ -13,7 +13,8 @@ from difflib import get_close_matches
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError, sum_to
-from onnxtool.autodiff.expansion import check_prepared, expand_functions, replace_sequences
+from onnxtool.autodiff.control import control_rules, reads
+from onnxtool.autodiff.expansion import check_prepared, expand_functions, known_branch, replace_sequences
 from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS, READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.tensor import add_up
@@ -78,11 +79,18 @@ class Flow:
         return nodes[::-1]
 
     def lacks_rule(self, node: ir.Node) -> bool:
-        """Return whether no rule can compute the required input gradients of a node from its outputs."""
+        """Return whether no rule can compute the required input gradients of a node from its outputs.
+
+        An If of which the branch is known needs none.
+        """
         rule = _find_rule(node)
-        return rule is None or not (
-            all(place in rule.outputs for place, value in enumerate(node.outputs) if value in self.needed)
-            and all(rule.find(index) for index in self.active[node])
+        return (
+            rule is None
+            or known_branch(node) is not None
+            or not (
+                all(place in rule.outputs for place, value in enumerate(node.outputs) if value in self.needed)
+                and all(rule.find(index) for index in self.active[node])
+            )
         )
 
 
@@ -96,18 +104,6 @@ def _carries_integers(node: ir.Node, reached: Collection[int]) -> bool:
     read = reads(node)
     kinds = [value.dtype for index in reached if (value := read[index]) is not None]
     return any(kind is not None and kind.is_integer() for kind in kinds)
-
-
-def reads(node: ir.Node) -> list[ir.Value | None]:
-    """Return the values that a node reads: its inputs, then values its subgraphs may read from outside."""
-    inside: list[ir.Value | None] = []
-    for attribute in node.attributes.values():
-        if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
-            graphs = attribute.value if attribute.type == ir.AttributeType.GRAPHS else [attribute.value]
-            for graph in graphs:
-                inside.extend(graph.outputs)
-                inside.extend(value for inner in ir.traversal.RecursiveGraphIterator(graph) for value in inner.inputs)
-    return [*node.inputs, *inside]
 
 
 # The key of a value's gradient in its `meta`, which is not saved.
@@ -178,7 +174,10 @@ def _infer(model: ir.Model, sources: Collection[str]) -> None:
 
 
 def _find_rule(node: ir.Node) -> Rule | None:
-    return RULES.get((node.domain, node.op_type))
+    return RULES.get((node.domain, node.op_type)) or _CONTROL.get((node.domain, node.op_type))
+
+
+_CONTROL = control_rules(differentiate)
 
 
 def _add_outputs(nodes: Sequence[ir.Node]) -> bool:
@@ -265,7 +264,9 @@ class _ReverseSweep:
         for place, gradient in enumerate(back.gradients):
             if gradient is not None and place not in rule.outputs:
                 raise Refusal(f"not through its output {place}")
-        value = back.x(back.index)
+        read = reads(back.node)[back.index]
+        assert read is not None  # noqa: S101  it was checked before
+        value = self._build.tensor(read)
         kind = value.value.dtype
         if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
             raise Refusal(f"its input {back.index} is of quantized numbers")

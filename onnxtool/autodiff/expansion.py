@@ -90,12 +90,19 @@ def expand_functions(model: ir.Model, nodes: Collection[ir.Node]) -> bool:
     return bool(expanded)
 
 
-def _branch(node: ir.Node) -> ir.Graph | None:
-    """Return the branch that an If takes, with its output names; None if this is known only at run time."""
+def known_branch(node: ir.Node) -> ir.Graph | None:
+    """Return the branch that an If takes; None if this is known only at run time."""
     condition = constant(node.inputs[0]) if node.op_type == "If" and not node.domain else None
     if condition is None:
         return None
-    branch = node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+    return node.attributes["then_branch" if condition.item() else "else_branch"].as_graph()
+
+
+def _branch(node: ir.Node) -> ir.Graph | None:
+    """Return the branch that an If is known to take, with its output names."""
+    branch = known_branch(node)
+    if branch is None:
+        return None
     copies = [(value, ir.node("Constant", [], {"value": value.const_value})) for value in branch.initializers.values()]
     branch.initializers.clear()
     for value, copy in copies:

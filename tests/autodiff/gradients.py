@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tests.autodiff.reference import OPERATORS
 
 Array = NDArray[Any]
 LOSS = "loss"
+Run = Callable[[onnx.ModelProto, Mapping[str, Array]], list[Array]]
 _STEP = 1e-5
 _DIRECTIONS = 4
 
@@ -147,15 +148,16 @@ def run_reference(model: onnx.ModelProto, values: Mapping[str, Array]) -> list[A
     return result
 
 
-def directional_slopes(model: onnx.ModelProto, values: Mapping[str, Array], name: str) -> list[tuple[Array, float]]:
+def directional_slopes(
+    model: onnx.ModelProto, values: Mapping[str, Array], name: str, run: Run = run_reference
+) -> list[tuple[Array, float]]:
     """Return random directions, and the slope of the loss along each by a central difference in float64."""
     numbers = np.random.default_rng(11)
     slopes = []
     for _ in range(_DIRECTIONS):
         direction = numbers.normal(size=values[name].shape)
         after, before = (
-            float(run_reference(model, {**values, name: values[name] + sign * _STEP * direction})[0])
-            for sign in (1, -1)
+            float(run(model, {**values, name: values[name] + sign * _STEP * direction})[0]) for sign in (1, -1)
         )
         slopes.append((direction, (after - before) / (2 * _STEP)))
     return slopes

@@ -131,16 +131,17 @@ def test_a_node_whose_rank_is_not_known_is_refused() -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_if_is_refused(captured: bool) -> None:
-    """Whether the gradient would go through an input, or through what a branch takes from outside."""
+def test_a_branch_without_a_gradient_is_refused(captured: bool) -> None:
+    """By the node and the operator in its body, and the graph stays as it was."""
     read = "w" if captured else "x"
     model = graph_of(f"""g (bool c, float[3] x, float[3] w) => (float l) {{
-        [choice] a = If<then_branch=then () => (float[3] t) {{ t = Neg({read}) }},
+        [choice] a = If<then_branch=then () => (float[3] t) {{ [odd] t = Gamma({read}) }},
                         else_branch=other () => (float[3] e) {{ e = Abs(x) }}>(c)
         l = ReduceSum<keepdims=0>(a)
     }}""")
-    with pytest.raises(GradientError, match=r"no gradient for If \(node choice\)"):
+    with pytest.raises(GradientError, match=r"no gradient for If \(node choice\): its body has no gradient for Gamma"):
         differentiate(model, "l", [read])
+    assert len(model.graph) == 2
 
 
 def test_if_beside_the_gradient_is_no_trouble() -> None:

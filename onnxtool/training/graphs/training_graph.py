@@ -19,7 +19,7 @@ import onnx_ir.passes.common as common
 from onnx import TensorProto
 
 from onnxtool.autodiff import differentiate
-from onnxtool.autodiff.engine import reads
+from onnxtool.autodiff.control import reads
 from onnxtool.errors import ArtifactError, first_line
 from onnxtool.graph.edit import attribute, constant
 from onnxtool.graph.shapes import infer_types
