@@ -124,7 +124,7 @@ class _Body:
         Raises:
             Refusal: an operator of the body has no gradient.
         """
-        sources = [*arguments, *(self._inside(value, ()) for value in outside)]
+        sources = [*arguments, *(self._inside(value, outside) for value in outside)]  # a branch may not read it
         names = [str(value.name) for value in sources]
         try:
             found = differentiate(self.graph, _LOSS, names)
@@ -188,8 +188,6 @@ def _if(n: Backward, differentiate: Differentiate) -> tuple[Tensor, ...]:
         body = _Body(n.node.attributes[name].as_graph(), place, outside)
         seeds = {index: gradient for index, gradient in enumerate(n.gradients) if gradient is not None}
         inputs = body.weigh(seeds)
-        for value in outside:
-            body._inside(value, outside)  # noqa: SLF001  a branch may not read it
         gradients = body.differentiate(differentiate, (), outside)
         for index, value in inputs.items():
             ir.convenience.replace_all_uses_with(value, seeds[index].value)
