@@ -11,7 +11,8 @@ from types import FrameType
 
 # Windows has no SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-_TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree"))  # a half-removed folder would remain
+# A half-removed folder would remain, or a published corpus with the records of its run.
+_TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree", "_publish_whole"))
 _asked: list[BaseException] = []
 _staged: list[int] = []  # the descriptor of a file in memory, which the parent of a supervised command reads
 
@@ -20,7 +21,7 @@ def stop(exception: BaseException, frame: FrameType | None = None) -> None:
     """Raise `exception` now, and again at every later call of `check_interrupted`.
 
     A KeyboardInterrupt that arrives in a library's destructor or callback is printed and lost. It is not raised yet if
-    `frame`, where it would be raised, or one of its callers is making or removing a temporary folder.
+    `frame`, where it would be raised, or one of its callers is making or removing files that belong together.
     """
     _asked.append(exception)
     while frame is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -97,9 +97,15 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
         remove([folder.rejects_path])
     if not manifest.num_texts:
         raise _no_texts(run, rejects, folder)
-    num_removed = folder.publish(manifest, None if repeated else files)
-    remove_records(folder)
+    num_removed = _publish_whole(folder, manifest, None if repeated else files)
     return _report(folder, manifest, num_removed, () if verify else (_NOT_READ_BACK,))
+
+
+def _publish_whole(folder: OutputFolder, manifest: Manifest, files: Iterable[str] | None) -> int:
+    """Publish and remove the records; no signal interrupts this, see `interruption`."""
+    num_removed = folder.publish(manifest, files)
+    remove_records(folder)
+    return num_removed
 
 
 def _nothing(folder: OutputFolder) -> InputError:

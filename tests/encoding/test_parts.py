@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnxtool import interruption
 from onnxtool.encoding import (
     CorpusOptions,
     PartOptions,
@@ -31,6 +32,7 @@ from onnxtool.encoding import (
 from onnxtool.encoding.files import remove_unfinished, scratch_folder, write
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import EncodedWindow
+from onnxtool.encoding.records import remove_records
 from onnxtool.encoding.repeats import drop_texts
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
@@ -352,6 +354,23 @@ def test_a_merge_that_is_interrupted_leaves_nothing_hidden(tmp_path: Path, monke
             merge_parts(tmp_path / "vectors")
     assert corpus_status(tmp_path / "vectors").half_written == ()
     assert merge_parts(tmp_path / "vectors").manifest
+
+
+def test_a_signal_does_not_part_the_manifest_from_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It arrives when the manifest is there; the records go as well, and the command ends afterwards."""
+    monkeypatch.setattr(interruption, "_asked", [])
+    model, corpus = dense_model(tmp_path), collection(tmp_path, "jsonl")
+    encode(tmp_path, model, corpus)
+
+    def interrupted(folder: OutputFolder, found: Any = None) -> None:
+        interruption.stop(KeyboardInterrupt(), sys._getframe())
+        remove_records(folder, found)
+
+    monkeypatch.setattr("onnxtool.encoding.merge.remove_records", interrupted)
+    assert merge_parts(tmp_path / "vectors").manifest
+    assert not (tmp_path / "vectors.parts").exists()
+    with pytest.raises(KeyboardInterrupt):
+        interruption.check_interrupted()
 
 
 def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:
