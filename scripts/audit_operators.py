@@ -57,12 +57,13 @@ KNOWN: dict[str, str] = {
 }
 """Samples whose results differ with special numbers, and why they may."""
 
-_INTRODUCTION = """Samples of PyTorch's OpInfo database, float32, PyTorch {torch}, onnxruntime {onnxruntime}, 2
+_INTRODUCTION = """Samples from PyTorch's OpInfo database, float32, PyTorch {torch}, onnxruntime {onnxruntime}, 2
 threads. Results and gradients are compared with eager PyTorch, within 1e-4 of the largest value.
 
 - *whole*: everything runs in onnxruntime. *partly*: some operators stay in PyTorch. *PyTorch*: all of them do.
 - *empty*: only operators on tensors without elements stay in PyTorch.
-- *random*: draws random numbers, which PyTorch still does. *other numbers*: draws them, and differs.
+- *random*: draws random numbers, which PyTorch still does. *other numbers*: draws random numbers,
+  which differ.
 - *not traceable*: PyTorch itself cannot compile the sample.
 
 Each sample is run again in the same graph with special numbers: {specials}. Differences are listed below as well.
@@ -73,8 +74,9 @@ PyTorch can compile except the {drawn} that draw random numbers. Without the {em
 {share_of_values:.1%} of {values}; with those that draw, which can never be whole because PyTorch draws their numbers,
 {share_of_all:.1%} of {all}."""
 
-_DECISIONS = """torch.onnx translates every other operator, PyTorch decomposes it if torch.onnx has no
-translation, and it stays in PyTorch if there is neither. The table is `onnxtool/torch_backend/lower/decisions.py`."""
+_DECISIONS = """torch.onnx translates every other operator. If it has no translation, PyTorch
+decomposes the operator; if there is no decomposition either, the operator stays in PyTorch. The table is
+`onnxtool/torch_backend/lower/decisions.py`."""
 
 
 @dataclass(frozen=True)

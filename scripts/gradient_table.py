@@ -29,7 +29,7 @@ Operators without a rule use the gradient of the function that defines them in O
 does not cover an input or output, such as the second output of a loss. `If`, `Loop` and `Scan` have the gradients of
 their bodies: those of the branch taken, and those of all steps, whose states must keep their shape. Everything that is
 not in this table has none: the error lists all such nodes of a model, and the parameters to freeze to avoid them.
-`python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with slopes.
+`python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with finite differences.
 
 | operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
 |---|---|---|---|---|---|---|
@@ -38,7 +38,8 @@ _NETWORKS = """
 ## Networks
 
 Small networks with random weights, as torch.onnx exports them. The errors are the largest over all parameters against
-PyTorch in float64, relative to the network's largest gradient. A test allows each parameter three times PyTorch's.
+PyTorch in float64, relative to the network's largest gradient. A test allows each parameter three times PyTorch's
+error.
 
 | network | parameters | error of the gradient graph | error of PyTorch in float32 |
 |---|---|---|---|
@@ -46,8 +47,8 @@ PyTorch in float64, relative to the network's largest gradient. A test allows ea
 _STOPS = """
 No gradient passes through {stops}: their derivative is zero, or they only take a shape, dtype or position.
 The same holds for integers and booleans, such as the results of `Cast` and comparisons and the indices of `TopK`.
-Quantized numbers are an exception: the gradient passes straight through QuantizeLinear and DequantizeLinear, which are
-fake quantization, and any other reader of the integers between them, such as `MatMulInteger`, is refused.
+Quantized numbers are an exception. The gradient passes straight through QuantizeLinear and DequantizeLinear, which
+together act as fake quantization; any other consumer of the integers between them, such as `MatMulInteger`, is refused.
 """
 
 

@@ -16,15 +16,17 @@ Every model type that transformers {version} lists for a task was tried as a tin
 line exports it with its own verification enabled, and an independent program judges the result: PyTorch and onnxruntime
 on the same inputs, with several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.
 
-- *runnable*: a small model of the type can be built, saved, loaded, and run in PyTorch on its processor's output, with
-  the same result twice.
+- *runnable*: a small model of the type can be built, saved, loaded, and run in PyTorch on its processor's output, and
+  two runs give the same result.
 - *right*: the file matches PyTorch on all cases; with an asterisk, with an axis that the export fixed and reported.
 - *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: an error
   that is not onnxtool's, or a timeout or memory limit.
 - *fp32*, *int8*: the file after `onnxtool optimize` in that precision, compared with the exported file on the judge's
-  own inputs: within 1e-4 of the largest value, in int8 with a cosine of at least 0.97 on random ids. *refused*: no
-  file. int8 is refused if the weights, which are random here, do not meet its error bound.
-- *attention*: how many of the graph's attentions became a single operator in the optimized file, and their total.
+  own inputs. The fp32 file must be within 1e-4 of the largest value; the int8 file must have a cosine of at least
+  0.97 on random ids. *refused*: no file. int8 is refused if the weights, which are random here, do not meet its error
+  bound.
+- *attention*: how many of the graph's attention blocks became a single operator in the optimized file, and how many
+  there are in total.
 - *not tried*: an export that has not been optimized with this script yet.
 """
 
