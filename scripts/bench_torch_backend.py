@@ -5,7 +5,7 @@ PyTorch with a 95 % interval, and the same of the processor time. Each way runs 
 threads of PyTorch and of onnxruntime spin after a call and would take the next one's cores; the processes take turns, a
 block of steps each, of which the first is not counted. The row `products` is what nobody can do without: the products
 of matrices and the convolutions of the step in eager PyTorch, and nothing else. Models have 4 layers of hidden size 256
-and get 8 sequences of 128 tokens, or 8 pictures of 64 x 64; weights and inputs are random from a fixed seed.
+and get 8 sequences of 128 tokens, or 8 images of 64 x 64; weights and inputs are random from a fixed seed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _llama(vocabulary: int) -> nn.Module:
 
 
 def convolution_training(_vocabulary: int = 0) -> Case:
-    """Return a small net for pictures with its loss."""
+    """Return a small net for images with its loss."""
     return Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
 
 

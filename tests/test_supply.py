@@ -261,8 +261,8 @@ def test_the_commit_of_a_checkout_is_its_own(built: list[Path], monkeypatch: pyt
 
 def test_links_of_a_readme_lead_into_the_repository_or_nowhere() -> None:
     """Without an address, which a folder that no remote is known of lacks, their text is left."""
-    text = "![a picture](a.svg) [`a\nlink`](docs/a.md#b), [out](https://a.org), [here](#b)"
+    text = "![an image](a.svg) [`a\nlink`](docs/a.md#b), [out](https://a.org), [here](#b)"
     outside = "[out](https://a.org), [here](#b)"
     assert resolve_links(text, "", "v1") == f" `a\nlink`, {outside}"
-    there = "![a picture](https://a.b/raw/v1/a.svg) [`a\nlink`](https://a.b/blob/v1/docs/a.md#b)"
+    there = "![an image](https://a.b/raw/v1/a.svg) [`a\nlink`](https://a.b/blob/v1/docs/a.md#b)"
     assert resolve_links(text, "https://a.b", "v1") == f"{there}, {outside}"

@@ -57,18 +57,18 @@ def read_picture(path: Path) -> Image:
                 width, height = picture.size
                 if width * height > MAX_PIXELS:
                     raise InputError(
-                        f"{path} is a picture of {width} x {height} pixels, more than {MAX_PIXELS}", "make it smaller"
+                        f"{path} is an image of {width} x {height} pixels, more than {MAX_PIXELS}", "make it smaller"
                     )
                 upright: Image = operations.exif_transpose(picture).convert("RGB")
                 return upright
     except FileNotFoundError:
-        raise InputError(f"no such picture: {path}", "check the path") from None
+        raise InputError(f"no such image: {path}", "check the path") from None
     except InputError:
         raise
     except Exception as error:  # decoders raise arbitrary errors on damaged files
         reason = first_line(error)
         raise InputError(
-            f"cannot read {path} as a picture: {reason}", f"use a file of one of the formats {', '.join(_FORMATS)}"
+            f"cannot read {path} as an image: {reason}", f"use a file of one of the formats {', '.join(_FORMATS)}"
         ) from error
 
 
@@ -111,15 +111,15 @@ def find_pictures(place: Path) -> tuple[PictureInput, ...]:
             found = tuple(_listed(place))
         else:
             raise InputError(
-                f"{place} is neither a folder nor a list of pictures",
-                f"pass a folder, a list that ends in {' or '.join(LISTS)}, or single pictures with --image",
+                f"{place} is neither a folder nor a list of images",
+                f"pass a folder, a list that ends in {' or '.join(LISTS)}, or single images with --image",
             )
     except FileNotFoundError:
         raise InputError(f"no such input file: {place}", "check --input") from None
     except OSError as error:
         raise InputError(f"cannot read {place}: {error.strerror}", "check --input") from error
     if not found:
-        raise InputError(f"{place} has no pictures", f"pictures have these suffixes: {', '.join(SUFFIXES)}")
+        raise InputError(f"{place} has no images", f"images have these suffixes: {', '.join(SUFFIXES)}")
     return found
 
 
@@ -159,7 +159,7 @@ def _inside(folder: Path, name: str) -> Path:
         raise LineError(f"names {name[:80]!r}, which is not a path: {error}", "name a file below the list") from None
     if not path.is_relative_to(folder):
         raise LineError(
-            f"names {name[:80]!r}, outside the folder of the list", "put the list above the pictures, or copy them"
+            f"names {name[:80]!r}, outside the folder of the list", "put the list above the images, or copy them"
         )
     return path
 
@@ -174,6 +174,6 @@ def _pillow() -> tuple[Any, Any]:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise InputError(
-            "pictures are read with Pillow, which is not installed", "pip install 'onnxtool-cli[images]'"
+            "images are read with Pillow, which is not installed", "pip install 'onnxtool-cli[images]'"
         ) from error
     return Image, ImageOps

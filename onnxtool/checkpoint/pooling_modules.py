@@ -536,7 +536,7 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
     if others:
         raise files.refuse(
             f"{files.label} has the modules {', '.join(others)} behind a model that gives one vector for a text or a "
-            "picture, and onnxtool does not compute them there"
+            "image, and onnxtool does not compute them there"
         )
     return _read_all(stored, modules, _ENCODER_MODULES[Pooling])
 

@@ -183,7 +183,7 @@ def _ranking_blocks(report: InferReport) -> list[Block]:
 
 def _similarity_blocks(report: InferReport) -> list[Block]:
     rows = [(str(number), *_read(report, answer)) for number, answer in enumerate(report.answers, start=1)]
-    what = "Pictures" if _is_of_pictures(report) else "Texts"
+    what = "Images" if _is_of_pictures(report) else "Texts"
     blocks: list[Block] = [Heading(what), Table(("#", *_columns(report)), rows, frozenset({"#", "tokens"}))]
     if len(rows) <= _MAX_MATRIX:
         numbers = [row[0] for row in rows]
@@ -220,7 +220,7 @@ def _is_of_pictures(report: InferReport) -> bool:
 
 def _columns(report: InferReport) -> tuple[str, ...]:
     """Return the cells for each text or image; an image has no tokens."""
-    return ("picture",) if _is_of_pictures(report) else ("tokens", "text")
+    return ("image",) if _is_of_pictures(report) else ("tokens", "text")
 
 
 def _read(report: InferReport, answer: TextAnswer) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ def id_digest(name: str) -> bytes:
 
 
 def text_digest(document: Document) -> bytes:
-    """Return a digest of a text, or a picture, and its id."""
+    """Return a digest of a text, or an image, and its id."""
     name = document.id.encode()
     contents = (document.sha256 or document.contents).encode()
     return blake2b(b"%d:%b%b" % (len(name), name, contents), digest_size=DIGEST_BYTES).digest()

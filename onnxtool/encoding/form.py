@@ -60,7 +60,7 @@ def choose_form(model: LoadedModel | PictureModel, options: VectorOptions) -> Co
         return CorpusForm(form, False, terms, {"of": "terms", **VectorType("float32").describe(terms)})
     notes: tuple[str, ...] = ()
     if isinstance(model, PictureModel) and options.calibration is not None:
-        raise InputError("--calibration is a file of texts, but the corpus consists of pictures", "pass --ranges")
+        raise InputError("--calibration is a file of texts, but the corpus consists of images", "pass --ranges")
     if isinstance(model, LoadedModel) and options.calibration is not None and options.vectors_as is not None:
         ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
         form = replace(form, stored=VectorType.of(options.vectors_as, ranges))

@@ -128,7 +128,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         "--weights": options.weights,
     }
     if given := [name for name, value in alone.items() if value]:
-        raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of pictures")
+        raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images")
 
 
 def _is_sparse(model: CorpusModel) -> bool:

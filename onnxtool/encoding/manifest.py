@@ -205,7 +205,7 @@ def _described(sources: Sequence[Source]) -> list[Json]:
     """Name the input files; images, which are numerous, are only counted."""
     if any(source.is_picture for source in sources):
         size = sum(source.size_bytes for source in sources)
-        return [{"name": f"{len(sources)} pictures", "size_bytes": size}]
+        return [{"name": f"{len(sources)} images", "size_bytes": size}]
     return [{"name": source.name, "size_bytes": source.size_bytes} for source in sources]
 
 

@@ -174,7 +174,7 @@ def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> 
                 found.append((document, _texts(model, [document], plan)[0]))
             except InputError as error:
                 reason = (
-                    f"is not a readable picture: {error.message}"
+                    f"is not a readable image: {error.message}"
                     if isinstance(model, PictureModel)
                     else "has contents without any token"
                 )

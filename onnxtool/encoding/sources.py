@@ -202,7 +202,7 @@ def find_picture_sources(corpus: Location) -> tuple[Source, ...]:
         InputError: there are none, or the list names a missing one.
     """
     if isinstance(corpus, Uri):
-        raise InputError(f"{corpus} is in an object store, and pictures are read only from a disk", "pass a folder")
+        raise InputError(f"{corpus} is in an object store, and images are read only from a disk", "pass a folder")
     pictures = find_pictures(corpus)
     try:
         return tuple(

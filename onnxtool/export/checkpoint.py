@@ -59,9 +59,9 @@ from onnxtool.runtime.quiet import quiet
 
 _PROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _AUTO_CLASSES = {
-    "image processor": ("AutoImageProcessor", "pictures"),
+    "image processor": ("AutoImageProcessor", "images"),
     "feature extractor": ("AutoFeatureExtractor", "sound"),
-    "processor": ("AutoProcessor", "pictures and texts"),
+    "processor": ("AutoProcessor", "images and texts"),
 }
 _WITH_LABELS = ("text-classification", "token-classification", RANKING)
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt")
@@ -279,7 +279,7 @@ class Checkpoint:
             raise CheckpointError(
                 f"the {kind} of {self.source.model_name} needs a package that is not installed: "
                 f"{' '.join(str(error).split())[:200]}",
-                "pip install 'onnxtool-cli[images]' for pictures",
+                "pip install 'onnxtool-cli[images]' for images",
             ) from error
         except Exception as error:  # each class validates its settings differently, or not at all
             raise self.source.unreadable(error) from error

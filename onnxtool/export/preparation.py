@@ -350,12 +350,12 @@ def _refuse_for_pictures(request: Request) -> None:
     """Refuse options that image encoders, and the text encoders that go with them, do not support."""
     if not request.target.takes_any_graph:
         raise TargetError(
-            f"the target {request.target.name} takes no side of an encoder of pictures", "leave --target out"
+            f"the target {request.target.name} takes no side of an encoder of images", "leave --target out"
         )
     if request.options.vectors_as is not None:
         raise ExportError(
-            "--vectors_as was passed for an encoder of pictures, whose vectors are compared as floats",
-            "leave it out; store a corpus of pictures with `onnxtool infer --output FOLDER/ --vectors_as`",
+            "--vectors_as was passed for an encoder of images, whose vectors are compared as floats",
+            "leave it out; store a corpus of images with `onnxtool infer --output FOLDER/ --vectors_as`",
         )
 
 

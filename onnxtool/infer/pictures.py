@@ -147,7 +147,7 @@ class PictureModel:
         Raises:
             InputError: the graph takes another size.
         """
-        return self._fitting(self.processor.prepare(blank_picture()), "a blank picture")
+        return self._fitting(self.processor.prepare(blank_picture()), "a blank image")
 
     @property
     def head(self) -> Embeddings:
@@ -174,7 +174,7 @@ class PictureModel:
             InputError: one is not an image, the graph takes another size, or a prompt or task was passed.
         """
         if prompt is not None or task is not None:
-            raise InputError("pictures take no prompt and no task", "leave them out")
+            raise InputError("images take no prompt and no task", "leave them out")
         return [self.prepare(path) for path in ((texts,) if isinstance(texts, str | PathLike) else texts)]
 
     @checked
@@ -191,7 +191,7 @@ class PictureModel:
             return self.encode((paths,))[0]
         paths = tuple(paths)
         if not paths:
-            raise InputError("no pictures to encode", "pass at least one")
+            raise InputError("no images to encode", "pass at least one")
         most = self._most
         starts = range(0, len(paths), most)
         return _joined([self.run(self.tokenize(paths[start : start + most])) for start in starts])
@@ -270,7 +270,7 @@ def load_pictures(
     if not takes_pictures(model):
         names = ", ".join(info.name for info in model.structure.inputs)
         raise InputError(
-            f"{model.path} takes {names}, and no pictures alone",
+            f"{model.path} takes {names}, and no images alone",
             f"export the side of a dual encoder for them: onnxtool export --task {TASK_OF_PICTURES}",
         )
     inputs = {info.name: info for info in model.structure.inputs}
@@ -284,15 +284,15 @@ def load_pictures(
             f"{info.name} {list(info.shape)}" for info in (*model.structure.inputs, *model.structure.outputs)
         )
         raise InputError(
-            f"{model.path} is no picture side of a dual encoder or of a retriever of pages: it has {names}",
+            f"{model.path} is no image side of a dual encoder or of a retriever of pages: it has {names}",
             "run it with onnxtool.open_session and inputs of your own",
         )
     if (stored := VectorType.of_model(model)) is not None:
         raise InputError(
-            f"{model.path} gives {stored.name} vectors, and pictures are encoded as float32", "export it without that"
+            f"{model.path} gives {stored.name} vectors, and images are encoded as float32", "export it without that"
         )
     folder = find_checkpoint_folder(model, model_name, needs=PROCESSOR_NAMES)
-    tell("loading transformers, which prepares the pictures")
+    tell("loading transformers, which prepares the images")
     processor = PageProcessor.of(folder, model.metadata[PROCESSOR_KEY]) if is_cut else PictureProcessor.of(folder)
     parts = _parts(model) if is_cut else None
     tell(f"loading {model.path}")
@@ -335,9 +335,9 @@ def answer_pictures(options: InferOptions) -> InferReport:
     if options.input_path is not None:
         pictures += find_pictures(options.input_path)
     if not pictures:
-        raise InputError("no pictures to run", "pass at least one --image, or --input with a folder or list of them")
+        raise InputError("no images to run", "pass at least one --image, or --input with a folder or list of them")
     query = None if options.query is None else encode_query(model, options.query, options)
-    tell(f"running {len(pictures)} pictures")
+    tell(f"running {len(pictures)} images")
     vectors = model.encode([picture.path for picture in pictures])
     return _report(model, options.query, pictures, vectors, query)
 
@@ -357,7 +357,7 @@ def _report(
     elif isinstance(vectors, np.ndarray) and 1 < len(pictures) <= MAX_SIMILARITIES:
         similarities = tuple(tuple(float(value) for value in row) for row in cosine_similarities(vectors))
     elif isinstance(vectors, np.ndarray) and len(pictures) > MAX_SIMILARITIES:
-        notes = (f"no similarities: {len(pictures)} pictures, and pairs are compared up to {MAX_SIMILARITIES}",)
+        notes = (f"no similarities: {len(pictures)} images, and pairs are compared up to {MAX_SIMILARITIES}",)
     label = "maxsim" if model.by_token else "similarity"
     answers = tuple(
         TextAnswer(
@@ -413,8 +413,8 @@ def _refuse_unused(options: InferOptions) -> None:
         given += [name for name, value in (("--prompt", options.prompt), ("--text_model", options.text_model)) if value]
     if given:
         raise InputError(
-            f"{options.model_path} takes pictures, and {' and '.join(given)} was passed, which is for texts",
-            "pass --image, and --query with --text_model to rank pictures for a text",
+            f"{options.model_path} takes images, and {' and '.join(given)} was passed, which is for texts",
+            "pass --image, and --query with --text_model to rank images for a text",
         )
 
 
@@ -428,7 +428,7 @@ def encode_query(model: PictureModel, query: str, options: InferOptions) -> Dens
     path = options.text_model
     if path is None:
         raise InputError(
-            "--query ranks pictures for a text, and the model of texts is not named",
+            "--query ranks images for a text, and the model of texts is not named",
             "export it from the same checkpoint (--task late-interaction of a retriever of pages, else --task "
             "sentence-similarity), and pass it with --text_model",
         )

@@ -113,8 +113,8 @@ def _stream_written(
 def _refuse_pictures(options: InferOptions) -> None:
     if options.images or options.text_model is not None:
         raise InputError(
-            f"{options.model_path} takes no pictures, and --image or --text_model was passed",
-            f"pass the side of a dual encoder for pictures, exported with --task {TASK_OF_PICTURES}",
+            f"{options.model_path} takes no images, and --image or --text_model was passed",
+            f"pass the side of a dual encoder for images, exported with --task {TASK_OF_PICTURES}",
         )
 
 

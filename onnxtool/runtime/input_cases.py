@@ -111,7 +111,7 @@ def turning_cases(model: ModelFile, turns: Mapping[str, Collection[int]], given:
             continue
         shape = FeedShape.full(*((size, min(8, most)) if axis in maker.fixed.batch_names else (1, size)))
         if axis not in texts | maker.fixed.batch_names:
-            if stamped is not None:  # it says which pictures the model takes
+            if stamped is not None:  # it says which images the model takes
                 continue
             shape = replace(FeedShape.full(1, min(8, most), f"{axis} of {size}"), sizes={axis: size})
         if stamped is None:
@@ -193,7 +193,7 @@ class _Maker:
         sizes = [(3, height, width)[-len(names) :] for _, height, width in _PICTURES]
         return tuple(
             FeedShape(
-                f"pictures of {rows} x {height} x {width}", (1,) * rows, 1, sizes=dict(zip(names, size, strict=True))
+                f"images of {rows} x {height} x {width}", (1,) * rows, 1, sizes=dict(zip(names, size, strict=True))
             )
             for (rows, height, width), size in zip(_PICTURES, sizes, strict=True)
         )

@@ -39,7 +39,7 @@ PAGE_INPUTS = ("input_ids", "attention_mask", PIXELS, GRID)
 Feeds = dict[str, NDArray[Any]]
 
 _TILED, _PATCHED = "Idefics3ImageProcessor", "Qwen2VLImageProcessor"
-# The image processors of dual encoders: one picture becomes pixels of one size. How they grow with their settings is
+# The image processors of dual encoders: one image becomes pixels of one size. How they grow with their settings is
 # known, and bounded.
 _CLASSES = (
     *("CLIPImageProcessor", "ChineseCLIPImageProcessor", "BitImageProcessor", "SiglipImageProcessor"),
@@ -176,7 +176,7 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
     path = next((path for path in found.values() if path is not None), None)
     if path is None:
         raise files.refuse(
-            f"{files.label} does not say how pictures are prepared: it has no {PROCESSOR_NAMES[0]}",
+            f"{files.label} does not say how images are prepared: it has no {PROCESSOR_NAMES[0]}",
             "pass --model_name with the checkpoint's folder",
         )
 
@@ -194,7 +194,7 @@ def _load_image_processor(files: CheckpointFiles, classes: tuple[str, ...]) -> A
         raise files.refuse(
             f"{' and '.join(found)} of {files.label} names the image processor {name}, which onnxtool does not run "
             f"here; it runs {', '.join(classes)}",
-            "prepare pictures with transformers for this checkpoint",
+            "prepare images with transformers for this checkpoint",
         )
     return processor
 
@@ -210,14 +210,13 @@ def _run(call: Callable[[], Any], files: CheckpointFiles) -> Any:
             return call()
     except ImportError as error:
         raise files.refuse(
-            f"pictures are prepared by transformers, which cannot be loaded: {first_line(error)}",
+            f"images are prepared by transformers, which cannot be loaded: {first_line(error)}",
             "pip install 'onnxtool-cli[images]'",
         ) from error
     except Exception as error:  # settings are not validated, and fail on first use
         raise files.refuse(
             f"the processor of {files.label} fails: {first_line(error)}",
-            "check the settings in preprocessor_config.json and processor_config.json, or the proportions of the "
-            "picture",
+            "check the settings in preprocessor_config.json and processor_config.json, or the proportions of the image",
         ) from error
 
 
@@ -237,9 +236,9 @@ def _require_small(processor: Any, picture: Image, files: CheckpointFiles) -> in
         ) from None
     if pixels > MAX_PIXELS or num_parts > _MOST_PARTS:
         raise files.refuse(
-            f"a picture of {picture.width} x {picture.height} pixels would become up to {pixels:.0f} pixels in "
+            f"an image of {picture.width} x {picture.height} pixels would become up to {pixels:.0f} pixels in "
             f"{num_parts:.0f} parts by the settings of the image processor of {files.label}",
-            "cut the picture if its proportions are none of a picture, or check the settings",
+            "cut the image if its proportions are none of an image, or check the settings",
         )
     return num_parts
 

@@ -23,11 +23,11 @@ _PAST = "past_key_values"
 _OTHER_INPUTS = {
     "decoder_": "the tokens of a decoder, which an encoder-decoder makes one after the other",
     "encoder_": "the states of an encoder, which another graph gives",
-    "pixel_values": "a picture",
+    "pixel_values": "an image",
     "input_features": "sound",
     "input_values": "sound",
     "inputs_embeds": "embeddings in place of tokens",
-    "image_": "what belongs to a picture",
+    "image_": "what belongs to an image",
     "bbox": "the places of words on a page",
 }
 

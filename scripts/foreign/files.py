@@ -35,7 +35,7 @@ class ForeignFile:
             them integers below 9, `=1` a constant, `m` ones with zeros at the end of every row but the first.
             The last case is timed.
         exporter: what wrote the file; empty where the file says so itself.
-        is_told: whether the product is given the cases, as no file says that its pictures have 32 n rows.
+        is_told: whether the product is given the cases, as no file says that its images have 32 n rows.
     """
 
     package: str
@@ -144,7 +144,7 @@ def _array(word: str, dtype: Any, generator: np.random.Generator) -> NDArray[Any
     return generator.standard_normal(shape).astype(dtype)
 
 
-# Speech and sound, pictures and characters, letters and texts, tables and molecules.
+# Speech and sound, images and characters, letters and texts, tables and molecules.
 FILES = tuple(
     ForeignFile(**{**row, "cases": tuple(row["cases"])})
     for row in json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Picture files are found and decoded; hostile ones, and lists that leave their folder, end in one clear error."""
+"""Image files are found and decoded; hostile ones, and lists that leave their folder, end in one clear error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onnxtool.errors import InputError
 
 
 def _bomb(path: Path, size: int) -> None:
-    """Write a picture that says to have many pixels, in 60 bytes."""
+    """Write an image that says to have many pixels, in 60 bytes."""
     parts = {b"IHDR": struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0), b"IDAT": zlib.compress(b"")}
     path.write_bytes(
         b"\x89PNG\r\n\x1a\n"
@@ -33,10 +33,10 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "text.png": (lambda path: path.write_text("a cat"), "cannot identify image file"),
     "empty.jpg": (lambda path: path.write_bytes(b""), "cannot identify image file"),
     "program.eps": (lambda path: path.write_bytes(_EPS), "cannot identify image file"),
-    "large.png": (lambda path: _bomb(path, 12_000), "a picture of 12000 x 12000 pixels, more than"),
+    "large.png": (lambda path: _bomb(path, 12_000), "an image of 12000 x 12000 pixels, more than"),
     "bomb.png": (lambda path: _bomb(path, 100_000), "could be decompression bomb"),
     "folder.png": (lambda path: path.mkdir(), "Is a directory"),
-    "missing.png": (lambda path: None, "no such picture"),
+    "missing.png": (lambda path: None, "no such image"),
     "name\0.png": (lambda path: None, "embedded null byte"),
 }
 
@@ -51,7 +51,7 @@ def _png() -> bytes:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_file_that_is_no_picture_is_one_error(name: str, tmp_path: Path) -> None:
-    """Pictures come from anywhere; formats that run other programs are not decoded."""
+    """Images come from anywhere; formats that run other programs are not decoded."""
     path = tmp_path / name
     write, message = HOSTILE[name]
     write(path)
@@ -81,18 +81,18 @@ def test_pictures_of_a_folder_and_of_lists(tmp_path: Path) -> None:
         ("list.txt", "a.png\n/etc/passwd", ":2 names '/etc/passwd', outside the folder of the list"),
         ("list.txt", "link.png", ":1 names 'link.png', outside the folder of the list"),
         ("list.txt", "a\0b.png", "which is not a path"),
-        ("list.txt", "\n", "has no pictures"),
+        ("list.txt", "\n", "has no images"),
         ("list.jsonl", "{", ":1 is not JSON"),
         ("list.jsonl", "[1]", ":1 has no id"),
         ("list.jsonl", '{"id": "a"}', ":1 has no image that is a path"),
         ("list.jsonl", '{"id": "a", "image": "../b.png"}', ":1 names '../b.png', outside"),
         ("list.csv", "a.png", "is neither a folder nor a list"),
-        ("pages", None, "has no pictures"),
+        ("pages", None, "has no images"),
         ("missing.txt", None, "no such input file"),
     ],
 )
 def test_a_list_names_pictures_below_it(name: str, content: str | None, message: str, tmp_path: Path) -> None:
-    """Lists come with pictures from elsewhere: no path leaves their folder, not by a link either."""
+    """Lists come with images from elsewhere: no path leaves their folder, not by a link either."""
     folder = tmp_path / "inside"
     (folder / "pages").mkdir(parents=True)
     (tmp_path / "outside.png").write_bytes(b"")

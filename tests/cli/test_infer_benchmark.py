@@ -162,7 +162,7 @@ def test_csv_is_no_format_of_answers(folder: Path) -> None:
 
 
 def test_a_plot_is_drawn_and_not_overwritten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A picture of the size that its shapes take; the report is printed beside it."""
+    """An image of the size that its shapes take; the report is printed beside it."""
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "evil")  # nothing is shown, so what shows figures is not looked for
     process = run_infer(folder, *SMALL, "--runs", "5", "--plot", "out/latency.png", "--quiet")

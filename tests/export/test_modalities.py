@@ -1,4 +1,4 @@
-"""Models of pictures, sound, translation and of two kinds of input are exported and verified as those of text are."""
+"""Models of images, sound, translation and of two kinds of input are exported and verified as those of text are."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def image_processor(size: int = 32) -> Any:
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A vision transformer, which takes one size of picture."""
+    """A vision transformer, which takes one size of image."""
     model = transformers.ViTForImageClassification(transformers.ViTConfig(**VISION, num_labels=3))
     return save(model, tmp_path_factory.mktemp("vit"), image_processor())
 
@@ -92,7 +92,7 @@ def test_a_model_that_takes_one_size_of_picture_keeps_it(vit: Path, tmp_path: Pa
     assert any("itself takes one size only: height 32, width 32" in note for note in report.notes)
     assert report.verification is not None
     assert len(report.verification.cases) >= 6
-    # Whoever runs the file has to prepare pictures as the model learned them.
+    # Whoever runs the file has to prepare images as the model learned them.
     assert json.loads((tmp_path / "vit" / "preprocessor_config.json").read_text())["size"] == {
         "height": 32,
         "width": 32,
@@ -229,7 +229,7 @@ def test_a_model_of_sound_takes_any_length(tmp_path: Path) -> None:
 
 
 def test_a_dual_encoder_compares_any_number_of_texts_with_any_number_of_pictures(tmp_path: Path) -> None:
-    """Equal names stand only where sizes are equal: texts and pictures are counted apart."""
+    """Equal names stand only where sizes are equal: texts and images are counted apart."""
     config = transformers.CLIPConfig(text_config=TEXT | {"eos_token_id": 3}, vision_config=VISION, projection_dim=16)
     folder = with_tokenizer(save(transformers.CLIPModel(config), tmp_path / "clip", image_processor()))
     report = export(folder, tmp_path / "clip.onnx")
@@ -239,7 +239,7 @@ def test_a_dual_encoder_compares_any_number_of_texts_with_any_number_of_pictures
 
 
 def test_a_model_of_pictures_without_a_processor_says_what_to_save(vit: Path, tmp_path: Path) -> None:
-    """What prepares its pictures is part of a model."""
+    """What prepares its images is part of a model."""
     folder = tmp_path / "bare"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -289,7 +289,7 @@ def test_every_modality_makes_what_it_is_asked_for(vit: Path) -> None:
 
 
 class Seeing(transformers.BertForMaskedLM):
-    """A model that takes pictures beside text."""
+    """A model that takes images beside text."""
 
     def forward(self, input_ids: Any = None, pixel_values: Any = None) -> Any:
         raise NotImplementedError
@@ -313,16 +313,16 @@ class Perceiving(transformers.BertForMaskedLM):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Seeing, ("takes text alone, though M takes pictures as well",)),
+        (Seeing, ("takes text alone, though M takes images as well",)),
         (Hearing, ("takes text alone, though M takes sound as well",)),
-        (Perceiving, ("takes text alone, though M takes pictures and sound as well",)),
+        (Perceiving, ("takes text alone, though M takes images and sound as well",)),
         (transformers.BertForMaskedLM, ()),
     ],
 )
 def test_the_report_says_what_a_file_of_text_leaves_out(
     workshop: Workshop, kind: type[Any], said: tuple[str, ...], task: str
 ) -> None:
-    """A user who wants pictures described must not find out from a missing input."""
+    """A user who wants images described must not find out from a missing input."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(workshop.checkpoint("tiny-mlm"))
     checkpoint: Any = SimpleNamespace(task=task, architecture="M", load_tokenizer=lambda: tokenizer)
     model = kind(transformers.BertConfig(**TEXT | {"vocab_size": 30522}))
@@ -339,7 +339,7 @@ PIXELS = ("pixel_values", "pixel_mask")
 
 
 def masked(size: int = 64) -> ImageInputs:
-    """Pictures as DETR's processor prepares them, with a mask."""
+    """Images as DETR's processor prepares them, with a mask."""
     processor = transformers.DetrImageProcessor(size={"shortest_edge": size, "longest_edge": 2 * size})
     return ImageInputs.of(None, processor, PIXELS)
 
@@ -356,12 +356,12 @@ def test_pictures_smaller_than_their_batch_are_among_the_cases() -> None:
         assert (pixels[:, mask == 0] != 0).all()
     np.testing.assert_array_equal(cases["ragged, padding attended"]["pixel_values"], ragged["pixel_values"])
     assert cases["ragged, padding attended"]["pixel_mask"].all()
-    assert not cases["pictures of several sizes"]["pixel_mask"].all()
+    assert not cases["images of several sizes"]["pixel_mask"].all()
 
 
 @pytest.mark.parametrize("fixed", [{"batch_size": 1}, {"height": 64, "width": 96}, {"batch_size": 2, "height": 64}])
 def test_a_fixed_axis_leaves_padding_among_the_cases(fixed: dict[str, int]) -> None:
-    """A file for one picture at a time is given smaller pictures as well."""
+    """A file for one image at a time is given smaller images as well."""
     cases = masked().cases(fixed)
     assert any(not case.feeds["pixel_mask"].all() for case in cases)
     for name, position in (("batch_size", 0), ("height", 1), ("width", 2)):

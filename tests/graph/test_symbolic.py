@@ -65,7 +65,7 @@ BODIES: dict[str, tuple[str, list[int | str | None]]] = {
         f"{SHAPE} t = Concat <axis=0> (b, minus, n8) e = Equal(t, minus) u = Where(e, n1, t) y = Expand(x, u)",
         ["B", "S", 8],
     ),
-    "whole blocks of a picture": (
+    "whole blocks of an image": (
         f"{SHAPE} {FLOORED} u = Concat <axis=0> (b, r) y = ConstantOfShape(u)",
         ["B", None],
     ),

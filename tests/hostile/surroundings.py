@@ -445,7 +445,7 @@ def _model_of(folder: Path) -> str:
 
 
 def _asked(folder: Path, *texts: str) -> tuple[str, ...]:
-    """Return the command that runs the model on texts, or on a picture."""
+    """Return the command that runs the model on texts, or on an image."""
     given = [part for text in texts or ("Hello world",) for part in ("--text", text)]
     if _model_of(folder) == PICTURES:
         from PIL import Image
@@ -483,7 +483,7 @@ def damage_tokenizer(folder: Path, choices: random.Random) -> Case:
 
 
 def damage_settings(folder: Path, choices: random.Random) -> Case:
-    """Change what sizes a model, a search or a picture."""
+    """Change what sizes a model, a search or an image."""
     kind, exports, asked = _model_of(folder), choices.random() < 0.4, _asked(folder)
     names = {WRITER: ("generation_config.json", _WRITING_KEYS), PICTURES: ("preprocessor_config.json", _PICTURE_KEYS)}
     file, keys = ("config.json", _CONFIG_KEYS) if exports or kind == ENCODER else names[kind]

@@ -285,7 +285,7 @@ def test_an_empty_text_is_answered_and_said_to_be_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [("decoder_input_ids", "the tokens of a decoder"), ("pixel_values", "a picture"), ("input_features", "sound")],
+    [("decoder_input_ids", "the tokens of a decoder"), ("pixel_values", "an image"), ("input_features", "sound")],
 )
 def test_inputs_that_are_no_texts_are_named(tmp_path: Path, name: str, what: str) -> None:
     """With what they are, and how such a model can be run."""

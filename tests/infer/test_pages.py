@@ -117,10 +117,10 @@ def test_a_corpus_of_pages_counts_damaged_files(retriever: Retriever, tmp_path: 
     """And holds the vectors of all others, ragged."""
     pages = tmp_path / "pages"
     shutil.copytree(retriever.pages[0].parent, pages)
-    (pages / "damaged.png").write_text("no picture")
+    (pages / "damaged.png").write_text("no image")
     report = encode_corpus(retriever.path, pages, tmp_path / "vectors", CorpusOptions())
     assert (report.num_texts, report.dimensions) == (len(retriever.pages), 8)
-    assert report.rejects == {"is not a readable picture": 1}
+    assert report.rejects == {"is not a readable image": 1}
     vectors = np.load(tmp_path / "vectors" / "part-00000.npy")
     np.testing.assert_allclose(vectors, torch.cat(retriever.vectors).numpy(), atol=1e-5)
     ends = np.load(tmp_path / "vectors" / "part-00000.indptr.npy")
@@ -137,7 +137,7 @@ def test_a_corpus_of_pages_counts_damaged_files(retriever: Retriever, tmp_path: 
             {"processor_class": "ColPaliProcessor", "image_seq_len": None},
             "has another processor than",
         ),
-        ("ColModernVBert", {"visual_prompt_prefix": "no picture"}, "the processor "),
+        ("ColModernVBert", {"visual_prompt_prefix": "no image"}, "the processor "),
         ("ColQwen2", {"image_processor.merge_size": 1}, "the processor writes"),
         ("ColQwen2", {"image_processor.patch_size": 2}, "the image processor makes pixel_values of"),
     ],
@@ -176,7 +176,7 @@ def test_metadata_that_says_no_numbers_is_refused(retriever: Retriever, tmp_path
     ("renamed", "message"),
     [
         ("attention_mask", "takes image_grid_thw, and its image processor gives input_ids, attention_mask, pixel_"),
-        ("input_ids", "is no picture side of a dual encoder or of a retriever of pages"),
+        ("input_ids", "is no image side of a dual encoder or of a retriever of pages"),
     ],
 )
 def test_a_graph_that_takes_what_its_processor_does_not_give_is_refused(

@@ -1,4 +1,4 @@
-"""Pictures are encoded and ranked by the sides of a dual encoder as transformers computes them."""
+"""Images are encoded and ranked by the sides of a dual encoder as transformers computes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Clip:
 
     Attributes:
         model: the PyTorch model.
-        pictures: files of several sizes.
+        images: files of several sizes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -65,7 +65,7 @@ class Clip:
         self.pictures = sorted((root / "pictures").iterdir())
 
     def expected(self, query: str | None = None) -> Any:
-        """Return what the model's own forward compares: pictures [N, D], or those of a text [1, D]."""
+        """Return what the model's own forward compares: images [N, D], or those of a text [1, D]."""
         processor = transformers.AutoImageProcessor.from_pretrained(self.folder, backend="pil")
         tokens = transformers.AutoTokenizer.from_pretrained(self.folder)([query or "a"], return_tensors="pt")
         pixels = processor([str(path) for path in self.pictures], return_tensors="pt")
@@ -108,18 +108,18 @@ def test_the_picture_side_takes_pixels_alone(clip: Clip) -> None:
 
 
 def test_vectors_are_those_of_transformers(clip: Clip) -> None:
-    """Of picture files of several sizes, and of texts."""
+    """Of image files of several sizes, and of texts."""
     np.testing.assert_allclose(encode(clip.images, clip.pictures), clip.expected(), atol=1e-5)
     texts = np.asarray(load(clip.texts).encode(["a cat"]))
     np.testing.assert_allclose(texts, clip.expected("a cat"), atol=1e-5)
 
 
 def test_graphs_of_pictures_store_no_codes(clip: Clip, tmp_path: Path) -> None:
-    """A corpus of pictures does, and a side whose vectors were codes would not go with the other one."""
+    """A corpus of images does, and a side whose vectors were codes would not go with the other one."""
     for task in (TASK_OF_PICTURES, "sentence-similarity"):
-        with pytest.raises(ExportError, match="--vectors_as was passed for an encoder of pictures") as caught:
+        with pytest.raises(ExportError, match="--vectors_as was passed for an encoder of images") as caught:
             export_side(clip.folder, tmp_path / "m.onnx", task, vectors_as="binary")
-        assert "a corpus of pictures" in caught.value.hint
+        assert "a corpus of images" in caught.value.hint
 
 
 def test_pictures_have_no_limit_of_tokens(clip: Clip) -> None:
@@ -146,20 +146,20 @@ def test_the_command_shows_pictures_and_how_similar_they_are(clip: Clip) -> None
     """Without a query; JSON has the vectors."""
     images = [part for path in clip.pictures[:2] for part in ("--image", str(path))]
     shown = run_infer(clip.root, "--model_path", str(clip.images), *images, "--quiet")
-    assert "Pictures:\n#  picture\n" in shown.stdout
+    assert "Images:\n#  image\n" in shown.stdout
     printed = json_of(run_infer(clip.root, "--model_path", str(clip.images), *images, "--format", "json"))
     assert printed["similarities"][0][1] == pytest.approx(float(clip.expected()[0] @ clip.expected()[1]), abs=1e-5)
     assert printed["answers"][0]["vector"] == pytest.approx(clip.expected()[0].tolist(), abs=1e-5)
 
 
 def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path) -> None:
-    """A damaged file is counted; a picture of another size since is noticed, though its name is the same."""
+    """A damaged file is counted; an image of another size since is noticed, though its name is the same."""
     pages = tmp_path / "pages"
     shutil.copytree(clip.root / "pictures", pages)
-    (pages / "0.5.png").write_text("no picture")
+    (pages / "0.5.png").write_text("no image")
     report = encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
     assert (report.num_texts, report.dimensions) == (4, 16)
-    assert report.rejects == {"is not a readable picture": 1}
+    assert report.rejects == {"is not a readable image": 1}
     files = [tmp_path / "vectors" / name for name in report.files if name.endswith(".npy")]
     vectors = np.concatenate([np.load(file) for file in sorted(files)])
     np.testing.assert_allclose(vectors, clip.expected(), atol=1e-5)
@@ -170,7 +170,7 @@ def test_a_corpus_of_pictures_is_encoded_and_resumed(clip: Clip, tmp_path: Path)
     with pytest.raises(OutputExistsError, match="was written by another command \\(another input"):
         encode_corpus(clip.images, pages, tmp_path / "vectors", CorpusOptions(shard_size=2))
     for options in (CorpusOptions(prompt="a"), CorpusOptions(calibration=tmp_path, vectors_as="int8")):
-        with pytest.raises(InputError, match="texts, but the corpus consists of pictures"):
+        with pytest.raises(InputError, match="texts, but the corpus consists of images"):
             encode_corpus(clip.images, pages, tmp_path / "others", options)
 
 
@@ -187,9 +187,9 @@ def test_a_corpus_of_pictures_is_stored_in_bits(clip: Clip, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "no pictures to run"),
-        ({"texts": ("cat",)}, "takes pictures, and --text was passed"),
-        ({"images": ("missing.png",)}, "no such picture: missing.png"),
+        ({}, "no images to run"),
+        ({"texts": ("cat",)}, "takes images, and --text was passed"),
+        ({"images": ("missing.png",)}, "no such image: missing.png"),
         ({"images": ("0.png",), "top_k": 3}, "--top_k was passed, which is for texts"),
         ({"images": ("0.png",), "text_model": Path("m.onnx")}, "--text_model was passed"),
         ({"images": ("0.png",), "query": "cat"}, "the model of texts is not named"),
@@ -204,7 +204,7 @@ def test_what_pictures_do_not_take_is_refused(clip: Clip, options: dict[str, Any
 
 def test_pictures_for_a_model_of_texts_are_refused(clip: Clip) -> None:
     """They would be left out."""
-    with pytest.raises(InputError, match="takes no pictures, and --image"):
+    with pytest.raises(InputError, match="takes no images, and --image"):
         run_texts(InferOptions(clip.texts, texts=("cat",), images=(str(clip.pictures[0]),)))
 
 
@@ -252,7 +252,7 @@ def test_a_side_of_sentence_transformers_ends_as_its_modules_say(clip: Clip, tmp
     vectors = encode(tmp_path / "out" / "m.onnx", clip.pictures)
     assert np.abs(np.linalg.norm(vectors, axis=1) - 1).min() > 0.1
     np.testing.assert_allclose(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), features, atol=1e-5)
-    with pytest.raises(CheckpointError, match="encodes texts and pictures separately"):
+    with pytest.raises(CheckpointError, match="encodes texts and images separately"):
         export_model(ExportOptions(str(tmp_path), output=tmp_path / "out" / "both.onnx"))
     write_modules("Transformer", "Pooling")
     with pytest.raises(CheckpointError, match="the modules Pooling behind a model that gives one vector"):
@@ -285,13 +285,13 @@ def test_texts_whose_padding_counts_are_padded_to_one_length(clip: Clip, tmp_pat
 
 
 def test_what_has_no_such_side_is_refused(clip: Clip, tmp_path: Path) -> None:
-    """A model of texts has no pictures; a target or a head of texts takes no side."""
+    """A model of texts has no images; a target or a head of texts takes no side."""
     bert = with_tokenizer(save(transformers.BertModel(transformers.BertConfig(**TEXT)), tmp_path / "bert"))
-    with pytest.raises(ExportError, match="BertModel takes no pictures"):
+    with pytest.raises(ExportError, match="BertModel takes no images"):
         export_side(bert, tmp_path / "m.onnx", TASK_OF_PICTURES)
     with pytest.raises(ExportError, match="--head splade makes a file for sparse-encoding"):
         export_side(clip.folder, tmp_path / "m.onnx", TASK_OF_PICTURES, head="splade")
-    with pytest.raises(TargetError, match="takes no side of an encoder of pictures"):
+    with pytest.raises(TargetError, match="takes no side of an encoder of images"):
         export_side(clip.folder, tmp_path / "m", "sentence-similarity", target="fastembed")
 
 
@@ -415,7 +415,7 @@ def test_a_corpus_of_pages_has_vectors_of_tokens(colpali: ColPali, clip: Clip, t
     [
         ({}, "encodes pages and queries separately"),
         ({"task": TASK_OF_PICTURES, "head": "embedding"}, "the head embedding does not apply to a page retriever"),
-        ({"task": TASK_OF_PICTURES, "target": "fastembed"}, "takes no side of an encoder of pictures"),
+        ({"task": TASK_OF_PICTURES, "target": "fastembed"}, "takes no side of an encoder of images"),
     ],
 )
 def test_what_a_retriever_of_pages_does_not_have_is_refused(

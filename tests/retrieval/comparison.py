@@ -219,7 +219,7 @@ _CHECKS = {DENSE: _vectors, SPARSE: _vectors, RERANKER: _reranker, LATE: _late, 
 
 
 def _pictures(folder: Path, root: Path) -> Iterator[str]:
-    """Compare both sides of a dual encoder, on texts and on picture files.
+    """Compare both sides of a dual encoder, on texts and on image files.
 
     Raises:
         OnnxtoolError: a side cannot be exported, or its file cannot be run.

@@ -1,4 +1,4 @@
-"""Small retrievers of pages as pictures, saved by transformers and by sentence-transformers."""
+"""Small retrievers of pages as images, saved by transformers and by sentence-transformers."""
 
 from __future__ import annotations
 

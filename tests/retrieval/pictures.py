@@ -1,4 +1,4 @@
-"""Small dual encoders of texts and pictures, saved by sentence-transformers, and pictures to compare them on."""
+"""Small dual encoders of texts and images, saved by sentence-transformers, and images to compare them on."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def picture_cases() -> Iterator[Case]:
     yield Case("CLIP, Normalize", PICTURES, _dual(Normalize))
     yield Case("CLIP, Dense and Normalize", PICTURES, _dual(_projection, Normalize))
     yield Case("CLIP, truncate_dim", PICTURES, _dual(truncate_dim=8))
-    yield Case("CLIP, settings of pictures", PICTURES, _dual(processing_kwargs={"image": {"do_center_crop": False}}))
+    yield Case("CLIP, settings of images", PICTURES, _dual(processing_kwargs={"image": {"do_center_crop": False}}))
     yield Case("SigLIP, whose texts depend on their padding", PICTURES, _dual(base=_siglip))
 
 
 def write_pictures(folder: Path) -> list[Path]:
-    """Write pictures of several sizes and kinds."""
+    """Write images of several sizes and kinds."""
     folder.mkdir()
     for number, (height, width) in enumerate([(60, 80), (90, 40), (33, 35), (32, 32), (300, 200), (20, 17)]):
         coarse = np.random.default_rng(number).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)

@@ -43,7 +43,7 @@ def _save(path: Path, nodes: list[Any], inputs: list[Any], weights: Sequence[Any
 
 @pytest.fixture
 def detector(tmp_path: Path) -> ModelFile:
-    """Pictures of bytes whose height and width are multiples of 32."""
+    """Images of bytes whose height and width are multiples of 32."""
     nodes = [
         helper.make_node("Cast", ["x"], ["floats"], to=_FLOAT),
         helper.make_node("Reshape", ["floats", "blocks"], ["blocked"]),
@@ -59,7 +59,7 @@ def test_cases_that_the_file_refuses_are_left_out_and_named(detector: ModelFile,
     assert report is not None
     assert {case.inputs["x"] for case in report.cases} >= {(1, 3, 64, 64), (2, 3, 96, 160)}
     (refused,) = report.refused
-    assert refused.startswith("pictures of 3 x 37 x 53 (")
+    assert refused.startswith("images of 3 x 37 x 53 (")
     assert "Reshape" in refused
 
 

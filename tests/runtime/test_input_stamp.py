@@ -35,7 +35,7 @@ def _ragged(*, left: bool) -> Case:
 
 
 def _pictures(path: Path, **stamped: Any) -> Path:
-    """Write a classifier of pictures in patches of 16, with a dynamic height and width, and a stamp."""
+    """Write a classifier of images in patches of 16, with a dynamic height and width, and a stamp."""
     generator = np.random.default_rng(0)
     weights = {
         "patches": generator.standard_normal((4, 3, 16, 16)).astype(np.float32) / 8,
@@ -65,7 +65,7 @@ def _pictures(path: Path, **stamped: Any) -> Path:
 _OF_PICTURES: dict[str, Any] = {
     "inputs": {"pixel_values": {"kind": "normal"}},
     "cases": [
-        {"case": "one picture", "shapes": {"pixel_values": [1, 3, 32, 32]}},
+        {"case": "one image", "shapes": {"pixel_values": [1, 3, 32, 32]}},
         {"case": "wide ones", "shapes": {"pixel_values": [2, 3, 32, 64]}},
     ],
 }
@@ -104,7 +104,7 @@ def test_a_decoder_starts_with_its_first_token_and_is_padded_behind() -> None:
 
 def test_what_is_stamped_is_read_back(tmp_path: Path) -> None:
     """Through the metadata of a file; cases that differ in their content only are one."""
-    case = Case("one picture", {"pixel_values": np.zeros((1, 3, 32, 32), np.float32)}, None)
+    case = Case("one image", {"pixel_values": np.zeros((1, 3, 32, 32), np.float32)}, None)
     path = _pictures(tmp_path / "model.onnx")
     inputs = ModelFile.open(path).structure.inputs
     described = InputStamp.of(inputs, {"pixel_values": InputKind(NORMAL)}, [case, case])
@@ -166,12 +166,12 @@ def test_a_text_of_padding_alone_is_added_to_a_stamp_without_one() -> None:
     assert (usual.has_empty_rows, added.has_empty_rows) == (False, True)
     np.testing.assert_array_equal(added.feeds["attention_mask"].sum(axis=1), [0, 4, 1])
     assert described.with_padding_alone() == described
-    pictures = InputStamp.of((), {}, [Case("one picture", {}, None)])
+    pictures = InputStamp.of((), {}, [Case("one image", {}, None)])
     assert pictures.with_padding_alone() == pictures
 
 
 def test_optimize_and_benchmark_make_pictures_of_a_size_that_the_model_takes(tmp_path: Path) -> None:
-    """A graph of patches says nothing of their size, and made-up pictures are smaller than one."""
+    """A graph of patches says nothing of their size, and made-up images are smaller than one."""
     path = _pictures(tmp_path / "model.onnx", **_OF_PICTURES)
     report = optimize_model(OptimizeOptions(path))
     assert report.verification is not None

@@ -1,4 +1,4 @@
-"""Pictures, pages and queries become what transformers makes of them; hostile settings end in one clear error."""
+"""Images, pages and queries become what transformers makes of them; hostile settings end in one clear error."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_settings_nested_in_those_of_the_processor_win(tmp_path: Path) -> None:
 def test_settings_that_make_no_sense_are_one_error(
     name: Any, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """When the processor is loaded, or with the first picture; no code of the checkpoint runs."""
+    """When the processor is loaded, or with the first image; no code of the checkpoint runs."""
     (tmp_path / "evil.py").write_text("raise SystemExit(3)")
     with pytest.raises(InputError) as raised:
         processor_of(tmp_path, name, settings).prepare(Image.new("RGB", (50, 50), "red"))

@@ -166,7 +166,7 @@ PATTERNS: dict[str, Pattern] = {
         torch.ones(2, 4, 4))), f(2, 3, 4), f(5, 4), f(5)),
     "chain of products": (lambda x, y: (torch.linalg.multi_dot([x, y, x]), torch.matrix_power(x @ y, 3), x @ y @ x),
         f(3, 4), f(4, 3)),
-    # convolutions, pools and pictures
+    # convolutions, pools and images
     "convolution": (lambda x, w, c: (F.conv2d(x, w, c), F.conv2d(x, w, c, stride=2, padding=1), F.conv2d(x, w,
         dilation=2)), f(2, 3, 8, 8), f(4, 3, 3, 3), f(4)),
     "groups": (lambda x, w: (F.conv2d(x, w, groups=2), F.conv2d(x, w, groups=2, padding="same")), f(2, 4, 6, 6), f(4,

@@ -72,7 +72,7 @@ FUNCTIONS: dict[str, Function] = {
         for kind in ("amax", "amin")
         for own in (True, False)
     ],
-    # pictures
+    # images
     "max_pool1d": lambda x, y: (functional.max_pool1d(x[None], 3), functional.max_pool1d(y[None], 1)),
     "max_pool2d": lambda x, y: [functional.max_pool2d(z[None, None], 3, 2, 1) for z in (x, y, x.double())],
     "indices of max_pool": lambda x, _: functional.max_pool2d(x[None, None], 3, 2, 1, return_indices=True),

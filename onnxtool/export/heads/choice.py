@@ -394,7 +394,7 @@ def _require_known(read: Callable[[Source], object], source: Source, anyway: str
     try:
         read(source)
     except CheckpointError as error:
-        hint = f"pass {anyway} to export it anyway, and prepare pictures with transformers"
+        hint = f"pass {anyway} to export it anyway, and prepare images with transformers"
         raise CheckpointError(error.message, hint) from None
 
 
@@ -428,7 +428,7 @@ def _require_own_outputs(source: Source) -> None:
     modules = source.sentence_modules
     if modules.encodes_pictures:
         raise source.refuse(
-            f"sentence-transformers encodes texts and pictures separately with {source.model_name}",
+            f"sentence-transformers encodes texts and images separately with {source.model_name}",
             f"export each side: {' and '.join(f'--task {side.task}' for side in SIDES)}",
         )
     others = [kind for kind in modules.kinds if kind not in (*TRANSFORMERS, "Dropout")]

@@ -162,7 +162,7 @@ _PICTURE_TASKS = ("image-classification",)
 _DECODER_LIMITS = ("max_target_positions", "max_decoder_position_embeddings", "max_position_embeddings")
 _SOUNDS = ("input_values", "input_features")
 # Substrings of input names by their content: `pixel_values_videos`, `audio_input_features`.
-_BESIDE_TEXT = {"pictures": ("pixel_values",), "sound": _SOUNDS}
+_BESIDE_TEXT = {"images": ("pixel_values",), "sound": _SOUNDS}
 # Encoder-decoders that do not generate derive the decoder input by shifting the encoder's.
 _NOT_GENERATING = ("Classification", "QuestionAnswering")
 
@@ -182,7 +182,7 @@ def find_modality(model: Any, checkpoint: Checkpoint, *, text: str | None = None
     parameters = inspect.signature(model.forward).parameters
     accepted = tuple(parameters)
     if checkpoint.task == TASK_OF_PICTURES and "pixel_values" not in accepted:
-        raise ExportError(f"{type(model).__name__} takes no pictures", "leave --task out, or pass another one")
+        raise ExportError(f"{type(model).__name__} takes no images", "leave --task out, or pass another one")
     modality: Modality
     if checkpoint.task == TASK_OF_PICTURES and checkpoint.is_of_pages and "input_ids" in accepted:
         return find_page_inputs(model, checkpoint, accepted)
@@ -265,7 +265,7 @@ def _text_and_images(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     dual = checkpoint.task in _DUAL_TASKS or _is_dual(model)
     if not dual and checkpoint.task not in _TEXT_TASKS:
         raise ExportError(
-            f"{type(model).__name__} takes pictures among the words of a text (input_ids and pixel_values)",
+            f"{type(model).__name__} takes images among the words of a text (input_ids and pixel_values)",
             f"pass the --task of its text part ({', '.join(_TEXT_TASKS)}), or save only a part of it",
         )
     texts = TextInputs.of(model, checkpoint.load_tokenizer(), accepted, text=text)

@@ -91,8 +91,8 @@ class ImageInputs:
         """Several batches and sizes, images smaller than their batch, black, high-contrast and real ones."""
         usual = usual_sizes(self)
         wanted: list[tuple[str, dict[str, int]]] = [
-            ("one picture", {self.batch_axis: 1}),
-            ("several pictures", {self.batch_axis: 5}),
+            ("one image", {self.batch_axis: 1}),
+            ("several images", {self.batch_axis: 5}),
         ]
         for axis in self.axes[1:]:
             wanted += [
@@ -108,7 +108,7 @@ class ImageInputs:
             feeds = self.feeds(usual | sizes | dict(fixed), seed=seed)
             cases.append(Case(description, feeds, None))
         plain = self.feeds(usual | dict(fixed), seed=7)
-        cases.append(Case("black pictures", scaled(plain, 0.0), None))
+        cases.append(Case("black images", scaled(plain, 0.0), None))
         cases.append(Case("strong contrast", scaled(plain, 3.0), None))
         cases.append(Case("other noise", self.feeds(usual | {self.batch_axis: 3} | dict(fixed), seed=8), None))
         if self._has_mask:
@@ -131,9 +131,9 @@ class ImageInputs:
 
     def _real(self, fixed: Sizes) -> list[Case]:
         batch = fixed.get(self.batch_axis, 2)
-        shown = {f"a picture of {height} x {width}": [(height, width)] * batch for height, width in _PICTURE_SIZES}
+        shown = {f"an image of {height} x {width}": [(height, width)] * batch for height, width in _PICTURE_SIZES}
         if self._has_mask and batch > 1:
-            shown["pictures of several sizes"] = [_PICTURE_SIZES[row % len(_PICTURE_SIZES)] for row in range(batch)]
+            shown["images of several sizes"] = [_PICTURE_SIZES[row % len(_PICTURE_SIZES)] for row in range(batch)]
         cases = []
         for description, sizes in shown.items():
             real = _prepare(self.processor, [draw_picture(*size) for size in sizes])

@@ -249,7 +249,7 @@ def _page_tokens(checkpoint: Checkpoint) -> Any:
     tokens, mask, types_of = (inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids"))
     if not (tokens[0] == tokens[1]).all() or not mask.all() or types_of.any():
         raise ExportError(
-            f"the processor of {checkpoint.source.model_name} gives other tokens for each picture",
+            f"the processor of {checkpoint.source.model_name} gives other tokens for each image",
             "save it again with transformers 5.23",
         )
     return tokens[0].clone()

@@ -44,7 +44,7 @@ class TextInputs:
         end_id: the end token for models that look for it (BART's classifiers); None if they do not.
         text: a text to trace the model on, next to our own.
         batch_axis: the name of axis B.
-        left_out: the model's non-text inputs that are not included: `pictures`, `sound`.
+        left_out: the model's non-text inputs that are not included: `images`, `sound`.
         padded_length: the length that all texts are padded to, for an encoder whose result depends on padding (SigLIP);
             None for others.
     """

@@ -146,7 +146,7 @@ _INDICES = Denied(
     "onnxruntime's index of a maximum is not the index of a NaN",
     lambda node: any(user.target is operator.getitem and user.args[1] == 1 for user in node.users),
 )
-_SAMPLED = Denied("onnxruntime reads outside of the picture where a coordinate is NaN")
+_SAMPLED = Denied("onnxruntime reads outside of the image where a coordinate is NaN")
 _SCORES = Denied(
     "a small result of long sums, such as scores of sparse vectors: the loss has the rounding of PyTorch's order",
     _is_sum_of_scores,
@@ -206,6 +206,7 @@ DECISIONS: dict[object, Decision] = {
     # order, running maxima and products
     **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
     aten.searchsorted.Tensor: Decision(order.search_sorted),
+    aten.bucketize.Tensor: Decision(order.bucketize),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
     aten.max.dim: Decision(order.maximum_of_booleans),
     aten.cummax.default: Decision(partial(order.running_extreme, replaces=torch.ge)),

@@ -196,7 +196,7 @@ NN = (
         _cross_entropy(ignore_index=255),
         {"ignore_index": 255},
         constants=(2,),
-        note="of pictures",
+        note="of images",
     ),
     Case(
         "NegativeLogLikelihoodLoss",

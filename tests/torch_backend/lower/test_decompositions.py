@@ -149,6 +149,7 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
             lambda x, right=right: (
                 torch.searchsorted(torch.tensor([-1.0, 0.5, 0.5, 2.0]), x, right=right, out_int32=True),
                 torch.bucketize(x, torch.tensor([-1.0, 0.5, 2.0]), right=right),
+                torch.bucketize(x.sum(), torch.tensor([-1.0, 0.5, 2.0]), right=right),
                 torch.searchsorted(torch.tensor([[1.0, 2.0]]).repeat(4, 1), x, right=right),
                 torch.searchsorted(torch.tensor([2.0, 0.5, 1.0]), x, right=right, sorter=torch.tensor([1, 2, 0])),
             ),

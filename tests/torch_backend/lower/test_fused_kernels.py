@@ -28,7 +28,7 @@ def perceptron() -> nn.Module:
 
 
 def pictures() -> nn.Module:
-    """Return a block of a net for pictures, between two convolutions."""
+    """Return a block of a net for images, between two convolutions."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 2, 1))
     )

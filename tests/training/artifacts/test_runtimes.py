@@ -22,7 +22,7 @@ from tests.training.small_models import make, perceptron
 
 
 def convolution() -> onnx.ModelProto:
-    """Make a picture [N, 2, 6, 6] -> convolution, normalization, pooling and a layer -> three classes."""
+    """Make an image [N, 2, 6, 6] -> convolution, normalization, pooling and a layer -> three classes."""
     draw = np.random.default_rng(0)
     shapes = {"kernel": (4, 2, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,), "w": (16, 3), "b": (3,)}
     arrays = {name: draw.uniform(0.5, 1, shape).astype(np.float32) for name, shape in shapes.items()}
@@ -86,9 +86,9 @@ def test_every_operator_has_a_kernel_in_browsers_and_phones(
 def test_what_runtimes_lack_is_found(kernels: dict[str, list[tuple[int, int | None]]]) -> None:
     """An operator of onnxruntime-training, and a standard one without a kernel; not one that is a function."""
     model = onnx.parser.parse_model("""<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
-        g (float[2] x, uint8[9] code) => (float[2] y, uint8[H,W,3] picture) {
+        g (float[2] x, uint8[9] code) => (float[2] y, uint8[H,W,3] image) {
             a = com.microsoft.InPlaceAccumulatorV2(x, x)
-            picture = ImageDecoder(code)
+            image = ImageDecoder(code)
             y = Gelu(x)
         }""")
     assert [runs(node, model, kernels) for node in model.graph.node] == [False, False, True]

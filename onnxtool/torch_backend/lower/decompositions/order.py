@@ -45,6 +45,13 @@ def search_sorted(
     return low.reshape(x.shape).to(torch.int32 if out_int32 else torch.int64)
 
 
+def bucketize(
+    x: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
+) -> torch.Tensor:
+    """Return the bucket of each value; PyTorch's own decomposition reads a single value, which a traced graph lacks."""
+    return search_sorted(boundaries, x, out_int32=out_int32, right=right)
+
+
 # Running maxima, minima and products, by combining each value with the one 1, 2, 4, ... positions before it.
 
 
