@@ -37,9 +37,9 @@ not in this table has none: the error lists all such nodes of a model, and the p
 _NETWORKS = """
 ## Networks
 
-Small networks with random weights, as torch.onnx exports them. The errors are the largest over all parameters against
-PyTorch in float64, relative to the network's largest gradient. A test allows each parameter three times PyTorch's
-error.
+Small networks with random weights, as torch.onnx exports them. Each error is the largest over all parameters, compared
+with PyTorch in float64 and relative to the network's largest gradient. A test allows each parameter three times
+PyTorch's error.
 
 | network | parameters | error of the gradient graph | error of PyTorch in float32 |
 |---|---|---|---|

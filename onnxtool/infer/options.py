@@ -57,8 +57,8 @@ TextTask = Annotated[str | None, Option(choices=TEXT_TASKS)]
 AnyTask = Annotated[
     str | None,
     Option(
-        "Read texts as queries or documents (query, document), with the checkpoint's prompt of that name, length and "
-        f"counting tokens. Or the task of a file from another exporter: {', '.join(FILE_TASKS)}.",
+        "Read texts as queries or documents (query, document), with the checkpoint's prompt and length of that name, "
+        f"and the tokens that count for it. Or the task of a file from another exporter: {', '.join(FILE_TASKS)}.",
         choices=(*TEXT_TASKS, *FILE_TASKS),
         metavar="TASK",
         default="document for late interaction, otherwise neither; onnxtool's own files state their task",
