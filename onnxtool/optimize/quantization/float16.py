@@ -68,7 +68,7 @@ _LARGEST = 65504.0
 # The smallest normal number, and the smallest subnormal one; numbers between them lose digits.
 LEAST = 2.0**-14
 _SMALLEST = 2.0**-24
-_BRANCHES = "branches and bodies of loops stay as they are"
+_BRANCHES = "branches and loop bodies are left unchanged"
 # onnxruntime's converter keeps these in float32, and after them a mask's lowest float32 would become an infinity.
 _TAKEN = frozenset({"Max", "Min"})
 # It converts these, although their scales need more digits than float16 has.

@@ -73,7 +73,7 @@ def nothing_to_quantize(model: ir.Model, refused: Sequence[str]) -> PassError:
     if refused:
         what = refusals(refused)
     elif any(node.graph is not model.graph for node in found.values()):
-        what = "its layers lie in branches or bodies of loops, which stay as they are"
+        what = "its layers lie in branches or loop bodies, which are left unchanged"
     elif found:
         what = f"its layers are in {', '.join(found)} already"
     elif any(node.op_type == "DequantizeLinear" for node in nodes):
@@ -88,7 +88,7 @@ def nothing_to_quantize(model: ir.Model, refused: Sequence[str]) -> PassError:
         if others:
             what += f"; its weights are in {', '.join(sorted(others))}"
         if any(node.graph is not model.graph for node in nodes):
-            what += ", and branches and bodies of loops stay as they are"
+            what += "; branches and loop bodies are left unchanged"
     return PassError("no linear layer has a float32 weight to quantize", f"{what}; leave --precision out")
 
 

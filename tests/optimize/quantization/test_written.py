@@ -154,7 +154,7 @@ def quantized(name: str) -> list[Any]:
                 ),
             ],
             [],
-            "it has no MatMul or Gemm with a weight, and branches and bodies of loops stay as they are",
+            "it has no MatMul or Gemm with a weight; branches and loop bodies are left unchanged",
         ),
         (
             [
@@ -183,7 +183,7 @@ def quantized(name: str) -> list[Any]:
                 ),
             ],
             weights("w"),
-            "branches or bodies of loops",
+            "branches or loop bodies",
         ),
         ([helper.make_node("Gemm", ["x", "w"], ["y"], alpha=0.5)], weights("w"), "scaled"),
     ],
