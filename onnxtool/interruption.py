@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -13,6 +13,7 @@ from types import FrameType
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # A half-removed folder would remain, or a published corpus with the records of its run.
 _TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree", "_publish_whole"))
+_MOST_STAGED_BYTES = 1 << 16  # of names: a corpus stages files as long as it runs
 _asked: list[BaseException] = []
 _staged: list[int] = []  # the descriptor of a file in memory, which the parent of a supervised command reads
 
@@ -47,9 +48,15 @@ def share_staged() -> None:
 
 
 def tell_staged(path: Path) -> None:
-    """Tell a supervising process that a staging folder will be made."""
+    """Tell a supervising process that a staging folder will be made; one that is full forgets what is gone."""
     for descriptor in _staged:
-        os.write(descriptor, os.fsencode(path.absolute()) + b"\0")
+        with suppress(OSError):  # a limit on the size of files holds here too
+            if os.fstat(descriptor).st_size > _MOST_STAGED_BYTES:
+                left = [one for one in told_staged() if one.exists()]
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, b"".join(os.fsencode(one) + b"\0" for one in left))
+            os.write(descriptor, os.fsencode(path.absolute()) + b"\0")
 
 
 def told_staged() -> set[Path]:

@@ -96,3 +96,18 @@ def test_an_interruption_that_a_library_swallows_is_not_forgotten(
         write()
     assert output.read_text() == "the earlier result"
     assert list(tmp_path.iterdir()) == [output]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="commands are supervised on Linux")
+def test_what_is_told_of_staged_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus stages files as long as it runs; those that are there still are not forgotten."""
+    monkeypatch.setattr(interruption, "_staged", [])
+    interruption.share_staged()
+    (descriptor,) = interruption._staged
+    (tmp_path / "kept").mkdir()
+    interruption.tell_staged(tmp_path / "kept")
+    for number in range(3_000):
+        interruption.tell_staged(tmp_path / f"gone-{number}")
+    assert os.fstat(descriptor).st_size < 1 << 17
+    assert {tmp_path / "kept", tmp_path / "gone-2999"} <= interruption.told_staged()
+    os.close(descriptor)

@@ -68,9 +68,10 @@ class _Steps:
 class _Body:
     """A copy of a body in which each value from outside is an input or a constant, to be differentiated by itself."""
 
-    def __init__(self, body: ir.Graph, place: ir.Graph, active: Collection[ir.Value]) -> None:
+    def __init__(self, body: ir.Graph, node: ir.Node, active: Collection[ir.Value]) -> None:
         self.graph = body.clone(allow_outer_scope_values=True)
-        self.graph.opset_imports.update(place.opset_imports)
+        if node.graph is not None:
+            self.graph.opset_imports.update(node.graph.opset_imports)
         self.arguments = list(self.graph.inputs)
         self._outside: dict[ir.Value, ir.Value] = {}
         own = {*self.arguments, *self.graph.initializers.values()}
@@ -181,11 +182,9 @@ def _outside(n: Backward) -> list[ir.Value]:
 def _if(n: Backward, differentiate: Differentiate) -> tuple[Tensor, ...]:
     """Return the gradients of the values that the branches read."""
     build, outside = n.build, _outside(n)
-    place = n.node.graph
-    assert isinstance(place, ir.Graph)  # noqa: S101  nodes of functions are inlined before
     branches = {}
     for name in ("then_branch", "else_branch"):
-        body = _Body(n.node.attributes[name].as_graph(), place, outside)
+        body = _Body(n.node.attributes[name].as_graph(), n.node, outside)
         seeds = {index: gradient for index, gradient in enumerate(n.gradients) if gradient is not None}
         inputs = body.weigh(seeds)
         gradients = body.differentiate(differentiate, (), outside)
@@ -222,6 +221,8 @@ def _tape(n: Backward, steps: _Steps) -> list[Tensor]:
     body = steps.body.clone(allow_outer_scope_values=True)
     kept = list(body.inputs[steps.first : steps.first + count])
     kept += body.inputs[:1] if steps.first else []
+    if not kept:
+        return []
     for value, state in zip(kept, steps.states, strict=False):
         value.type = value.type or state.value.type
     inner = Builder(body, names=build.names)
@@ -241,10 +242,8 @@ def _tape(n: Backward, steps: _Steps) -> list[Tensor]:
 def _repeated(n: Backward, differentiate: Differentiate, steps: _Steps) -> tuple[Tensor, ...]:
     """Return the gradients of the states before the first step, of what is sliced, and of what is read from outside."""
     build, outside = n.build, _outside(n)
-    place = n.node.graph
-    assert isinstance(place, ir.Graph)  # noqa: S101  nodes of functions are inlined before
     count = len(steps.states)
-    body = _Body(steps.body, place, outside)
+    body = _Body(steps.body, n.node, outside)
     arguments = body.arguments[steps.first :]
     for value, tensor in zip(arguments, (*steps.states, *(one for one, *_ in steps.slices)), strict=True):
         value.type = value.type or tensor.value.type

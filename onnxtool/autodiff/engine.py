@@ -247,7 +247,9 @@ class _ReverseSweep:
             if value is None:
                 continue
             try:
-                gradient = self._apply(Backward(self._build, node, index, gradients, self._flow.active[node]))
+                gradient = self._apply(
+                    Backward(self._build, node, index, gradients, self._flow.active[node]), self._build.tensor(value)
+                )
             except UnknownDtypeError as error:  # perhaps caused by an unknown operator, which is also refused
                 self._unknown[node] = Refusal(str(error))
                 gradient = self._build.tensor(value)
@@ -256,17 +258,14 @@ class _ReverseSweep:
                 gradient = self._build.tensor(value)  # a placeholder, to find the remaining refusals too
             self._contributions.setdefault(value, []).append(gradient)
 
-    def _apply(self, back: Backward) -> Tensor:
-        """Return the gradient with respect to the input `back.index`."""
+    def _apply(self, back: Backward, value: Tensor) -> Tensor:
+        """Return the gradient with respect to the input `back.index`, which is `value`."""
         rule = _find_rule(back.node)
         if rule is None:
             raise Refusal("")
         for place, gradient in enumerate(back.gradients):
             if gradient is not None and place not in rule.outputs:
                 raise Refusal(f"not through its output {place}")
-        read = reads(back.node)[back.index]
-        assert read is not None  # noqa: S101  it was checked before
-        value = self._build.tensor(read)
         kind = value.value.dtype
         if kind is not None and kind.is_integer() and (back.node.domain, back.node.op_type) not in READERS:
             raise Refusal(f"its input {back.index} is of quantized numbers")

@@ -45,6 +45,16 @@ GRAPHS: dict[str, tuple[str, str, str, dict[str, object]]] = {
         (f"last, y = Scan<num_scan_inputs=1, {_STEP}>(z, x) t = Concat<axis=0>(last, z) u = MatMul(y, w) "
         "v = ReduceSum<keepdims=0>(u) h = Mul(t, v)"), {},
     ),
+    "a Scan without states": (
+        "double[4,2] x, double[2] w", "",
+        """h = Scan<num_scan_inputs=1, body = step (double[2] now) => (double[2] read) {
+             a = Mul(now, w) read = Tanh(a) }>(x)""", {},
+    ),
+    "a Loop that only stacks": (
+        "double[2] w, int64 m", "",
+        """true = Constant<value = bool {1}>() h = Loop<body = step (int64 i, bool c) => (bool d, double[2] read) {
+             d = Identity(c) a = Cast<to=11>(i) b = Mul(a, w) read = Sin(b) }>(m, true)""", {"m": np.array(3)},
+    ),
     "a Scan from the end, along another axis": (
         "double[2] z, double[2,4] x, double[2,2] w", "",
         (f"last, h = Scan<num_scan_inputs=1, scan_input_axes=[1], scan_input_directions=[1], scan_output_axes=[-1], "

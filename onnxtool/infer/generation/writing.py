@@ -417,8 +417,8 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
     logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("error", UserWarning)
+            warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+            warnings.filterwarnings("error", category=UserWarning, module="transformers")
             yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, UserWarning) as error:
         raise InputError(
