@@ -133,7 +133,7 @@ def _fusion(count: FusionCount) -> str:
 
 
 def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
-    """Describe what was tried on this machine, and why a candidate was ruled out."""
+    """Describe what was tried on this machine, and why a candidate was ruled out or not judged."""
     if not candidates:
         return []
     shapes = tuple(dict.fromkeys(shape for one in candidates for shape in one.latency_ms))
@@ -143,7 +143,7 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
         latencies = [f"{one.latency_ms[shape]:.4g} ms" if shape in one.latency_ms else "" for shape in shapes]
         size = "" if one.size_bytes is None else format_bytes(one.size_bytes)
         error = "" if one.error is None else f"{one.error:.2g}"
-        verdict = "chosen" if one.chosen else one.reason
+        verdict = "chosen" if one.chosen else one.reason or (one.not_judged and f"not judged: {one.not_judged}")
         quality = [f"{one.quality[name]:.4f}" if name in one.quality else "" for name in measures]
         rows.append((f"{one.precision} {one.activations}".strip(), *latencies, size, error, *quality, verdict))
     figures = (*shapes, "size", "error", *measures)

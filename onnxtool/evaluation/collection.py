@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from html import unescape
+from itertools import chain, islice
 from pathlib import Path
+
+import numpy as np
 
 from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
 from onnxtool.encoding.digests import id_digest
@@ -27,6 +30,10 @@ from onnxtool.evaluation.hub import Fetched, fetch_collection
 from onnxtool.evaluation.options import DEFAULT_SPLIT
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines, parse_json
 
+_SEED = 0
+_SAMPLED_QUERIES = 100
+_FEWEST_DOCUMENTS = 500  # that are worth a sample
+_SAMPLED_PART, _MOST_SAMPLED = 4, 2000  # documents of a sample: one of so many, and at most so many
 _QUERIES = (
     *("queries.jsonl", "queries.parquet", "queries.tsv", "queries"),
     *("topics.tsv", "topics.txt", "topics.xml", "topics"),
@@ -153,6 +160,32 @@ def read_documents(collection: Collection, rejects: Counter[str] | None = None) 
             yield line
         elif rejects is not None:
             rejects[line.kind if isinstance(line, Reject) else REPEATED_ID] += 1
+
+
+def sample_queries(collection: Collection) -> Collection:
+    """Return the collection with at most 100 of its queries: random ones, always with the same seed."""
+    names, size = list(collection.queries), min(len(collection.queries), _SAMPLED_QUERIES)
+    numbers = sorted(np.random.default_rng(_SEED).choice(len(names), size, replace=False))
+    chosen = {names[number]: collection.queries[names[number]] for number in numbers}
+    return replace(collection, queries=chosen, judgements={name: collection.judgements[name] for name in chosen})
+
+
+def sample_documents(collection: Collection, preferred: Iterable[str]) -> list[Document]:
+    """Return all judged documents, then as many of the `preferred` ones and of random others as a sample may have.
+
+    Empty if the collection is small, if most of it is judged, or if it consists of images.
+    """
+    ids = [document.id for document in read_documents(collection)]
+    known = frozenset(ids)
+    judged = known.intersection(chain.from_iterable(collection.judgements.values()))
+    size = max(len(judged), min(len(ids) // _SAMPLED_PART, _MOST_SAMPLED))
+    if len(ids) < _FEWEST_DOCUMENTS or 2 * size > len(ids):
+        return []
+    others = (ids[number] for number in np.random.default_rng(_SEED).permutation(len(ids)))
+    ordered = dict.fromkeys((*judged, *(name for name in preferred if name in known), *others))
+    chosen = frozenset(islice(ordered, size))
+    documents = [document for document in read_documents(collection) if document.id in chosen]
+    return [] if any(document.sha256 for document in documents) else documents
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -125,8 +125,9 @@ class Candidate:
         size_bytes: file size; None if there is no file.
         error: the largest 1 - cosine of an output, or of a row of one, on the calibration texts; None if unknown.
         chosen: whether it is the output.
-        reason: why it was not possible; otherwise empty.
+        reason: why it was ruled out; otherwise empty.
         quality: mean of each retrieval measure by name; empty if none was measured.
+        not_judged: why the judge did not evaluate it, although nothing rules it out; otherwise empty.
     """
 
     precision: str
@@ -137,6 +138,7 @@ class Candidate:
     chosen: bool
     reason: str
     quality: Mapping[str, float] = field(default_factory=dict)
+    not_judged: str = ""
 
 
 @dataclass(frozen=True)

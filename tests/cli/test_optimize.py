@@ -140,7 +140,17 @@ def test_auto_tells_of_all_candidates(encoder: Path, texts: Path) -> None:
             done.stdout
         )
     assert done.stdout.count(" chosen") == 1
-    keys = {"precision", "activations", "latency_ms", "size_bytes", "error", "chosen", "reason", "quality"}
+    keys = {
+        "precision",
+        "activations",
+        "latency_ms",
+        "size_bytes",
+        "error",
+        "chosen",
+        "reason",
+        "quality",
+        "not_judged",
+    }
     assert [one.keys() for one in report["candidates"]] == [keys] * 6
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]
     assert chosen["precision"] == report["precision"]

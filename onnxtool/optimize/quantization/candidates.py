@@ -56,6 +56,7 @@ class _CandidateRun:
         samples_ms: latencies by shape name.
         reason: why it was ruled out.
         quality: the judge's measurements.
+        not_judged: why the judge did not look at it.
     """
 
     precision: str
@@ -67,6 +68,7 @@ class _CandidateRun:
     samples_ms: dict[str, list[float]] = field(default_factory=dict)
     reason: str = ""
     quality: Mapping[str, float] = field(default_factory=dict)
+    not_judged: str = ""
 
     @property
     def label(self) -> str:
@@ -93,6 +95,7 @@ class _CandidateRun:
             chosen=is_chosen,
             reason=self.reason,
             quality=self.quality,
+            not_judged=self.not_judged,
         )
 
 
@@ -118,8 +121,9 @@ def choose(
 ) -> tuple[Converted, tuple[Candidate, ...]]:
     """Return the fused `model` in the fastest precision within the error bound, and all candidates.
 
-    The fastest one has the smallest geometric mean of median latencies over all shapes. Candidates that fail, exceed
-    the error bound or are rejected by the judge stay in the list with the reason.
+    The fastest one has the smallest geometric mean of median latencies over all shapes. The judge looks at candidates
+    from the fastest to the slowest, and only until one passes. Candidates that fail, exceed the error bound, are
+    rejected by the judge or are slower than the one that passed stay in the list with the reason.
 
     Raises:
         ProviderError: the provider cannot run on this machine.
@@ -133,11 +137,12 @@ def choose(
             if first.reason:  # all others are measured against it
                 raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
         _measure_errors(candidates, conversion)
-        if judge is not None:
-            _judge(candidates, judge)
         _time(candidates, timing_feeds(conversion.source, conversion.feeds), conversion)
-    possible = [one for one in candidates if not one.reason]
-    chosen = min(possible, key=lambda one: _geometric_mean(one.latency_ms.values()), default=None)
+        possible = [one for one in candidates if not one.reason]
+        possible.sort(key=lambda one: _geometric_mean(one.latency_ms.values()))
+        if judge is not None:
+            possible = _judge(possible, judge)
+    chosen = next(iter(possible), None)
     if chosen is None or chosen.converted is None:
         raise PassError(f"no precision is possible here: fp32: {first.reason}", "pass the --precision that you want")
     return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in candidates)
@@ -203,12 +208,17 @@ def timing_feeds(source: ModelFile, others: Sequence[Feeds]) -> dict[str, Feeds]
     return feeds
 
 
-def _judge(candidates: Sequence[_CandidateRun], judge: Judge) -> None:
-    """Let the judge look at every candidate that is possible so far."""
-    for one in candidates:
-        if one.path is not None and not one.reason:
+def _judge(by_speed: Sequence[_CandidateRun], judge: Judge) -> list[_CandidateRun]:
+    """Return the fastest candidate that the judge accepts; slower ones are not shown to it."""
+    accepted: list[_CandidateRun] = []
+    for one in by_speed:
+        if accepted:
+            one.not_judged = f"slower than {accepted[0].label}, which passed"
+        elif one.path is not None:
             tell(f"judging {one.label}")
             one.quality, one.reason = judge(one.path)
+            accepted += [] if one.reason else [one]
+    return accepted
 
 
 def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:

@@ -132,7 +132,7 @@ def test_a_candidate_that_is_not_possible_is_a_row_with_its_reason(
 
 
 def test_a_judge_refuses_the_fastest(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it measured and why it refuses stand in the row; those that are not possible are not shown to it."""
+    """What it measured and why it refuses stand in the row, and the next in speed is shown to it."""
     compare_with_float32(monkeypatch, "int4")
     pretend(monkeypatch, {"fp32": 2.0, "int4": 1.0})
     judged: list[str] = []
@@ -145,13 +145,34 @@ def test_a_judge_refuses_the_fastest(exported: Path, monkeypatch: pytest.MonkeyP
     texts.write_text("a first text\nanother one, a little longer\n", encoding="utf-8")
     options = OptimizeOptions(exported, precision="auto", calibration=texts, max_error=0.2, verify=False)
     report = optimize_model(options, judge=judge)
-    assert judged == ["fp32", "int4"]
+    assert judged == ["int4", "fp32"]
     assert [(one.reason, one.chosen, one.quality) for one in report.candidates] == [
         ("", True, {"nDCG@10": 0.5}),
         ("too bad", False, {"nDCG@10": 0.5}),
     ]
     with pytest.raises(PassError, match="judged for the precision auto, and it is int8"):
         optimize_model(replace(options, precision="int8", force=True), judge=judge)
+
+
+def test_a_candidate_slower_than_one_that_passed_is_not_judged(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing speaks against it, so that it has no reason; nor is one above the bound judged, however fast."""
+    compare_with_float32(monkeypatch, "fp16")
+    texts = exported.with_name("texts.txt")
+    texts.write_text("a first text\nanother one, a little longer\n", encoding="utf-8")
+    options = OptimizeOptions(exported, precision="auto", calibration=texts, max_error=0.2, verify=False, force=True)
+    judged: list[str] = []
+
+    def judge(path: Path) -> Judgement:
+        judged.append(path.parent.name)
+        return Judgement({"nDCG@10": 0.5})
+
+    pretend(monkeypatch, {"fp32": 2.0, "fp16": 1.0})
+    first, second = optimize_model(options, judge=judge).candidates
+    assert (first.chosen, first.reason, first.not_judged) == (False, "", "slower than fp16, which passed")
+    assert (second.chosen, second.reason, second.not_judged) == (True, "", "")
+    first, second = optimize_model(replace(options, max_error=1e-12), judge=judge).candidates
+    assert (first.chosen, second.reason, second.not_judged) == (True, "its error is above 1e-12", "")
+    assert judged == ["fp16", "fp32"]
 
 
 def test_without_float32_there_is_nothing_to_measure_the_others_against(
