@@ -104,6 +104,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     from onnxtool.model_file.weights import load_model
     from onnxtool.optimize.stored_vectors import storage_of
     from onnxtool.optimize.verification import Original
+    from onnxtool.runtime.providers import ExecutionProvider
 
     graph = load_model(source.path)
     storage = storage_of(source)(graph)
@@ -111,7 +112,12 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         # Vectors that the reference stores as codes are compared before encoding.
         path = source.path if storage is None else stack.enter_context(scratch_file(graph, Path(name)))
         original = Original(
-            source, path, options.provider, source.structure.ops, turns=find_turns(graph), given=options.given
+            source,
+            path,
+            ExecutionProvider.parse(options.provider),
+            source.structure.ops,
+            turns=find_turns(graph),
+            given=options.given,
         )
         del graph
         return original.run().compare(file.path, options.tolerance, VectorType.of_model(file))

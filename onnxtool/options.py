@@ -60,6 +60,7 @@ class Option(NamedTuple):
         default: the behaviour without the option, if the field's default does not show it.
         is_checkpoint: whether it names a checkpoint, for shell completion; folders may be paths.
         is_location: whether a path may also be the address of an object store.
+        parse: returns a string in its canonical form, or raises an OptionError.
     """
 
     help: str = ""
@@ -72,6 +73,7 @@ class Option(NamedTuple):
     default: str = ""
     is_checkpoint: bool = False
     is_location: bool = False
+    parse: Callable[[str], str] | None = None
 
     @property
     def range(self) -> str:
@@ -347,7 +349,12 @@ def _string(value: Any, option: Option) -> str:
         value = os.fspath(value)
     if not isinstance(value, str) or (option.is_checkpoint and not value.strip()):
         raise _refusal(value, "an id or a folder" if option.is_checkpoint else _called(str))
-    return value
+    if option.parse is None:
+        return value
+    try:
+        return option.parse(value)
+    except OptionError as error:
+        raise _RefusedError(error.message) from None
 
 
 _SCALARS: dict[Any, Callable[[Any, Option], Any]] = {int: _integer, float: _number, bool: _flag, str: _string}

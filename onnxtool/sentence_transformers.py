@@ -28,7 +28,7 @@ from onnxtool.checkpoint.limits import verified_limit
 from onnxtool.errors import InputError, OptionError, OutputExistsError, TrainingError
 from onnxtool.model_file.wire import read_structure
 from onnxtool.runtime.bounds import MAX_THREADS
-from onnxtool.runtime.providers import PROVIDERS
+from onnxtool.runtime.providers import PROVIDERS, parse_provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 
@@ -59,7 +59,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
     Attributes:
         config: the PretrainedConfig of the checkpoint.
         path: the ONNX file.
-        provider: `auto`, `cpu` or `cuda`, as requested.
+        provider: `auto`, or a provider as of `ExecutionProvider.parse`, as requested.
         threads: intra-op threads; 0 for one per core.
         is_causal: whether it is a decoder reranker.
     """
@@ -222,13 +222,14 @@ class Transformer(modules.Transformer):
         **arguments: Any,
     ) -> OnnxModel:
         provider, threads = arguments.get("provider", "auto"), arguments.get("threads", 0)
-        if not isinstance(provider, str) or provider not in _PROVIDER_NAMES:
+        if not isinstance(provider, str):
             raise OptionError(f"there is no provider {provider!r} here", f"pass one of {', '.join(_PROVIDER_NAMES)}")
+        provider = parse_provider(_PROVIDER_NAMES.get(provider, provider))
         if not isinstance(threads, int) or not 0 <= threads <= MAX_THREADS:
             raise OptionError(f"threads is {threads!r}", f"pass 0, for one a core, to {MAX_THREADS}")
         path = _find_file(model_name_or_path, arguments)
         is_causal = transformer_task == _CAUSAL
-        return OnnxModel(path, config, provider=_PROVIDER_NAMES[provider], threads=threads, is_causal=is_causal)
+        return OnnxModel(path, config, provider=provider, threads=threads, is_causal=is_causal)
 
     def on_model_ready(self, model: BaseModel) -> None:
         """Report the ONNX backend."""

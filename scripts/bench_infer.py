@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from onnxtool.export import ExportOptions, export_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 
 ENCODERS = Path(__file__).parent / "harness" / "encoders.py"
-PEERS = ("sentence-transformers", "openvino", "fastembed")
+PEERS = ("sentence-transformers", "sentence-transformers-bf16", "openvino", "fastembed")
 ONNX_PEERS = ("sentence-transformers-onnx",)
 
 
@@ -102,6 +102,11 @@ def make_contenders(folder: Path, corpus: Path, given: argparse.Namespace) -> li
     plain, *files = make_minilm(folder)
     options = CorpusOptions(provider="cpu", workers=given.workers, threads=given.threads, force=True)
     contenders = [ours(name, file, corpus, options) for name, file in zip(("fp32", "int8"), files, strict=True)]
+    for precision in ("fp32", "bf16", "int8") if given.provider else ():
+        name = given.provider.partition("?")[0]
+        file, there = folder / f"{name}-{precision}.onnx", replace(options, provider=given.provider)
+        optimize_model(OptimizeOptions(plain, output=file, provider=given.provider, precision=precision))
+        contenders.append(ours(f"{precision} on {name}", file, corpus, there))
     checkpoint = folder / "all-MiniLM-L6-v2"
     for names, python in ((PEERS, given.peers), (ONNX_PEERS, given.onnx_peers)):
         contenders += [peer(name, python, checkpoint, plain, corpus) for name in names if python]
@@ -127,6 +132,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", help="Python of an environment with sentence-transformers, openvino and fastembed")
     parser.add_argument("--onnx_peers", help="Python of one with sentence-transformers and optimum-onnx")
+    parser.add_argument("--provider", default="", help="encode on this provider as well, such as openvino")
     parser.add_argument("--texts", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=0, help="of onnxtool; 0 for its default")

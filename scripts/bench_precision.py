@@ -1,11 +1,11 @@
 """Time one BERT in every precision, by onnxtool and by its peers, in turns on the same inputs.
 
-`python scripts/bench_precision.py --openvino DIR` prints a table as Markdown: milliseconds of a run, ratio to the plain
-export in onnxruntime, 1 - cosine to it, and size. Every contender is a process of its own that waits while the others
-run, and then runs for a while before the run that counts: its threads and caches are those of a server that is asked.
-PyTorch is that of this environment; OpenVINO needs a virtual environment with `openvino` and `nncf`, which makes its
-int8. With `--threads 1`, milliseconds are those of the processor, which hold on a machine that does other things as
-well.
+`python scripts/bench_precision.py --provider openvino --openvino DIR` prints a table as Markdown: milliseconds of a
+run, ratio to the plain export in onnxruntime, 1 - cosine to it, and size. Every contender is a process that waits
+while the others run, and then runs for a while before the run that counts: its threads and caches are those of a server
+that is asked. PyTorch is that of this environment; OpenVINO without onnxruntime needs a virtual environment with
+`openvino` and `nncf`, which makes its int8. With `--threads 1`, milliseconds are those of the processor, which hold on
+a machine that does other things as well.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def open_onnxruntime(threads: int, path: str) -> Run:
     return lambda feeds: session.run(None, dict(feeds))[0]
 
 
-def open_onnxtool(threads: int, path: str) -> Run:
-    """Open a file with the settings that it was tuned for."""
+def open_onnxtool(threads: int, path: str, provider: str = "cpu") -> Run:
+    """Open a file with the settings that it was tuned for, on a provider that has verified it."""
     from onnxtool.runtime.session import open_session
 
-    session = open_session(Path(path), provider="cpu", threads=threads)
+    session = open_session(Path(path), provider=provider, threads=threads)
     return lambda feeds: session.run_unchecked(dict(feeds))[0]
 
 
@@ -194,6 +194,14 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
             options = PRECISIONS[precision]
             run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
         contenders.append(Contender(f"onnxtool {precision}", (here, "onnxtool", str(output)), output))
+    for precision in ("fp32", "bf16", "int8") if arguments.provider else ():
+        name = arguments.provider.partition("?")[0]
+        output = folder / f"{name}-{precision}.onnx".replace(":", "-")
+        if not output.exists():
+            options = ("--provider", arguments.provider, *PRECISIONS.get(precision, ("--precision", precision)))
+            run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
+        command = (here, "onnxtool", str(output), arguments.provider)
+        contenders.append(Contender(f"onnxtool {precision} on {name}", command, output))
     dtypes = () if arguments.no_torch else ("float32", "bfloat16")
     contenders += [Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in dtypes]
     if arguments.openvino is not None:
@@ -232,6 +240,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json: a BERT")
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
+    parser.add_argument("--provider", default="", help="time files for this provider as well, such as openvino")
     parser.add_argument("--no_torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="BATCHxLENGTH")

@@ -166,7 +166,7 @@ def test_another_file_of_the_folder_is_loaded_by_its_name(folder: Path, tmp_path
             TypeError,
         ),
         ({"model_kwargs": {"export": True}}, "has export, which means nothing", TypeError),
-        ({"model_kwargs": {"provider": "npu"}}, "no provider 'npu'", ValueError),
+        ({"model_kwargs": {"provider": "npu"}}, "'npu' is not one of", ValueError),
         ({"model_kwargs": {"threads": -1}}, "threads is -1", ValueError),
         ({"model_kwargs": {"file_name": "model_O2.onnx"}}, r"no onnx/model_O2\.onnx and no model_O2\.onnx", OSError),
     ],

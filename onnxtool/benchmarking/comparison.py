@@ -60,13 +60,12 @@ def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
     """
     name = options.compare or ""
     path = Path(name)
-    if name in PROVIDERS:
-        if name == session.provider:
-            raise InputError(f"the model runs on {name} already", "compare it with another provider")
+    if name.partition("?")[0].partition(":")[0] in PROVIDERS:
         other = _open(session.model.path, options, name)
-        return ComparedModel(
-            f"{session.model.path} on {name}", "provider", name, SessionRunner(other, options.io_binding)
-        )
+        if other.provider == session.provider:
+            raise InputError(f"the model runs on {name} already", "compare it with another provider")
+        runner = SessionRunner(other, options.io_binding)
+        return ComparedModel(f"{session.model.path} on {name}", "provider", other.provider, runner, other.notes)
     if path.suffix == ".onnx" or path.is_file():
         _require_same_inputs(session.model, ModelFile.open(path))
         other = _open(path, options, session.provider)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import CheckpointError, InputError, ProviderError, first_line
 from onnxtool.reading import require_small_settings
+from onnxtool.runtime.providers import is_on_cuda
 from onnxtool.runtime.quiet import quiet
 
 Feeds = Mapping[str, NDArray[Any]]
@@ -102,7 +103,7 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
         from safetensors import SafetensorError
     except ImportError as error:
         raise CheckpointError(f"{error.name} is not installed", "pip install 'onnxtool-cli[export]'") from error
-    device = "cuda" if provider == "cuda" else "cpu"
+    device = "cuda" if is_on_cuda(provider) else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
         raise ProviderError("this PyTorch cannot use CUDA", "install a PyTorch with CUDA, or pass --provider cpu")
     start = time.perf_counter()

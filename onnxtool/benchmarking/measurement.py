@@ -50,8 +50,8 @@ from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.reports import TensorInfo, to_json
-from onnxtool.runtime.machine import DeviceMemory, device_memory, installed_versions, processor_name
-from onnxtool.runtime.session import Session, available_cores, disabled_optimizers, open_session
+from onnxtool.runtime.machine import DeviceMemory, available_cores, device_memory, installed_versions, processor_name
+from onnxtool.runtime.session import Session, disabled_optimizers, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
 
 # Stamped by export, under the names that onnxruntime's tutorials use.
@@ -92,7 +92,7 @@ def benchmark(
         shapes = shape_names(options)
     load_before, memory = _load_average(), None if options.provider == "cpu" else device_memory()
     session, reader = _load(model_path, options)
-    memory = memory if session.provider == "cuda" else None
+    memory = memory if session.on_device else None
     peak_rss_load = peak_rss_bytes()
     # The conditions known before timing, which must be the same for a baseline.
     report = BenchmarkReport(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import OptionError
 from onnxtool.infer.options import ModelName
-from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath, Options
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.bounds import (
     MAX_BATCH_SIZE,
     MAX_BATCH_TOKENS,
@@ -19,7 +19,7 @@ from onnxtool.runtime.bounds import (
     Threads,
 )
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, ProviderOptions
 
 # Default limits per shape: enough runs for a p95, or an acceptable waiting time.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
@@ -38,7 +38,7 @@ else:
     Texts = tuple[TextInput | str, ...] | TextInput | str
 
 
-class BenchmarkOptions(Options):
+class BenchmarkOptions(ProviderOptions):
     """The options of a benchmark: what to time, and for how long.
 
     Attributes:
@@ -101,7 +101,7 @@ class BenchmarkOptions(Options):
     compare: Annotated[
         OptionalName,
         Option(
-            "Time another ONNX file, a checkpoint in PyTorch, or the provider cpu or cuda, in turns with the model.",
+            "Time another ONNX file, a checkpoint in PyTorch, or a provider, in turns with the model.",
             metavar="MODEL_OR_ID",
             is_checkpoint=True,
         ),

@@ -70,7 +70,7 @@ class SessionRunner:
 
     def time_transfers(self, feeds: Feeds) -> TransferTimes | None:
         """Time the copies to the device and back apart from the computation; None where there is no device."""
-        if self.session.provider == "cpu":
+        if not self.session.on_device:
             return None
         bound = self.session.bind(self._own(feeds))
         times = [bound.time_transfer() for _ in range(_TRANSFERS + 1)][1:]

@@ -67,6 +67,7 @@ HARMLESS = frozenset(
         ),
         *("normalize", "num_beams", "num_candidates", "num_heads", "opset", "optimize", "optimizer", "ort_format"),
         *("output_format", "overlap", "part", "partner", "pooling", "precision", "processes", "prompt", "provider"),
+        *("provider_library", "provider_option", "allow_fallback"),
         *("query", "quiet", "ranges", "read_back", "recompute", "repetition_penalty", "representation"),
         *("require_all", "require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
         *("shift_labels", "split", "split_bytes", "splits", "stats", "stop", "stream", "strict", "target", "task"),

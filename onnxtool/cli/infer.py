@@ -37,10 +37,11 @@ from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import WritePlan, planned_files
+from onnxtool.runtime.providers import ProviderOptions
 
 _STDOUT = Path("-")
 # Parameters by purpose.
-_ALWAYS = frozenset({"model_path", "provider", "threads"})
+_ALWAYS = frozenset({"model_path", "provider", "threads"}) | option_names(ProviderOptions)
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
 _FOR_CORPORA = (option_names(CorpusOptions) | option_names(ProgressOptions)) - option_names(InferOptions) - {"force"}

@@ -145,7 +145,9 @@ def _candidates(candidates: Sequence[Candidate]) -> list[Block]:
         error = "" if one.error is None else f"{one.error:.2g}"
         verdict = "chosen" if one.chosen else one.reason or (one.not_judged and f"not judged: {one.not_judged}")
         quality = [f"{one.quality[name]:.4f}" if name in one.quality else "" for name in measures]
-        rows.append((f"{one.precision} {one.activations}".strip(), *latencies, size, error, *quality, verdict))
+        provider = one.provider if len({one.provider for one in candidates}) > 1 else ""
+        name = " ".join(filter(None, (provider, one.precision, one.activations)))
+        rows.append((name, *latencies, size, error, *quality, verdict))
     figures = (*shapes, "size", "error", *measures)
     return [
         Heading("Candidates on this machine"),

@@ -22,8 +22,8 @@ from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.pictures import PictureModel, load_pictures, takes_pictures
 from onnxtool.infer.text_model import find_file
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import resolve_provider
-from onnxtool.runtime.session import available_cores
 
 # Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
@@ -62,7 +62,8 @@ class Job:
         Raises:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
-        provider = resolve_provider(options.provider)
+        provider = options.provider
+        resolve_provider(provider)  # before anything is fetched
         corpus, model_path = (
             parse_location(corpus),
             model_on_this_machine(parse_location(model_path), options.text_task),
@@ -107,6 +108,7 @@ class Job:
 
     def notes(self, num_truncated: int) -> Iterator[str]:
         """Return notes for the user about the vectors."""
+        yield from self.model.session.notes
         yield from self.form.notes
         yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
 
@@ -168,11 +170,10 @@ def _shard_format(model: CorpusModel, options: VectorOptions, kind: str, *, by_t
 
 
 def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers: int) -> Plan:
-    tokens = options.batch_tokens or _BATCH_TOKENS[model.session.provider]
+    tokens = options.batch_tokens or _BATCH_TOKENS[model.session.memory[0]]
     if isinstance(model, LoadedModel) and model.is_sparse and not options.batch_tokens:
-        tokens = min(tokens, max(1, _MAX_LOGITS[model.session.provider] // model.tokenizer.vocabulary_size))
-    on_device = model.session.provider != "cpu"
-    workers = workers or (_WORKERS_OF_A_DEVICE if on_device else available_cores())
+        tokens = min(tokens, max(1, _MAX_LOGITS[model.session.memory[0]] // model.tokenizer.vocabulary_size))
+    workers = workers or (_WORKERS_OF_A_DEVICE if model.session.on_device else available_cores())
     task = model.task_of(options.text_task) if isinstance(model, LoadedModel) else None
     long = _long(model, options, task) if isinstance(model, LoadedModel) else CUT
     return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form, long)

@@ -18,7 +18,7 @@ from onnxtool.infer.options import (
 from onnxtool.options import UNSET, Force, Option, Options
 from onnxtool.progress import Stage
 from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, ProviderOptions
 
 # Output formats of vectors, and of term weights in them.
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
@@ -31,7 +31,7 @@ Workers = Annotated[int, Option("Concurrent batches of a corpus; 0: one per core
 ENGINES = ("local", "ray")
 
 
-class VectorOptions(Described):
+class VectorOptions(Described, ProviderOptions):
     """Options that determine the bytes of an encoded corpus.
 
     Attributes:
@@ -44,7 +44,7 @@ class VectorOptions(Described):
         long: handling of texts beyond the model's limit: `truncate` (the default), `window` to read them as passages
             with their own ids and vectors, or `fail` to reject them.
         overlap: number of tokens shared by neighbouring passages; None for a quarter of the model's limit.
-        provider: `auto`, `cpu` or `cuda`.
+        provider: `auto`, or a provider as of `ExecutionProvider.parse`.
         threads: intra-op threads of the session; 0 for one, as the workers use the other cores.
         output_format: one of OUTPUT_FORMATS; None for jsonl with sparse encoders, and npy with embedders.
         gzip: whether jsonl is compressed.

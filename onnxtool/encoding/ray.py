@@ -28,6 +28,7 @@ from onnxtool.infer.loading import load
 from onnxtool.infer.text_model import find_file
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
+from onnxtool.runtime.providers import is_on_cuda
 
 _POLL_S = 0.5
 _MOST_LOSSES = 20  # of one split
@@ -72,7 +73,7 @@ class RayWorkers:
             self._until_closed.enter_context(redirect_stdout(sys.stderr))
             self._until_closed.callback(ray.shutdown)
             ray.init(log_to_driver=False, include_dashboard=False, configure_logging=False)
-        needed = ("CPU", "GPU") if task.options.provider == "cuda" else ("CPU",)
+        needed = ("CPU", "GPU") if is_on_cuda(task.options.provider) else ("CPU",)
         nodes = [node for node in ray.nodes() if node["Alive"] and all(node["Resources"].get(name) for name in needed)]
         if not nodes:
             self.close()

@@ -25,7 +25,7 @@ from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event
 from onnxtool.errors import OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted, deaf
-from onnxtool.runtime.session import available_cores
+from onnxtool.runtime.machine import available_cores
 
 # More threads in one interpreter would wait for each other: a twentieth of the work holds the GIL.
 _THREADS_OF_A_PROCESS = 8

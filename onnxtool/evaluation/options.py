@@ -10,7 +10,7 @@ from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
 from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, ProviderOptions
 
 DEFAULT_SPLIT = "test"
 DEFAULT_MEASURES = ("nDCG@10", "MRR@10", "Recall@100", "MAP")
@@ -20,7 +20,7 @@ COSINE, DOT, EUCLIDEAN, MANHATTAN = SIMILARITIES = ("cosine", "dot", "euclidean"
 MAXSIM, MEANMAXSIM = "maxsim", "meanmaxsim"
 
 
-class EvaluateOptions(Described):
+class EvaluateOptions(Described, ProviderOptions):
     """Search and measure options of an evaluation.
 
     Attributes:

@@ -22,6 +22,7 @@ from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.progress import Stage, tell
 from onnxtool.reading import require_small_settings
+from onnxtool.runtime.providers import is_on_cuda
 from onnxtool.runtime.quiet import quiet
 
 _CLASSES = {
@@ -57,7 +58,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
             "pip install 'onnxtool-cli[sentence-transformers]', or compare with an ONNX file",
         ) from error
     tell(f"loading {name} in PyTorch")
-    device = "cuda" if options.provider == "cuda" else "cpu"
+    device = "cuda" if is_on_cuda(options.provider) else "cpu"
     pickles: list[str] = []
     try:
         if (folder := Path(name)).is_dir():

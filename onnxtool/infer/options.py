@@ -19,7 +19,7 @@ from onnxtool.options import (
     PathField,
 )
 from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, ProviderOptions
 
 LONG_TEXTS = ("truncate", "window", "fail")
 TEXT_TASKS = ("query", "document")
@@ -183,7 +183,7 @@ class FileDescription(Described, kw_only=True):
         return {f"--{name}": f"--{name} {value}" for name, value in named if value is not None} | scaled
 
 
-class InferOptions(Described):
+class InferOptions(Described, ProviderOptions):
     """Options of `infer`.
 
     Attributes:
@@ -202,7 +202,7 @@ class InferOptions(Described):
         long: handling of long texts, one of LONG_TEXTS; None for the task's default.
         overlap: number of tokens shared by neighbouring windows; None for a quarter of a window.
         top_k: the maximum number of candidates per text; None for the task's default.
-        provider: `auto`, `cpu` or `cuda`.
+        provider: `auto`, or a provider as of `ExecutionProvider.parse`.
         threads: intra-op threads; 0 for one per core.
     """
 

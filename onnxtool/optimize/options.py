@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 from onnxtool.errors import OptionError
-from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, Options, PathField
+from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, PathField
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
+from onnxtool.runtime.providers import (
+    AUTO,
+    BF16,
+    CPU,
+    FP32,
+    ROWS,
+    ExecutionProvider,
+    ProviderOptions,
+    parse_provider,
+    provider_problem,
+    resolve_provider,
+)
 
 # Defined here rather than with the passes, because --help lists them without importing the passes.
 PRECISIONS: dict[str, tuple[str, ...]] = {
     "cpu": ("fp32", "fp16", "int8", "int4", "auto"),
     "cuda": ("fp32", "fp16", "int4", "auto"),
+    "openvino": ("fp32", "bf16", "int8", "auto"),
 }
 PROVIDER_NAMES = tuple(PRECISIONS)
-PRECISION_NAMES = tuple(dict.fromkeys(name for names in PRECISIONS.values() for name in names))
+PRECISION_NAMES = ("fp32", "fp16", "bf16", "int8", "int4", "auto")
 QUANTIZED = ("int8", "int4")
 MIXED, PER_ROW, DYNAMIC, STATIC = ACTIVATIONS = ("mixed", "per_row", "dynamic", "static")
 """Quantization modes of int8 activations; the first is the default.
@@ -29,14 +44,16 @@ EXACT_CPUS = ("vnni", "arm")
 CPUS = (ANY_CPU, "avx2", *EXACT_CPUS, NATIVE)
 
 
-class OptimizeOptions(Options):
+class OptimizeOptions(ProviderOptions):
     """Options of `optimize`.
 
     Attributes:
         output: None for NAME-optimized.onnx next to NAME.onnx, or NAME-int8.onnx, depending on the precision.
         model_type: overrides the metadata, like `num_heads` and `hidden_size`.
         require_fusion: fail unless every attention is fused.
-        precision: `fp32`, `fp16`, `int8`, `int4`, or `auto` for the fastest one on this machine.
+        provider: the provider that the file is for, one of PROVIDER_NAMES, with a device and options of its own; or
+            `auto`, with the precision auto, for the fastest one on this machine.
+        precision: `fp32`, `fp16`, `bf16`, `int8`, `int4`, or `auto` for the fastest one on this machine.
         activations: range of int8 activations: `per_row` for one per token, `dynamic` for one per run, `static`
             for ranges fixed by `calibration`, or `mixed` for `static` after normalizations and `per_row` elsewhere;
             None for mixed, or for other precisions.
@@ -59,14 +76,19 @@ class OptimizeOptions(Options):
     ] = UNSET
     provider: Annotated[
         str,
-        Option("Target execution provider; optimizations for one can slow down another.", choices=PROVIDER_NAMES),
-    ] = "cpu"
+        Option(
+            f"Target execution provider: {', '.join(PROVIDER_NAMES)}, or auto with --precision auto. Optimizations for "
+            "one can slow down another.",
+            metavar="NAME[:DEVICE]",
+            parse=parse_provider,
+        ),
+    ] = CPU
     precision: Annotated[
         str,
         Option(
-            "Precision of weights and arithmetic; inputs and outputs keep their types. int4: weights in 4-bit blocks. "
-            "auto: "
-            "the fastest on this machine within --max_error.",
+            "Precision of weights and arithmetic; inputs and outputs keep their types. bf16: float32 weights that the "
+            "provider multiplies in bfloat16. int4: weights in 4-bit blocks. auto: the fastest on this machine within "
+            "--max_error.",
             choices=PRECISION_NAMES,
         ),
     ] = "fp32"
@@ -122,17 +144,35 @@ class OptimizeOptions(Options):
     force: Force = False
 
     @property
+    def target(self) -> ExecutionProvider:
+        """The provider that the file is for, with its precision; for `auto`, the reference among its candidates."""
+        text = resolve_provider(AUTO) if self.provider == AUTO else self.provider
+        return replace(ExecutionProvider.parse(text), precision=BF16 if self.precision == BF16 else FP32)
+
+    def each_provider(self) -> Iterator[OptimizeOptions]:
+        """Yield these options for each provider to try: for `auto`, those that run here and have a preset."""
+        names = [self.provider] if self.provider != AUTO else [self.target.name]
+        if names == [CPU] and self.provider == AUTO:  # with an NVIDIA GPU, nothing else is worth a try
+            names += [name for name in PROVIDER_NAMES if not ROWS[name].is_reference and not provider_problem(name)]
+        yield from (self if name == self.provider else replace(self, provider=name) for name in names)
+
+    @property
     def given(self) -> GivenInputs:
         """The options for the inputs."""
         return GivenInputs.of(self.sample_inputs, self.input_shapes)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given, precision = self.given, self.precision
-        if precision not in PRECISIONS[self.provider]:
+        given, precision, target = self.given, self.precision, self.target.name
+        if self.provider == AUTO and precision != AUTO:
             raise OptionError(
-                f"{precision} is not for {self.provider}", f"use one of {', '.join(PRECISIONS[self.provider])}"
+                f"the provider auto is chosen together with a precision, and that is {precision}",
+                f"pass --precision auto, or one of {', '.join(PROVIDER_NAMES)}",
             )
+        if target not in PRECISIONS:
+            raise OptionError(f"there is no preset for {target}", f"use one of {', '.join(PROVIDER_NAMES)}")
+        if precision not in PRECISIONS[target]:
+            raise OptionError(f"{precision} is not for {target}", f"use one of {', '.join(PRECISIONS[target])}")
         if self.max_error is not None and not self.verify and precision not in (*QUANTIZED, "auto"):
             raise OptionError(
                 f"--max_error of {precision} is checked by the comparison with the input, which --no_verify leaves out",

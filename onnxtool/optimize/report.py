@@ -120,6 +120,7 @@ class Candidate:
     """A precision that `--precision auto` tried on this machine.
 
     Attributes:
+        provider: where it runs.
         precision: as for `--precision`; `activations` as for `--activations`.
         latency_ms: median latency by shape name; empty if not timed.
         size_bytes: file size; None if there is no file.
@@ -130,6 +131,7 @@ class Candidate:
         not_judged: why the judge did not evaluate it, although nothing rules it out; otherwise empty.
     """
 
+    provider: str
     precision: str
     activations: str
     latency_ms: dict[str, float]
@@ -174,6 +176,7 @@ class OptimizeReport:
         ranking: None if nothing was quantized or verified, and for models without text vectors.
         candidates: the candidates of `--precision auto`; empty for a given precision.
         speed: None if not measured; `not_timed` says why, and is empty if not requested.
+        notes: notes for the user on the provider.
     """
 
     output: str
@@ -190,6 +193,7 @@ class OptimizeReport:
     duration_ms: dict[str, float]
     speed: Speed | None = None
     not_timed: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def warning(self) -> str:

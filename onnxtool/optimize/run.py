@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from onnxtool.checkpoint.text_files import iterate_texts
-from onnxtool.errors import FusionError, OnnxtoolError, PassError
+from onnxtool.errors import FusionError, OnnxtoolError, PassError, ProviderError
 from onnxtool.graph.shapes import find_turns
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
@@ -33,6 +33,7 @@ from onnxtool.optimize.presets import DISABLED_OPTIMIZERS, FINISHING, passes_for
 from onnxtool.optimize.quantization.candidates import Judge, choose
 from onnxtool.optimize.quantization.conversion import MAX_ERROR, Conversion, Converted
 from onnxtool.optimize.quantization.cpu_arithmetic import require_small_pairs
+from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.ranking import measure_ranking
 from onnxtool.optimize.quantization.written import count_written
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, PassResult, Quantization, Speed
@@ -45,13 +46,25 @@ from onnxtool.reports import Json, WritePlan, planned_files
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.machine import processor_name
 from onnxtool.runtime.probation import check_harmless, death_on
-from onnxtool.runtime.providers import cuda_problem, runtime_version
-from onnxtool.runtime.session import require_loadable
+from onnxtool.runtime.providers import (
+    BF16,
+    CPU,
+    FP32,
+    ExecutionProvider,
+    has_bf16,
+    provider_problem,
+    provider_version,
+    resolve_provider,
+    runtime_version,
+)
+from onnxtool.runtime.session import SAME, open_alike, prove_elsewhere, require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
 from onnxtool.summary.kinds import FUSED_OPERATORS
+from onnxtool.verification import Verification
 from onnxtool.version import __version__
 
 _LOGGER = logging.getLogger(__name__)
@@ -117,9 +130,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
     require_loadable(source.path)
+    _require_provider(options)
     context = _context(source, options)
     before = summarize_file(source)
-    passes = passes_for(options.provider, options.precision)
+    passes = passes_for(options.target.name, options.precision)
     model = load_model(options.model_path)
     attentions = _expected_attentions(model)
     storage = storage_of(source)(model)
@@ -131,15 +145,17 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         if options.verify:  # before any pass, because no pass causes the file's own behaviour
             tell(f"running {source.path.name}")
             turns = find_turns(model)
-            reference = Original(source, path, options.provider, before.ops, disabled, turns, options.given).run()
+            reference = Original(source, path, options.target, before.ops, disabled, turns, options.given).run()
             stopwatch.lap("verify")
         feeds = verification_feeds(source, options.given) if options.precision != "fp32" else ()
-        finishing = FINISHING[options.provider]
+        finishing = FINISHING[options.target.name]
         conversion = Conversion(options, source, feeds, staging.folder, context, finishing, disabled)
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         path, report = run.write_with_right_passes(passes, conversion)
-        speed, not_timed = _speed(options, source, path)
+        target = replace(ExecutionProvider.parse(report.provider), library=options.target.library)
+        target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
+        speed, not_timed = _speed(options, target, source, path)
         stopwatch.lap("timing")
         left_out = [result.name for result in report.passes if result.left_out]
         stamp_step(
@@ -147,9 +163,10 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
             "optimize",
             report.verification,
             previous=source.steps,
-            provider=options.provider,
+            provider=report.provider,
             precision=report.precision,
             versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
+            **({} if target.row.is_reference else {"provider_version": provider_version(target)}),
             passes={result.name: result.num_changes for result in report.passes if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
             **_error_figures(report.quantization),
@@ -158,15 +175,34 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     return replace(report, after=after, duration_ms=stopwatch.laps_ms, speed=speed, not_timed=not_timed)
 
 
-def _speed(options: OptimizeOptions, source: ModelFile, path: Path) -> tuple[Speed | None, str]:
+def _require_provider(options: OptimizeOptions) -> None:
+    """Refuse a provider whose results cannot be verified here, or that would emulate the arithmetic.
+
+    Raises:
+        ProviderError: it cannot run here, or not in this precision.
+    """
+    target = options.target
+    if target.row.is_reference or (not options.verify and not options.timing):
+        return
+    resolve_provider(options.provider)
+    if options.precision == BF16 and not has_bf16(target):
+        raise ProviderError(
+            f"{target.place} would only emulate bfloat16: {processor_name()} cannot multiply in it",
+            "optimize it on a machine that can, or leave --precision out",
+        )
+
+
+def _speed(
+    options: OptimizeOptions, target: ExecutionProvider, source: ModelFile, path: Path
+) -> tuple[Speed | None, str]:
     """Time the result if requested, or return why that was not possible."""
     if not options.timing:
         return None, ""
-    if options.provider == "cuda" and (problem := cuda_problem()):
+    if problem := provider_problem(target.place, target.library):
         return None, problem
     tell("timing the result and its input")
     try:
-        return compare_speed(source, path, options.provider, options.given), ""
+        return compare_speed(source, path, target, options.given), ""
     except OnnxtoolError as error:  # the result may still be right
         return None, error.message.replace(str(path), "the result")
 
@@ -230,7 +266,8 @@ class _Run:
         model, storage = self._take()
         model, results = run_passes(model, passes, context)
         self.stopwatch.lap("passes")
-        converted, candidates = _convert(model, options, conversion, self.judge)
+        converted, conversion, candidates = _convert(model, options, conversion, self.judge)
+        target = replace(conversion.options.target, precision=BF16 if converted.precision == BF16 else FP32)
         steps, results = (*MOST_ROUNDS * tuple(passes), *converted.steps), (*results, *converted.results)
         if converted.precision != "fp32" or candidates:
             self.stopwatch.lap("precision")
@@ -255,11 +292,15 @@ class _Run:
         fusions = _count_fusions(staged_stats, self.attentions)
         if options.require_fusion:
             _require_attention(fusions, results)
-        verification = None
+        verification: Verification | None = None
+        notes: tuple[str, ...] = ()
         if self.reference is not None:
             stored = None if storage is None else storage.stored
-            tolerance = _tolerance(options, precision, self.before)
-            verification = Verifier(self.reference, steps, context, tolerance, stored).verify(path)
+            tolerance = _tolerance(options, precision, target, self.before)
+            if not target.row.is_reference:  # which may die of a graph: another process runs it there first
+                notes = prove_elsewhere(ModelFile.open(path), target, is_trial=True).notes
+            reference = replace(self.reference, original=replace(self.reference.original, wanted=target))
+            verification = Verifier(reference, steps, context, tolerance, stored).verify(path)
             self.stopwatch.lap("verify")
         ranking = None
         # Vectors in another storage type have different neighbours for that reason too.
@@ -267,9 +308,12 @@ class _Run:
             tell("comparing neighbours")
             ranking = measure_ranking(self.source.path, path, self.source)
             self.stopwatch.lap("ranking")
+        if quantization is not None and self.reference is not None and not target.row.is_reference:
+            error = _error_on_provider(path, self.source, target, conversion)
+            quantization = replace(quantization, error=error)
         report = OptimizeReport(
             output=str(self.staging.output),
-            provider=options.provider,
+            provider=target.place,
             precision=precision,
             before=self.before,
             after=staged_stats,
@@ -280,8 +324,29 @@ class _Run:
             candidates=candidates,
             verification=verification,
             duration_ms={},
+            notes=notes,
         )
         return path, report
+
+
+def _error_on_provider(path: Path, source: ModelFile, target: ExecutionProvider, conversion: Conversion) -> float:
+    """Measure the error of the quantized result on the calibration inputs where it is to run.
+
+    Raises:
+        PassError: it is above the bound, which held on the CPU.
+    """
+    feeds = conversion.calibration.feeds
+    tell(f"measuring the error on {target.place}")
+    session = open_alike(source.path, provider=CPU, disabled=conversion.disabled_optimizers)
+    expected = [session.run(given) for given in feeds]
+    session = open_alike(path, provider=target, disabled=conversion.disabled_optimizers)
+    error = float(measure_errors(session, feeds, expected).max(initial=0.0))
+    if error > conversion.bound:
+        raise PassError(
+            f"the error on {target.place} is {error:.3g}, above {conversion.bound:g}, which holds on the CPU",
+            "no file was written; allow it with --max_error, or pass another --precision",
+        )
+    return error
 
 
 def _error_figures(quantization: Quantization | None) -> dict[str, Json]:
@@ -297,16 +362,20 @@ def _disabled_optimizers(options: OptimizeOptions, before: Stats) -> tuple[str, 
     None for half precision: without its fusion of SkipLayerNormalization, onnxruntime 1.31 crashes while loading some
     float16 graphs.
     """
-    return () if options.precision == "fp16" or _is_half(before) else DISABLED_OPTIMIZERS[options.provider]
+    return () if options.precision == "fp16" or _is_half(before) else DISABLED_OPTIMIZERS[options.target.name]
 
 
 def _convert(
     model: ir.Model, options: OptimizeOptions, conversion: Conversion, judge: Judge | None
-) -> tuple[Converted, tuple[Candidate, ...]]:
-    """Convert the fused model; for `--precision auto`, return the candidates as well."""
-    if options.precision == "auto":
-        return choose(conversion, model, judge)
-    return conversion.convert(model, options.precision, options.activations or MIXED), ()
+) -> tuple[Converted, Conversion, tuple[Candidate, ...]]:
+    """Convert the fused model; return the conversion for its provider and, for `--precision auto`, the candidates."""
+    if options.precision != "auto":
+        return conversion.convert(model, options.precision, options.activations or MIXED), conversion, ()
+    conversions = [conversion]
+    for other in list(options.each_provider())[1:]:
+        finishing, disabled = FINISHING[other.target.name], DISABLED_OPTIMIZERS[other.target.name]
+        conversions.append(replace(conversion, options=other, finishing=finishing, disabled_optimizers=disabled))
+    return choose(conversions, model, judge)
 
 
 def _require_same_signature(before: Stats, after: Stats) -> None:
@@ -324,8 +393,10 @@ def _require_same_signature(before: Stats, after: Stats) -> None:
             )
 
 
-def _tolerance(options: OptimizeOptions, precision: str, before: Stats) -> Tolerance:
+def _tolerance(options: OptimizeOptions, precision: str, target: ExecutionProvider, before: Stats) -> Tolerance:
     tolerance = TOLERANCES["fp16" if _is_half(before) else precision]
+    if precision == "fp32" and not target.row.is_reference and not _is_half(before):
+        tolerance = SAME  # the provider has to compute in float32 as well
     if options.max_error is None:
         return tolerance
     if precision in QUANTIZED:  # the error was measured on texts; random ids may have a larger one
@@ -350,7 +421,10 @@ def _context(source: ModelFile, options: OptimizeOptions) -> Context:
             f"hidden_size {hidden} is not a multiple of num_heads {heads}", "check --num_heads and --hidden_size"
         )
     model_type = options.model_type or source.metadata.get("model_type", "")
-    return Context(model_type, heads, hidden, options.provider, options.precision)
+    provider = (
+        options.target.name if options.target.row.is_reference else CPU
+    )  # others read what the CPU's passes write
+    return Context(model_type, heads, hidden, provider, options.precision)
 
 
 def _expected_attentions(model: ir.Model) -> int:

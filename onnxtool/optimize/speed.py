@@ -13,7 +13,8 @@ from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.optimize.report import Speed
 from onnxtool.optimize.verification import verification_feeds
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.providers import CPU, ExecutionProvider
+from onnxtool.runtime.session import Session, open_plain
 from onnxtool.runtime.timing import interval_of_median
 
 _FEWEST_TURNS, _MOST_TURNS = 6, 15  # fewer have no interval of 95 %
@@ -23,12 +24,13 @@ _NOISE = 0.02  # of the ratio, beyond its interval
 _NOISE_OF_FEW = 0.1  # where a file is too slow for turns enough
 
 
-def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInputs = NO_INPUTS) -> Speed:
+def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, given: GivenInputs = NO_INPUTS) -> Speed:
     """Time the files `source` and `path` on the largest verification input, opened as a user would open them.
 
     Sessions have onnxruntime's defaults, without the session options requested in the metadata, and one thread: threads
     of two sessions would compete for cores. Both run in turns, after an uncounted run, for about a second, or once if a
-    run takes longer. On the CPU, CPU time is measured, which other load on the machine affects little.
+    run takes longer. On the CPU, CPU time is measured, which other load on the machine affects little. The input of a
+    file for a provider that is no reference runs on the CPU: that is what the provider is an alternative to.
 
     Raises:
         OnnxtoolError: there are no inputs for the file, or it cannot be run.
@@ -36,10 +38,11 @@ def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInpu
     feeds = max(verification_feeds(source, given), key=lambda one: sum(array.size for array in one.values()))
     shape = "x".join(map(str, next(iter(feeds.values())).shape)) if feeds else ""
     turns: list[tuple[float, float]] = []
+    base = provider if provider.row.is_reference else ExecutionProvider(CPU)
     if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit into memory
-        turns.append((_time(_open(source.path, provider, feeds), feeds), _time(_open(path, provider, feeds), feeds)))
+        turns.append((_time(_open(source.path, base, feeds), feeds), _time(_open(path, provider, feeds), feeds)))
     else:
-        first, second = _open(source.path, provider, feeds), _open(path, provider, feeds)
+        first, second = _open(source.path, base, feeds), _open(path, provider, feeds)
         start = time.perf_counter()
         while len(turns) < _MOST_TURNS:
             turns.append((_time(first, feeds), _time(second, feeds)))
@@ -54,8 +57,8 @@ def compare_speed(source: ModelFile, path: Path, provider: str, given: GivenInpu
     return Speed(shape, len(turns), before_ms, after_ms, ratio, (low, high), slower=high < 1.0 - noise)
 
 
-def _open(path: Path, provider: str, feeds: Mapping[str, NDArray[Any]]) -> Session:
-    session = open_session(path, provider=provider, threads=1, plain=True)
+def _open(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> Session:
+    session = open_plain(path, provider)
     session.run_unchecked(feeds)  # the first run allocates
     return session
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.errors import SessionError, VerificationError
+from onnxtool.errors import ProviderError, SessionError, VerificationError
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
@@ -29,7 +29,7 @@ from onnxtool.runtime.comparison import (
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_cases import extreme_case, input_cases, turning_cases
-from onnxtool.runtime.providers import cuda_problem
+from onnxtool.runtime.providers import CPU, CUDA, ExecutionProvider, cuda_problem
 from onnxtool.runtime.session import open_alike
 from onnxtool.verification import Verification
 
@@ -70,7 +70,7 @@ class Original:
         source: the input file.
         path: the file that is run for the reference outputs: the source or, if it stores vectors in another type, a
             copy without that conversion.
-        wanted: the provider of the result; if unavailable, both files run on the CPU.
+        wanted: the provider of the result. The original runs on it too if it is CUDA and available, else on the CPU.
         ops: the operators of the source, as counted in Stats.
         disabled: onnxruntime optimizers that are disabled for both files.
         turns: axis sizes at which the graph changes its computation, by axis name.
@@ -79,7 +79,7 @@ class Original:
 
     source: ModelFile
     path: Path
-    wanted: str
+    wanted: ExecutionProvider
     ops: Mapping[str, int]
     disabled: Sequence[str] = ()
     turns: Mapping[str, Collection[int]] = field(default_factory=dict)
@@ -87,16 +87,32 @@ class Original:
 
     @property
     def provider(self) -> str:
-        """The execution provider of both sessions."""
-        return self.wanted if self.wanted == "cpu" or not cuda_problem() else "cpu"
+        """The execution provider of the original."""
+        return str(self.wanted) if self.wanted.name == CUDA and not cuda_problem() else CPU
+
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether results run on a provider that is no reference."""
+        return not self.wanted.row.is_reference
 
     def open(self, path: Path, level: str = _ALL) -> Runner:
-        """Load the model at `path` with the session options of both files.
+        """Load the model at `path` where the original runs, with the session options of both files.
 
         Raises:
             SessionError: onnxruntime cannot load it.
         """
         return open_alike(path, provider=self.provider, disabled=self.disabled, level=level).run
+
+    def open_result(self, path: Path) -> Runner:
+        """Load a result where it is to run.
+
+        Raises:
+            SessionError: onnxruntime cannot load it.
+            ProviderError: the provider leaves nodes to the CPU.
+        """
+        if not self.runs_elsewhere:
+            return self.open(path)
+        return open_alike(path, provider=self.wanted, disabled=self.disabled).run
 
     def reseeded(self, path: Path, seed: int = 1) -> Runner:
         """Return what loads the model at `path` for every run: random operators then draw from the beginning."""
@@ -172,10 +188,11 @@ class Reference:
         """Compare the model at `path` with the original; a model that does not load fails every case."""
         original = self.original
         try:
-            run = original.reseeded(path) if self.draws else original.open(path)
-        except SessionError as error:
-            run = _failing(error)
-        return replace(verify(run, self.expected, tolerance, stored), provider=original.provider)
+            run = original.reseeded(path) if self.draws else original.open_result(path)
+        except (SessionError, ProviderError) as error:
+            run = _failing(SessionError(error.message.replace(str(path), "the result"), error.hint))
+        place = original.wanted.place if original.runs_elsewhere else original.provider
+        return replace(verify(run, self.expected, tolerance, stored), provider=place)
 
     def widened(self, tolerance: Tolerance, failed: Verification) -> tuple[Tolerance, float | None]:
         """Allow for the original's own differences between onnxruntime's optimization levels; return these too.
@@ -251,6 +268,13 @@ class Verifier:
         case = replace(self.reference, expected=expected.only(expected.cases[worst]))
         places = range(len(self.passes) + 1)
         place = bisect_left(places, True, key=lambda place: not self._after(place, case, tolerance, folder).passed)
+        wanted = self.reference.original.wanted
+        if place == 0 and self.reference.original.runs_elsewhere:
+            raise failure(
+                self._after(0, case, tolerance, folder),
+                f"no file was written; {wanted.place} computes the input file itself so in {wanted.arithmetic}: allow "
+                "it with --max_error, or pass another --precision or --provider",
+            )
         if place in (0, len(places)):
             hint = "no pass is the cause, but how the file was written; please report this model"
             raise failure(verification, f"no file was written; {hint}")

@@ -16,16 +16,20 @@ from onnxtool.evaluation import EvaluateOptions
 from onnxtool.export import ExportOptions
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.optimize import OptimizeOptions
-from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS, PROVIDER_NAMES
+from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS
 from onnxtool.options import Option, StrPath, check, check_fields, checked, field_hints
 from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 from onnxtool.reports import short_repr
+from onnxtool.runtime.providers import ExecutionProvider, parse_provider
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 # Options that the release sets itself.
 _OWN = {
     "export": ("model_name", "revision", "output", "target", "force", "verify"),
-    "optimize": ("model_path", "output", "precision", "provider", "force", "verify", "timing"),
+    "optimize": (
+        *("model_path", "output", "precision", "provider", "force", "verify", "timing"),
+        *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider
+    ),
     "evaluate": ("model_name", "cache"),
     "benchmark": ("model_name", "compare", "baseline", "fail_if", "texts"),
 }
@@ -69,7 +73,7 @@ class ReleaseConfig:
     revision: str | None
     output: Path
     precisions: Annotated[tuple[str, ...], Option(choices=PRECISION_NAMES)] = ("fp32",)
-    provider: Annotated[str, Option(choices=PROVIDER_NAMES)] = "cpu"
+    provider: Annotated[str, Option(parse=parse_provider)] = "cpu"
     targets: Annotated[tuple[str, ...], Option(choices=TARGET_NAMES)] = ()
     allowed_licenses: tuple[str, ...] = ()
     last: Path | None = None
@@ -126,9 +130,10 @@ def read_config(path: StrPath) -> ReleaseConfig:
     if not _NAME.fullmatch(name):
         raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
     provider = tables.get("provider", "cpu")
-    _one_of(path, "provider", [provider], PRECISIONS)
+    name_of_provider = ExecutionProvider.parse(provider).name
+    _one_of(path, "provider", [name_of_provider], PRECISIONS)
     precisions = tuple(dict.fromkeys(tables.get("precisions", ["fp32"])))
-    _one_of(path, "precisions", precisions, [one for one in PRECISIONS[provider] if one != "auto"])
+    _one_of(path, "precisions", precisions, [one for one in PRECISIONS[name_of_provider] if one != "auto"])
     targets = tuple(dict.fromkeys(tables.get("targets", [])))
     _one_of(path, "targets", targets, [one for one in TARGET_NAMES if one != _PLAIN])
     steps = {step: _options(path, step, tables[step]) for step in _CLASSES if step in tables}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 import platform
@@ -12,7 +13,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem
+from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem, describe_provider
 from onnxtool.version import DISTRIBUTION, commit
 
 # Both write the module `onnxruntime`; if both are installed, the last one written runs.
@@ -111,11 +112,9 @@ def _has_exporters() -> bool:
 def _providers() -> tuple[dict[str, str], list[str]]:
     """Return `ok` or an obstacle for each provider, and problems; a missing GPU is not a problem."""
     try:
-        import onnxruntime
+        importlib.import_module("onnxruntime")
     except ImportError as error:
         return dict.fromkeys(PROVIDERS, "onnxruntime cannot be imported"), [f"onnxruntime cannot be imported: {error}"]
-    available = onnxruntime.get_available_providers()
-    cpu = "ok" if PROVIDERS["cpu"] in available else "not in this build of onnxruntime"
     problem = cuda_problem()
     libraries = [] if cuda_device_problem() or not problem else [f"a CUDA device is here, but {problem}"]
-    return {"cpu": cpu, "cuda": problem or "ok"}, libraries
+    return {name: describe_provider(name) for name in PROVIDERS} | {"cuda": problem or "ok"}, libraries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -29,6 +30,22 @@ def processor_name() -> str:
     # ARM has no name there, only manufacturer and part numbers.
     arm = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
     return facts.get("model name") or f"{platform.machine()} {arm}".strip()
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def processor_features() -> frozenset[str]:
+    """Return Linux' names of the instructions that the processor has, e.g. `avx512_bf16`; empty elsewhere."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return frozenset()
+    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    return frozenset(line.partition(":")[2].split())
 
 
 def installed_versions() -> dict[str, str]:

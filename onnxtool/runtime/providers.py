@@ -2,44 +2,400 @@
 
 onnxruntime lists a provider that was compiled in even if its driver is absent, and a session that cannot create it
 falls back to the CPU with a line in a log (onnxruntime#23372). Here a provider either runs or raises.
+
+A provider is built into onnxruntime, or is a plugin: a library that a package such as onnxruntime-ep-openvino brings,
+and that lists its own devices. Each is a row of `ROWS`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
 import io
+import json
 import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote
 
-from onnxtool.errors import ProviderError
-from onnxtool.options import Option
+from onnxtool.errors import OptionError, ProviderError, first_line
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, Options, not_a_choice
+from onnxtool.runtime.machine import available_cores, processor_features
 
-# User-facing names, and onnxruntime's names.
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+BF16, FP32 = "bf16", "fp32"
+_LIBRARY, _FALLBACK = "library", "allow_fallback"  # in the text of a provider, beside its own options
+
+
+@dataclass(frozen=True)
+class ExecutionProvider:
+    """A provider as a user names it: `cuda`, `openvino:CPU`, `openvino?NUM_STREAMS=2`.
+
+    The text carries everything, so that it can be passed on, written down and compared.
+
+    Attributes:
+        name: a key of ROWS, or `auto`.
+        device: one of the provider's devices; empty for its first.
+        options: the provider's own options.
+        library: the plugin's library; empty for the installed package's.
+        allow_fallback: whether nodes that it does not take may run on the CPU.
+        precision: what it multiplies float32 values in, `fp32` or `bf16`; it belongs to the file, not to the text.
+    """
+
+    name: str
+    device: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+    library: str = ""
+    allow_fallback: bool = False
+    precision: str = FP32
+
+    @classmethod
+    def parse(cls, text: str) -> ExecutionProvider:
+        """Parse `NAME[:DEVICE][?KEY=VALUE&...]`.
+
+        Raises:
+            OptionError: there is no such provider, or the options have no such form.
+        """
+        place, _, query = text.partition("?")
+        name, _, device = place.partition(":")
+        try:
+            options = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True) if query else ())
+        except ValueError:
+            raise OptionError(f"{query!r} is not KEY=VALUE, or several joined with &") from None
+        library, fallback = options.pop(_LIBRARY, ""), options.pop(_FALLBACK, "0")
+        if name not in ROWS and name != AUTO:
+            raise OptionError(not_a_choice(name, (AUTO, *ROWS)), "onnxtool env lists what can run here")
+        if fallback not in ("0", "1"):
+            raise OptionError(f"{_FALLBACK} is {fallback!r}, and takes 0 or 1")
+        if name in (AUTO, CPU) and (device or options or library):
+            raise OptionError(f"{name} has no devices, options or libraries of its own: {text!r}")
+        return cls(name, device, tuple(sorted(options.items())), library, fallback == "1")
+
+    def __str__(self) -> str:
+        extra = [*self.options, *([(_LIBRARY, self.library)] if self.library else [])]
+        extra += [(_FALLBACK, "1")] if self.allow_fallback else []
+        query = "&".join(f"{quote(key)}={quote(value, safe='/:')}" for key, value in extra)
+        return self.place + (f"?{query}" if query else "")
+
+    @property
+    def place(self) -> str:
+        """Its name and device."""
+        return f"{self.name}:{self.device}" if self.device else self.name
+
+    @property
+    def row(self) -> Row:
+        """What is known of it."""
+        return ROWS[self.name]
+
+    @property
+    def arithmetic(self) -> str:
+        """The precision that its own options ask for, or else the file's."""
+        return self.row.asked_precision(dict(self.options)) or self.precision
+
+    @property
+    def memory(self) -> tuple[str, int]:
+        """The memory that inputs and outputs are bound to, and the number of the device."""
+        return self.row.memory, int(self.device) if self.row.memory != CPU and self.device.isdigit() else 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of an execution provider.
+
+    Attributes:
+        runtime_name: onnxruntime's name for it.
+        plugin: the module of the package that brings it as a plugin; empty if it is only built in.
+        distribution: the package to install.
+        memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`.
+        settings: makes onnxruntime's options for it, from the provider and the number of threads; they state the
+            precision that it computes in, which is never left to its default.
+        is_reference: whether onnxruntime's own tests hold for its results. Results of others are compared with the
+            CPU's before they are used, and nodes that they do not take are an error.
+        asked_precision: the precision that a user's options ask for; empty for none.
+    """
+
+    runtime_name: str
+    plugin: str = ""
+    distribution: str = ""
+    memory: str = "cpu"
+    settings: Callable[[ExecutionProvider, int], Mapping[str, str]] = field(
+        default=lambda provider, _threads: dict(provider.options)
+    )
+    is_reference: bool = False
+    asked_precision: Callable[[Mapping[str, str]], str] = field(default=lambda _options: "")
+
+
+def _with(**fixed: str) -> Callable[[ExecutionProvider, int], Mapping[str, str]]:
+    """Return settings that are `fixed` unless the user gives others."""
+    return lambda provider, _threads: {**fixed, **dict(provider.options)}
+
+
+def _on_cuda(provider: ExecutionProvider, _threads: int) -> Mapping[str, str]:
+    """Return float32 as the precision: products are in TF32 by default, with the mantissa of half precision."""
+    device = {"device_id": provider.device} if provider.device else {}
+    return {"use_tf32": "0"} | device | dict(provider.options)
+
+
+_OPENVINO_HINT = "INFERENCE_PRECISION_HINT"
+_OPENVINO_PRECISIONS = {"f32": FP32, "bf16": BF16, "f16": "fp16"}
+
+
+def _on_openvino(provider: ExecutionProvider, threads: int) -> Mapping[str, str]:
+    """Return OpenVINO's own properties, whose names it checks; unknown options beside them are ignored in silence.
+
+    Without the hint, it multiplies in bfloat16 wherever the CPU can; onnxruntime's number of threads does not reach it.
+    """
+    device = provider.device or "CPU"
+    wanted = next(key for key, value in _OPENVINO_PRECISIONS.items() if value == provider.precision)
+    properties = {_OPENVINO_HINT: wanted, "PERFORMANCE_HINT": "LATENCY"}
+    if device == "CPU":  # a run takes one stream, of so many threads; runs at the same time take the others
+        streams = max(1, available_cores() // threads)
+        properties |= {"NUM_STREAMS": str(streams), "INFERENCE_NUM_THREADS": str(streams * threads)}
+    return {"load_config": json.dumps({device: properties | dict(provider.options)})}
+
+
+AUTO, CPU, CUDA, OPENVINO = "auto", "cpu", "cuda", "openvino"
+ROWS: dict[str, Row] = {
+    CPU: Row("CPUExecutionProvider", is_reference=True),
+    CUDA: Row("CUDAExecutionProvider", memory="cuda", settings=_on_cuda, is_reference=True),
+    OPENVINO: Row(
+        "OpenVINOExecutionProvider",
+        "onnxruntime_ep_openvino",
+        "onnxruntime-ep-openvino",
+        settings=_on_openvino,
+        asked_precision=lambda options: _OPENVINO_PRECISIONS.get(options.get(_OPENVINO_HINT, ""), ""),
+    ),
+    "tensorrt": Row(
+        "TensorrtExecutionProvider", memory="cuda", settings=_with(trt_fp16_enable="0", trt_bf16_enable="0")
+    ),
+    "tensorrt-rtx": Row(
+        "NvTensorRTRTXExecutionProvider", "onnxruntime_ep_nv_tensorrt_rtx", "onnxruntime-ep-nv-tensorrt-rtx"
+    ),
+    "webgpu": Row("WebGpuExecutionProvider", "onnxruntime_ep_webgpu", "onnxruntime-ep-webgpu"),
+    "qnn": Row(
+        "QNNExecutionProvider", "onnxruntime_qnn", "onnxruntime-qnn", settings=_with(enable_htp_fp16_precision="0")
+    ),
+    "mlx": Row("MLXExecutionProvider", "onnxruntime_ep_mlx", "onnxruntime-ep-mlx"),
+    "migraphx": Row("MIGraphXExecutionProvider", settings=_with(migraphx_fp16_enable="0")),
+    "coreml": Row("CoreMLExecutionProvider"),
+    "dml": Row("DmlExecutionProvider"),
+}
+"""The providers by the name that users give."""
+
+PROVIDERS = {name: row.runtime_name for name, row in ROWS.items()}
+"""onnxruntime's names for them."""
+
+
+def parse_provider(text: str) -> str:
+    """Return the canonical text of a provider.
+
+    Raises:
+        OptionError: as `ExecutionProvider.parse`.
+    """
+    return str(ExecutionProvider.parse(text))
+
 
 Provider = Annotated[
     str,
-    Option("Execution provider: cuda fails if unavailable, auto uses it if available.", choices=("auto", *PROVIDERS)),
+    Option(
+        "Execution provider: cpu, cuda, openvino, tensorrt, webgpu and others that onnxtool env lists. One that cannot "
+        "run is an error; auto is the one that the file was optimized for, else cuda, else cpu.",
+        metavar="NAME[:DEVICE]",
+        parse=parse_provider,
+    ),
 ]
 
 
-def resolve_provider(name: str) -> str:
-    """Resolve `auto`, `cpu` or `cuda` to the short name of a provider that can run here.
+class ProviderOptions(Options, kw_only=True):
+    """Details of a provider, which become part of the text `provider`, a field of each subclass.
 
-    `auto` is cuda if a session can start on it, else cpu.
+    Attributes:
+        provider_options: its own options, as KEY=VALUE.
+        provider_library: the library of a plugin, instead of an installed package's.
+        allow_fallback: let nodes that it does not take run on the CPU.
+    """
+
+    provider_options: Annotated[
+        Many[str],
+        Option("An option of the provider itself; may be repeated.", name="provider_option", metavar="KEY=VALUE"),
+    ] = NOTHING
+    provider_library: Annotated[
+        OptionalPath, Option("The library of a provider that is a plugin.", default="the installed package's")
+    ] = UNSET
+    allow_fallback: Annotated[bool, Option("Let operators that the provider does not take run on the CPU.")] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        text: str = getattr(self, "provider", AUTO)
+        chosen = ExecutionProvider.parse(text)
+        pairs = [text.partition("=") for text in self.provider_options]
+        if wrong := next((key + sign for key, sign, _ in pairs if not key or not sign), None):
+            raise OptionError(f"provider_option: {wrong!r} is not KEY=VALUE")
+        options = dict(chosen.options) | {key: value for key, _, value in pairs}
+        library = str(self.provider_library.absolute()) if self.provider_library else chosen.library
+        fallback = self.allow_fallback or chosen.allow_fallback
+        whole = replace(chosen, options=tuple(sorted(options.items())), library=library, allow_fallback=fallback)
+        if chosen.name in (AUTO, CPU) and (options or library or fallback):
+            given = "an option" if options else "a library" if library else "--allow_fallback"
+            raise OptionError(f"{given} was given for the provider {chosen.name}", "name one with --provider")
+        object.__setattr__(self, "provider", str(whole))
+
+
+def is_on_cuda(text: str) -> bool:
+    """Whether a provider, by its text, runs on an NVIDIA GPU; for `auto` that is not known."""
+    provider = ExecutionProvider.parse(text)
+    return provider.name != AUTO and provider.row.memory == CUDA
+
+
+def resolve_provider(name: str) -> str:
+    """Return the text of a provider that can run here; `auto` is cuda if a session can start on it, else cpu.
 
     Raises:
-        ProviderError: cuda was requested and cannot run.
+        ProviderError: it cannot run here.
+        OptionError: as `ExecutionProvider.parse`.
     """
-    if name == "auto":
-        return "cpu" if cuda_problem() else "cuda"
-    if name not in PROVIDERS:
-        raise ProviderError(f"unknown provider {name!r}", f"use one of auto, {', '.join(PROVIDERS)}")
-    if name == "cuda" and (problem := cuda_problem()):
-        raise ProviderError(f"the provider cuda cannot run here: {problem}", "fix that, or pass --provider cpu")
-    return name
+    if name == AUTO:
+        return CPU if cuda_problem() else CUDA
+    provider = ExecutionProvider.parse(name)
+    if problem := provider_problem(provider.place, provider.library):
+        raise ProviderError(
+            f"the provider {provider.place} cannot run here: {problem}", "fix that, or pass --provider cpu"
+        )
+    return str(provider)
+
+
+def provider_problem(place: str, library: str = "") -> str:
+    """Return what prevents a provider from running here, or an empty string."""
+    import onnxruntime
+
+    provider = ExecutionProvider.parse(place)
+    row = provider.row
+    if (row.memory == CUDA and (problem := cuda_problem())) or provider.name == CUDA:
+        return problem
+    if is_built_in(row) and not library:
+        return ""
+    if not library and not is_installed(row):
+        package = f"; pip install {row.distribution}" if row.distribution else ""
+        return f"onnxruntime {onnxruntime.__version__} was built without it{package}"
+    try:
+        devices = plugin_devices(provider.name, library)
+    except Exception as error:  # noqa: BLE001  of the package, the loader or onnxruntime, which have no common class
+        return f"its library cannot be loaded: {first_line(error)}"
+    if not devices:
+        source = library or f"{row.distribution} {plugin_version(row)}"
+        return f"{source} lists no device of {row.runtime_name} on this machine, which has {_hardware()}"
+    if provider.device and provider.device not in devices:
+        return f"it has no device {provider.device!r}, only {', '.join(devices)}"
+    return ""
+
+
+def is_built_in(row: Row) -> bool:
+    """Whether onnxruntime was built with a provider: it lists those of plugins as well, once they are loaded."""
+    import onnxruntime
+
+    return row.runtime_name in onnxruntime.get_available_providers() and row.runtime_name not in _plugins
+
+
+def is_installed(row: Row) -> bool:
+    """Whether the package of a plugin is installed."""
+    return bool(row.plugin) and importlib.util.find_spec(row.plugin) is not None
+
+
+def plugin_version(row: Row) -> str:
+    """Return the version of a plugin's package; empty without one."""
+    try:
+        return importlib.metadata.version(row.distribution) if row.distribution else ""
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def provider_version(provider: ExecutionProvider) -> str:
+    """Return the version of a plugin's package, or of the onnxruntime that a provider is built into."""
+    return plugin_version(provider.row) or runtime_version()
+
+
+def _hardware() -> str:
+    """Name the hardware that onnxruntime sees, by kind and vendor."""
+    import onnxruntime
+
+    seen = {f"{one.device.type.name} of {one.device.vendor}" for one in onnxruntime.get_ep_devices()}
+    return ", ".join(sorted(seen))
+
+
+def _library_of(row: Row) -> Path:
+    """Ask the package of a plugin for its library; most call the function `get_library_path`."""
+    package = importlib.import_module(row.plugin)
+    found = getattr(package, "get_library_path", None) or package.library_path
+    return Path(found())
+
+
+@cache
+def plugin_devices(name: str, library: str) -> dict[str, Any]:
+    """Load the library of a plugin, and return its devices by name: `CPU`, `GPU`, and `GPU.1` for a second one.
+
+    Raises:
+        Exception: it cannot be loaded; onnxruntime and the packages have no common class of errors.
+    """
+    import onnxruntime
+
+    row = ROWS[name]
+    path = library or str(_library_of(row))
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist")
+    onnxruntime.register_execution_provider_library(f"onnxtool.{name}.{len(_plugins)}", path)
+    _plugins.append(row.runtime_name)
+    devices: dict[str, Any] = {}
+    for device in onnxruntime.get_ep_devices():
+        if device.ep_name == row.runtime_name and device.ep_metadata.get("library_path", path) == path:
+            kind = device.device.type.name
+            same = sum(other.partition(".")[0] == kind for other in devices)
+            devices[f"{kind}.{same}" if same else kind] = device
+    return devices
+
+
+_plugins: list[str] = []  # onnxruntime's names of those that were loaded
+
+
+def describe_provider(name: str) -> str:
+    """Return `ok` and what a provider offers here, or why it cannot run."""
+    row = ROWS[name]
+    if problem := provider_problem(name):
+        return problem
+    if not row.plugin or not is_installed(row):
+        return "ok"
+    devices = [
+        " ".join(filter(None, (kind, device.ep_metadata.get("OPTIMIZATION_CAPABILITIES", ""))))
+        for kind, device in plugin_devices(name, "").items()
+    ]
+    return f"ok, {row.distribution} {plugin_version(row)}: {'; '.join(devices)}"
+
+
+def has_bf16(provider: ExecutionProvider) -> bool:
+    """Whether the provider multiplies in bfloat16 here without emulating it."""
+    if provider.name != OPENVINO:
+        return False
+
+    if is_built_in(provider.row) and not provider.library:
+        return bool({"avx512_bf16", "amx_bf16"} & processor_features())
+    devices = plugin_devices(provider.name, provider.library)
+    chosen = devices.get(provider.device or next(iter(devices), ""))
+    return chosen is not None and "BF16" in chosen.ep_metadata.get("OPTIMIZATION_CAPABILITIES", "").split()
+
+
+def apply_provider(options: Any, provider: ExecutionProvider, threads: int) -> list[Any] | None:
+    """Set onnxruntime's session options for a provider; return the argument `providers` of the session."""
+    row, settings = provider.row, dict(provider.row.settings(provider, threads))
+    if row.is_reference or (is_built_in(row) and not provider.library):
+        extra = {"device_type": provider.device or "CPU"} if provider.name == OPENVINO else {}
+        return [(row.runtime_name, settings | extra)] if settings or extra else [row.runtime_name]
+    devices = plugin_devices(provider.name, provider.library)
+    options.add_provider_for_devices([devices[provider.device or next(iter(devices))]], settings)
+    return None
 
 
 @cache

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import os
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import InputError, ProviderError, SessionError, first_line
+from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
 from onnxtool.model_file.wire import externalized
 from onnxtool.options import StrPath, checked
+from onnxtool.progress import tell
 from onnxtool.runtime.bounds import InterThreads, Threads
+from onnxtool.runtime.comparison import TOLERANCES, Tolerance, failure, run_reference, verify
+from onnxtool.runtime.feeds import LONGEST_CASE
+from onnxtool.runtime.input_cases import input_cases
+from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.nesting import flattened, is_nested, is_part, nested
 from onnxtool.runtime.probation import check_harmless
-from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION, PROVIDERS, Provider, products_saturate, resolve_provider
+from onnxtool.runtime.providers import (
+    AUTO,
+    BF16,
+    CPU,
+    EXACT_PRODUCTS_OPTION,
+    FP32,
+    PROVIDERS,
+    ROWS,
+    ExecutionProvider,
+    Provider,
+    apply_provider,
+    has_bf16,
+    products_saturate,
+    provider_problem,
+    provider_version,
+    resolve_provider,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,17 +53,32 @@ Arrays = dict[str, "NDArray[Any]"]
 
 _LOGGER = logging.getLogger(__name__)
 
+# A provider sums in another order than the CPU, and rounds no further: half precision, with steps of 5e-4, is outside.
+SAME = Tolerance(atol=1e-6, rtol=1e-4, cosine=0.99999)
+# An activation near the middle of two integers may be rounded to the other one.
+SAME_QUANTIZED = Tolerance(atol=1e-3, rtol=0.1, cosine=0.99)
+_QUANTIZED = frozenset(("DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul", "DequantizeLinear")) | {
+    f"com.microsoft::{name}" for name in ("DynamicQuantizeMatMul", "MatMulIntegerToFloat", "MatMulNBits")
+}
+_PROOF_SECONDS = 1800  # of processor time
+_PROOF_BYTES, _PROOF_COPIES = 4 << 30, 6  # of memory, and of the model's weights in it
+_MOST_NAMED = 3  # nodes in a message
+_LONGEST_REASON = 300  # characters of a message
+_PROFILED_RUNS = 5
+
 
 @dataclass(frozen=True)
 class Session:
     """A loaded model.
 
     Attributes:
-        provider: the short name of the provider that runs it.
+        provider: the text of the provider that runs it, as of `ExecutionProvider`.
         threads: intra-op threads; by default, the number of cores that this process may use.
         load_ms: time from the file to this session.
         intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
         inter_threads: inter-op threads, likewise.
+        memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`, and the number of the device.
+        notes: notes for the user on where and how the model runs.
     """
 
     model: ModelFile
@@ -48,6 +88,13 @@ class Session:
     _inference: Any
     intra_threads: int = 0
     inter_threads: int = 0
+    memory: tuple[str, int] = ("cpu", 0)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def on_device(self) -> bool:
+        """Whether inputs and outputs are copied to the memory of a device."""
+        return self.memory[0] != CPU
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -107,13 +154,13 @@ class Session:
             SessionError: onnxruntime fails on these inputs.
         """
         try:
-            return BoundRun(self._inference, feeds, self.output_names, self.provider)
+            return BoundRun(self._inference, feeds, self.output_names, self.memory)
         except Exception as error:  # onnxruntime has no error class of its own
             raise self._failed(feeds, error) from error
 
     def cached(self, carried: Mapping[str, str]) -> CachedRun:
         """Prepare runs whose outputs become the next run's inputs without a copy; `carried` maps inputs to outputs."""
-        return CachedRun(self._inference, self.output_names, carried, self.provider)
+        return CachedRun(self._inference, self.output_names, carried, self.memory)
 
     def step(self, run: CachedRun, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Run `run`, which belongs to this session, on `feeds`; return onnxruntime values by output name.
@@ -142,29 +189,35 @@ def open_session(
     threads: Threads = 0,
     inter_threads: InterThreads = 0,
     frugal: bool = False,
-    plain: bool = False,
 ) -> Session:
-    """Load the model at `path` on `provider` (`auto`, `cpu` or `cuda`) with `threads` intra-op threads (0: all cores).
+    """Load the model at `path` on `provider` with `threads` intra-op threads (0: all cores).
 
     With `inter_threads` above one, independent operators run in parallel.
 
+    A provider other than the CPU's and CUDA's has to prove itself: unless the file's stamp says that it was verified on
+    this provider in this version, another process first runs the file on it and on the CPU and compares the outputs.
+    Nodes that it does not take are an error, unless the provider's text allows them.
+
     A `frugal` session is for a few untimed runs: it computes the same with less memory, and does not occupy the cores
-    between operators. A `plain` session ignores the session options in the file's metadata, as other applications do.
+    between operators.
 
     Raises:
         ModelFileError: the file or its external data cannot be used.
-        ProviderError: the provider cannot run here; there is no silent fallback to another one.
+        ProviderError: the provider cannot run here, leaves nodes to another one, or computes something else than the
+            CPU; there is no silent fallback.
         SessionError: onnxruntime cannot load the model.
     """
-    return _open(Path(path), provider, threads, inter_threads, frugal=frugal, plain=plain)
+    return _open(Path(path), provider, threads, inter_threads, frugal=frugal, prove=True)
 
 
-def open_alike(path: Path, *, provider: str, disabled: Sequence[str], level: str = "ENABLE_ALL") -> Session:
+def open_alike(
+    path: Path, *, provider: str | ExecutionProvider, disabled: Sequence[str], level: str = "ENABLE_ALL"
+) -> Session:
     """Load the model at `path` to compare it with another, with session options common to both.
 
     Args:
         path: the model.
-        provider: `cpu` or `cuda`.
+        provider: where it runs; the comparison is the proof that other providers need.
         disabled: onnxruntime optimizers to disable, instead of the file's own list.
         level: onnxruntime's optimization level: `DISABLE_ALL`, `ENABLE_BASIC`, `ENABLE_EXTENDED` or `ENABLE_ALL`.
 
@@ -174,14 +227,24 @@ def open_alike(path: Path, *, provider: str, disabled: Sequence[str], level: str
     return _open(path, provider, frugal=True, disabled=disabled, level=level)
 
 
+def open_plain(path: Path, provider: ExecutionProvider) -> Session:
+    """Load the model at `path` with one thread, as other applications do, without the session options of its metadata.
+
+    Raises:
+        OnnxtoolError: as for `open_session`.
+    """
+    return _open(path, provider, 1, frugal=False, plain=True)
+
+
 def _open(
     path: Path,
-    provider: str,
+    provider: str | ExecutionProvider,
     threads: int = 0,
     inter_threads: int = 0,
     *,
     frugal: bool,
     plain: bool = False,
+    prove: bool = False,
     disabled: Sequence[str] | None = None,
     level: str = "ENABLE_ALL",
 ) -> Session:
@@ -189,39 +252,234 @@ def _open(
 
     model = ModelFile.open(path)
     check_harmless(model)
-    provider = resolve_provider(provider)
+    chosen, notes = find_provider(model, provider)
+    if prove and not chosen.row.is_reference and (chosen.allow_fallback or not _is_verified(model, chosen)):
+        notes += prove_elsewhere(model, chosen, threads).notes
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or _threads_to_ask_for()
     if inter_threads > 1:  # without this mode they would have no effect
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
         options.inter_op_num_threads = inter_threads
-    source: str | bytes = _make_frugal(options, model) if frugal else str(path)
-    if not plain and provider == "cpu" and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
+    source: str | bytes = _make_frugal(options, model) if frugal and chosen.row.is_reference else str(path)
+    if not plain and chosen.name == CPU and model.metadata.get(EXACT_PRODUCTS_KEY) == REQUIRED and products_saturate():
         options.add_session_config_entry(EXACT_PRODUCTS_OPTION, "1")
     options.log_severity_level = 4  # warnings about node placement are not news; errors are raised, not logged
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
     without = [] if plain else disabled_optimizers(model) if disabled is None else list(disabled)
+    if not chosen.row.is_reference:
+        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     start = time.perf_counter()
     try:
-        inference = ort.InferenceSession(source, options, providers=[PROVIDERS[provider]], disabled_optimizers=without)
+        providers = apply_provider(options, chosen, threads or available_cores())
+        inference = ort.InferenceSession(source, options, providers=providers, disabled_optimizers=without)
     except Exception as error:  # onnxruntime has no error class of its own
-        raise _not_loaded(path, error) from error
+        raise _not_loaded(path, error, chosen) from error
     load_ms = (time.perf_counter() - start) * 1e3
-    _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, provider, load_ms)
-    if inference.get_providers()[0] != PROVIDERS[provider]:
+    _LOGGER.debug("onnxruntime %s loaded %s on %s in %.0f ms", ort.__version__, path, chosen, load_ms)
+    if inference.get_providers()[0] != chosen.row.runtime_name:
         raise ProviderError(
-            f"onnxruntime could not start {PROVIDERS[provider]} and fell back to {inference.get_providers()[0]}",
-            "a CUDA or cuDNN library is missing or of another version; see onnxtool env, or pass --provider cpu",
+            f"onnxruntime could not start {chosen.row.runtime_name} and fell back to {inference.get_providers()[0]}",
+            "a library of it is missing or of another version, or it does not know an option; see onnxtool env, or "
+            "pass --provider cpu",
         )
+    _refuse_fallback(path, inference, chosen)
     return Session(
         model,
-        provider,
+        str(chosen),
         threads or available_cores(),
         load_ms,
         inference,
         intra_threads=options.intra_op_num_threads,
         inter_threads=options.inter_op_num_threads,
+        memory=chosen.memory,
+        notes=notes,
     )
+
+
+def find_provider(model: ModelFile, text: str | ExecutionProvider) -> tuple[ExecutionProvider, tuple[str, ...]]:
+    """Return the provider that runs a model here, with the precision that the file is for, and notes for the user.
+
+    `auto` is the provider that the file was optimized for if it can run here. A provider that is no text already has
+    its precision.
+
+    Raises:
+        ProviderError: it cannot run here.
+    """
+    if isinstance(text, ExecutionProvider):
+        resolve_provider(str(text))
+        return text, ()
+    made = made_for(model)
+    wanted, precision = made.get("provider", ""), made.get("precision", "")
+    notes: list[str] = []
+    if text == AUTO and _is_other(wanted):
+        problem = provider_problem(wanted)
+        text = AUTO if problem else wanted
+        notes += [f"the file is for {wanted}, which cannot run here: {problem}"] if problem else []
+    chosen = ExecutionProvider.parse(resolve_provider(text))
+    if precision == BF16:
+        if has_bf16(chosen):
+            return replace(chosen, precision=BF16), tuple(notes)
+        notes.append(f"the file is for bfloat16, and {chosen.place} multiplies in float32 here")
+    return chosen, tuple(notes)
+
+
+def _is_other(text: str) -> bool:
+    """Whether a stamp names a provider other than the CPU's and CUDA's."""
+    row = ROWS.get(text.partition(":")[0])
+    return row is not None and not row.is_reference
+
+
+def made_for(model: ModelFile) -> dict[str, str]:
+    """Return what the last optimization of a file says of itself, as far as it is text: metadata are untrusted."""
+    try:
+        steps = [step for step in model.steps if step.get("step") == "optimize"]
+    except ModelFileError:
+        return {}
+    return {key: value for key, value in steps[-1].items() if isinstance(value, str)} if steps else {}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What a provider computes, compared with the CPU's outputs of the same file on generated inputs.
+
+    Attributes:
+        failure: how the outputs differ; empty if they agree.
+        share: the share of the time of the nodes that run on the CPU; 0 without any.
+        left: these nodes.
+    """
+
+    cases: int
+    max_abs_error: float
+    cosine_min: float
+    failure: str = ""
+    left: tuple[str, ...] = ()
+    share: float = 0.0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user has to know."""
+        if not self.left:
+            return ()
+        more = ", ..." if self.left[_MOST_NAMED:] else ""
+        named = ", ".join(self.left[:_MOST_NAMED]) + more
+        return (f"{len(self.left)} nodes run on the CPU, {self.share:.0%} of the time: {named}",)
+
+
+def prove_elsewhere(
+    model: ModelFile, provider: ExecutionProvider, threads: int = 0, *, is_trial: bool = False
+) -> Proof:
+    """Let another process compare the provider's outputs with the CPU's, of the same file on generated inputs.
+
+    Raises:
+        ProviderError: it ends the process; or, unless this is only a trial, they differ, or it does not take the file.
+    """
+    seconds, num_bytes = _PROOF_SECONDS, _PROOF_BYTES + _PROOF_COPIES * model.size_bytes
+    hint = f"pass --provider cpu, or a file of onnxtool optimize --provider {provider.name}"
+    argument = [str(model.path.resolve()), str(provider), provider.precision, threads]
+    tell(f"comparing {provider.place} with the CPU on {model.path.name}")
+    try:
+        with GuardedChild(f"{__name__}:prove", ("onnxruntime", __name__)) as child:
+            proof = Proof(**child.call(argument, seconds=seconds, num_bytes=num_bytes))
+    except ChildEndedError as error:
+        reason = f"{provider.place} on {model.path} {error.reason(seconds, num_bytes)}"
+        raise ProviderError(reason, hint) from error
+    except ChildError as error:
+        proof = Proof(0, math.inf, -1.0, str(error))
+    if proof.failure and not is_trial:
+        raise ProviderError(f"{provider.place} on {model.path}: {proof.failure}", hint)
+    return proof
+
+
+def prove(argument: Sequence[Any]) -> dict[str, Any]:
+    """Compare a provider's outputs with the CPU's; called in the child with path, provider, precision and threads.
+
+    Raises:
+        OnnxtoolError: they differ, or one of the two does not run the file.
+    """
+    path, text, precision, threads = argument
+    provider, model = replace(ExecutionProvider.parse(text), precision=precision), ModelFile.open(Path(path))
+    return vars(_prove(model, provider, threads))
+
+
+def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof:
+    path = model.path
+    cases = input_cases(model, longest=LONGEST_CASE)
+    session = _open(path, CPU, frugal=True)
+    expected = run_reference(session.run, cases, name="the CPU's result", refusal=SessionError)
+    del session
+    session = _open(path, provider, threads, frugal=False)
+    found = verify(session.run, expected, tolerance_of(model, provider))
+    why = "" if found.passed else failure(found, "").message
+    left = tuple(_left_to_others(session._inference, provider)) if provider.allow_fallback else ()  # noqa: SLF001
+    share = _share_of_others(path, provider, expected.cases[-1].feeds) if left else 0.0
+    return Proof(len(found.cases), found.max_abs_error, found.cosine_min, why, left, share)
+
+
+def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
+    """Return how far a provider's outputs of a file may be from the CPU's outputs of the same file."""
+    if provider.arithmetic != FP32:
+        return TOLERANCES[provider.arithmetic]
+    return SAME_QUANTIZED if _QUANTIZED & set(model.structure.ops) else SAME
+
+
+def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> float:
+    """Profile a run, and return the share of the time in nodes that other providers run."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.enable_profiling, options.log_severity_level = True, 4
+    with tempfile.TemporaryDirectory() as folder:
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        providers = apply_provider(options, provider, available_cores())
+        session = ort.InferenceSession(str(path), options, providers=providers)
+        for _ in range(_PROFILED_RUNS):
+            session.run(None, dict(feeds))
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    spent: dict[bool, float] = {True: 0.0, False: 0.0}
+    for event in events:
+        if event.get("cat") == "Node" and "provider" in event["args"]:
+            spent[event["args"]["provider"] == provider.row.runtime_name] += event["dur"]
+    return spent[False] / (sum(spent.values()) or 1.0)
+
+
+def _is_verified(model: ModelFile, provider: ExecutionProvider) -> bool:
+    """Whether the step that made the file verified it on this provider, in its present version and precision."""
+    made = made_for(model)
+    return (
+        not provider.options
+        and not provider.library
+        and made.get("verified_on") == provider.place
+        and made.get("provider_version") == provider_version(provider)
+        and (made.get("precision") == BF16) == (provider.arithmetic == BF16)
+    )
+
+
+def _refuse_fallback(path: Path, inference: Any, provider: ExecutionProvider) -> None:
+    """Refuse a session whose provider leaves nodes to another one, unless the user allows that.
+
+    Raises:
+        ProviderError: it does.
+    """
+    if provider.row.is_reference or provider.allow_fallback:
+        return
+    left = _left_to_others(inference, provider)
+    if left:
+        some = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
+        raise ProviderError(
+            f"{provider.place} does not take {len(left)} nodes of {path}: {some}",
+            f"onnxtool optimize --provider {provider.name} writes what it takes; or pass --allow_fallback, which runs "
+            "them on the CPU",
+        )
+
+
+def _left_to_others(inference: Any, provider: ExecutionProvider) -> list[str]:
+    """Return the nodes that another provider runs, as `operator name`."""
+    return [
+        f"{node.op_type} {node.name}".strip()
+        for part in inference.get_provider_graph_assignment_info()
+        if part.ep_name != provider.row.runtime_name
+        for node in part.get_nodes()
+    ]
 
 
 def require_loadable(path: Path) -> None:
@@ -249,9 +507,16 @@ def require_loadable(path: Path) -> None:
         raise _not_loaded(path, error) from error
 
 
-def _not_loaded(path: Path, error: Exception) -> SessionError:
+def _not_loaded(path: Path, error: Exception, provider: ExecutionProvider | None = None) -> SessionError:
     import onnxruntime as ort
 
+    if provider is not None and not provider.row.is_reference:
+        # OpenVINO first lists where in its source the error came from.
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
+        return SessionError(
+            f"{provider.place} cannot load {path}: {' '.join(lines[-1:])[:_LONGEST_REASON]}",
+            f"pass --provider cpu, or a file of onnxtool optimize --provider {provider.name}",
+        )
     return SessionError(
         f"onnxruntime {ort.__version__} cannot load {path}: {first_line(error)}",
         "check it with onnxtool stats; a newer onnxruntime may be needed for its opsets",
@@ -292,12 +557,6 @@ def _threads_to_ask_for() -> int:
     return cores if cores < (os.cpu_count() or 1) else 0
 
 
-def available_cores() -> int:
-    """Return the number of cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
 def tensor_type(dtype: str) -> str:
     """Return onnxruntime's name for a tensor of a dtype such as `float32`."""
     return f"tensor({ {'float32': 'float', 'float64': 'double'}.get(dtype, dtype) })"
@@ -310,9 +569,11 @@ class CachedRun:
         carried: the output that feeds each carried input.
     """
 
-    def __init__(self, inference: Any, outputs: Sequence[str], carried: Mapping[str, str], device: str) -> None:
+    def __init__(
+        self, inference: Any, outputs: Sequence[str], carried: Mapping[str, str], memory: tuple[str, int]
+    ) -> None:
         self.carried = dict(carried)
-        self._inference, self._outputs, self._device = inference, tuple(outputs), device
+        self._inference, self._outputs, self._memory = inference, tuple(outputs), memory
         self._kept: dict[str, Any] = {}
         self._binding = inference.io_binding()
 
@@ -322,7 +583,7 @@ class CachedRun:
 
         for name, value in values.items():
             is_value = isinstance(value, ort.OrtValue)
-            self._kept[name] = value if is_value else ort.OrtValue.ortvalue_from_numpy(value, self._device, 0)
+            self._kept[name] = value if is_value else ort.OrtValue.ortvalue_from_numpy(value, *self._memory)
 
     def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
         """Run on `feeds` and kept inputs, and keep the carried outputs; return the outputs as onnxruntime values."""
@@ -333,9 +594,9 @@ class CachedRun:
             binding.bind_ortvalue_input(name, value)
         binding.clear_binding_outputs()
         for name in self._outputs:
-            binding.bind_output(name, self._device)
+            binding.bind_output(name, *self._memory)
         self._inference.run_with_iobinding(binding)
-        if self._device != "cpu":
+        if self._memory[0] != CPU:
             binding.synchronize_outputs()
         outputs = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         self._kept.update({name: outputs[output] for name, output in self.carried.items()})
@@ -352,19 +613,19 @@ class BoundRun:
     Outputs get their buffers in a first run, made here, so their shapes may depend on the values of the inputs.
     """
 
-    def __init__(self, inference: Any, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str], device: str) -> None:
+    def __init__(
+        self, inference: Any, feeds: Mapping[str, NDArray[Any]], outputs: Sequence[str], memory: tuple[str, int]
+    ) -> None:
         import onnxruntime as ort
 
-        self._inference, self._device = inference, device
+        self._inference, self._memory = inference, memory
         self._arrays = dict(feeds)
-        self._values = {
-            name: ort.OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in self._arrays.items()
-        }
+        self._values = {name: ort.OrtValue.ortvalue_from_numpy(array, *memory) for name, array in self._arrays.items()}
         self._binding = inference.io_binding()
         for name, value in self._values.items():
             self._binding.bind_ortvalue_input(name, value)
         for name in outputs:
-            self._binding.bind_output(name, device)
+            self._binding.bind_output(name, *memory)
         self()
         for name, value in zip(outputs, self._binding.get_outputs(), strict=True):
             self._binding.bind_ortvalue_output(name, value)
@@ -372,7 +633,7 @@ class BoundRun:
     def __call__(self) -> None:
         """Run, and wait until the device is done."""
         self._inference.run_with_iobinding(self._binding)
-        if self._device != "cpu":
+        if self._memory[0] != CPU:
             self._binding.synchronize_outputs()
 
     def outputs(self) -> list[NDArray[Any]]:

@@ -128,12 +128,14 @@ def _session_options(flush_denormals: bool, num_threads: int) -> ort.SessionOpti
 
 
 def _with_stream(provider: Provider) -> Any:
-    """Make CUDA run on PyTorch's stream, so that each waits for the other. Not tested on a device."""
+    """Make CUDA run on PyTorch's stream, so that each waits for the other, in its precision. Not tested on a device."""
     name, settings = (provider, {}) if isinstance(provider, str) else provider
     if name != _BY_DEVICE["cuda"] or "user_compute_stream" in settings or not torch.cuda.is_available():
         return provider if isinstance(provider, str) else (name, dict(settings))
     stream = torch.cuda.current_stream().cuda_stream
-    return name, {**settings, "user_compute_stream": str(stream)}
+    # onnxruntime's default is TF32, and PyTorch's is float32.
+    precision = {"use_tf32": str(int(torch.backends.cuda.matmul.allow_tf32))}
+    return name, {**precision, **settings, "user_compute_stream": str(stream)}
 
 
 _SMALLEST = 5e-324

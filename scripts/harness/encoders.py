@@ -11,6 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ BATCH_SIZE = 32  # sentence-transformers' default
 MAX_TOKENS = 256  # of MiniLM, by its sentence_bert_config.json
 
 
-def sentence_transformers(checkpoint: str, _model: str) -> Callable[[list[str]], Any]:
+def sentence_transformers(checkpoint: str, _model: str, dtype: str = "float32") -> Callable[[list[str]], Any]:
     """Return sentence-transformers on PyTorch, with its defaults."""
     from sentence_transformers import SentenceTransformer
 
-    model = SentenceTransformer(checkpoint, device="cpu", local_files_only=True)
+    model = SentenceTransformer(checkpoint, device="cpu", local_files_only=True, model_kwargs={"dtype": dtype})
     return lambda texts: model.encode(texts, batch_size=BATCH_SIZE, show_progress_bar=False)
 
 
@@ -106,6 +107,7 @@ def fastembed(_checkpoint: str, model: str) -> Callable[[list[str]], Any]:
 
 PEERS: dict[str, Callable[[str, str], Callable[[list[str]], Any]]] = {
     "sentence-transformers": sentence_transformers,
+    "sentence-transformers-bf16": partial(sentence_transformers, dtype="bfloat16"),
     "sentence-transformers-onnx": sentence_transformers_onnx,
     "openvino": openvino,
     "fastembed": fastembed,

@@ -14,8 +14,9 @@ import onnxtool.benchmarking.options as options_module
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.errors import InputError, OptionError, ProviderError
 from onnxtool.progress import listening
+from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import cuda_problem
-from onnxtool.runtime.session import Session, available_cores
+from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table, write_checkpoint
 
 SMALL = BenchmarkOptions(batch_sizes=(2,), sequence_lengths=(5,), runs=3, warmup=0, provider="cpu")

@@ -27,6 +27,7 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.presets import PRESETS
 from onnxtool.optimize.verification import FaultyPassError, Original, Reference, Verifier
 from onnxtool.runtime.comparison import TOLERANCES, Case, Runner, run_reference
+from onnxtool.runtime.providers import CPU, ExecutionProvider
 from onnxtool.runtime.session import disabled_optimizers
 from onnxtool.verification import Verification
 from tests.workshop import Workshop
@@ -222,7 +223,7 @@ def _compared(path: Path, monkeypatch: pytest.MonkeyPatch, operator: str, moves:
         return lambda _feeds: {"y": y + off}
 
     monkeypatch.setattr(Original, "open", opened)
-    original = Original(ModelFile.open(path), path, "cpu", {operator: 1})
+    original = Original(ModelFile.open(path), path, ExecutionProvider(CPU), {operator: 1})
     expected = run_reference(original.open(path), [Case("a case", {"x": x}, None)], name="m.onnx")
     verifier = Verifier(Reference(original, expected), (), Context(), TOLERANCES["fp32"])
     return verifier.verify(path.with_name("result"))
@@ -271,7 +272,7 @@ def test_both_files_run_with_the_same_session_options(exported: Path, monkeypatc
     real = onnxruntime.InferenceSession
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
     path = exported.with_name("m.onnx")
-    original = Original(ModelFile.open(exported), exported, "cpu", {}, ["SkipLayerNormFusion"])
+    original = Original(ModelFile.open(exported), exported, ExecutionProvider(CPU), {}, ["SkipLayerNormFusion"])
     shutil.copy(exported, path)
     stamp(path, {DISABLED_OPTIMIZERS_KEY: "GeluFusion"})
     assert original.run().compare(path, TOLERANCES["fp32"]).passed

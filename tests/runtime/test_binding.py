@@ -70,7 +70,7 @@ class _Binding:
     def bind_ortvalue_input(self, name: str, _value: Any) -> None:
         self.calls.append(f"input {name}")
 
-    def bind_output(self, name: str, device: str) -> None:
+    def bind_output(self, name: str, device: str, _index: int) -> None:
         self.calls.append(f"output {name} on {device}")
 
     def bind_ortvalue_output(self, name: str, _value: Any) -> None:
@@ -109,7 +109,7 @@ def test_copies_and_computation_on_a_device_are_timed_apart(monkeypatch: pytest.
 
     monkeypatch.setattr(onnxruntime, "OrtValue", OrtValue)
     binding = _Binding()
-    bound = BoundRun(_Device(binding), _feeds(1), ["y"], "cuda")
+    bound = BoundRun(_Device(binding), _feeds(1), ["y"], ("cuda", 0))
     assert binding.calls == ["input input_ids", "output y on cuda", "wait for outputs", "buffer y"]
     host_to_device, compute, device_to_host = bound.time_transfer()
     assert binding.calls[4:] == ["wait for inputs", "wait for outputs"]

@@ -57,7 +57,8 @@ def test_a_sound_installation_has_no_problems() -> None:
         "onnxruntime-gpu": "1.31.0",
         "transformers": "5.23.0",
     }
-    assert report.providers == {"cpu": "ok", "cuda": "no NVIDIA driver"}
+    assert report.providers["cpu"] == "ok"
+    assert report.providers["cuda"] == "no NVIDIA driver"
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,6 @@ def test_an_onnxruntime_that_cannot_be_imported_is_a_problem(monkeypatch: pytest
     """A broken installation is what the command is for: it must not fail on one."""
     monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
     report = describe_environment()
-    assert report.providers == {"cpu": "onnxruntime cannot be imported", "cuda": "onnxruntime cannot be imported"}
+    assert set(report.providers.values()) == {"onnxruntime cannot be imported"}
     (said,) = report.problems
     assert said.startswith("onnxruntime cannot be imported: ")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import onnxruntime
 import pytest
 
-from onnxtool.errors import ProviderError
+from onnxtool.errors import OptionError, ProviderError
 from onnxtool.runtime import providers
 from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem, resolve_provider
 from tests.runtime.stand_in_driver import Driver, nothing_known
@@ -56,9 +56,8 @@ def test_the_cpu_always_runs() -> None:
 
 def test_an_unknown_provider_is_refused_with_those_that_are_known() -> None:
     """As users type them."""
-    with pytest.raises(ProviderError, match="unknown provider 'tpu'") as caught:
-        resolve_provider("tpu")
-    assert caught.value.hint == "use one of auto, cpu, cuda"
+    with pytest.raises(OptionError, match=r"'openvin' is not one of .* Did you mean 'openvino'\?"):
+        resolve_provider("openvin")
 
 
 @pytest.mark.parametrize(
@@ -118,5 +117,5 @@ def test_a_device_without_its_libraries_does_not_stop_auto(
 
 def test_every_provider_has_onnxruntimes_name() -> None:
     """The table is what options offer and sessions are given."""
-    assert set(PROVIDERS.values()) <= set(onnxruntime.get_all_providers())
+    assert set(PROVIDERS.values()) - {"MLXExecutionProvider"} <= set(onnxruntime.get_all_providers())  # a plugin alone
     assert providers.PROVIDERS["cpu"] in onnxruntime.get_available_providers()

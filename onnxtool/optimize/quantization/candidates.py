@@ -17,7 +17,7 @@ import onnx_ir as ir
 from onnxtool.checkpoint.limits import fixed_shape
 from onnxtool.errors import OnnxtoolError, PassError
 from onnxtool.model_file import ModelFile, Staging, save_model
-from onnxtool.model_file.metadata import MAX_LENGTH_KEY
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, stamp_step
 from onnxtool.optimize.options import DYNAMIC, MIXED, STATIC
 from onnxtool.optimize.quantization.activations import Feeds
 from onnxtool.optimize.quantization.conversion import Conversion, Converted
@@ -28,13 +28,14 @@ from onnxtool.progress import tell
 from onnxtool.reports import short_repr
 from onnxtool.runtime.feeds import FeedShape
 from onnxtool.runtime.input_cases import sized_feeds
-from onnxtool.runtime.providers import resolve_provider
-from onnxtool.runtime.session import Session, open_session
+from onnxtool.runtime.providers import BF16, FP32, ExecutionProvider, has_bf16, resolve_provider
+from onnxtool.runtime.session import Session, open_alike, open_session, prove_elsewhere
 from onnxtool.runtime.timing import summarize_latencies
 
 CANDIDATES: dict[str, tuple[tuple[str, str], ...]] = {
     "cpu": (("fp32", ""), ("fp16", ""), ("int8", MIXED), ("int8", DYNAMIC), ("int8", STATIC), ("int4", "")),
     "cuda": (("fp32", ""), ("fp16", ""), ("int4", "")),
+    "openvino": (("fp32", ""), ("bf16", ""), ("int8", MIXED)),
 }
 """The candidates of each provider: precision, and quantization mode of activations. The first is the reference."""
 
@@ -52,6 +53,7 @@ class _CandidateRun:
     """A candidate under way.
 
     Attributes:
+        conversion: how it is made, and for which provider.
         path: its file; None if there is none.
         samples_ms: latencies by shape name.
         reason: why it was ruled out.
@@ -59,6 +61,7 @@ class _CandidateRun:
         not_judged: why the judge did not look at it.
     """
 
+    conversion: Conversion
     precision: str
     activations: str
     converted: Converted | None = None
@@ -73,7 +76,24 @@ class _CandidateRun:
     @property
     def label(self) -> str:
         """Its name in progress messages."""
-        return f"{self.precision} {self.activations}".strip()
+        return " ".join(filter(None, (self.provider, self.precision, self.activations)))
+
+    @property
+    def target(self) -> ExecutionProvider:
+        """Where it runs, and in what."""
+        return replace(self.conversion.options.target, precision=BF16 if self.precision == BF16 else FP32)
+
+    @property
+    def provider(self) -> str:
+        """The provider; empty for a reference, which has no rival."""
+        return "" if self.target.row.is_reference else self.target.place
+
+    def open(self, *, frugal: bool = False) -> Session:
+        """Load its file where it is to run; a provider that is no reference has already shown that it is right."""
+        path = Path() if self.path is None else self.path
+        if self.target.row.is_reference:
+            return open_session(path, provider=str(self.target), frugal=frugal)
+        return open_alike(path, provider=self.target, disabled=())
 
     @property
     def latency_ms(self) -> dict[str, float]:
@@ -87,6 +107,7 @@ class _CandidateRun:
     def report(self, *, is_chosen: bool) -> Candidate:
         """Return it as a report."""
         return Candidate(
+            provider=self.target.place,
             precision=self.precision,
             activations=self.activations,
             latency_ms=self.latency_ms,
@@ -117,9 +138,11 @@ Judge = Callable[[Path], Judgement]
 
 
 def choose(
-    conversion: Conversion, model: ir.Model, judge: Judge | None = None
-) -> tuple[Converted, tuple[Candidate, ...]]:
-    """Return the fused `model` in the fastest precision within the error bound, and all candidates.
+    conversions: Sequence[Conversion], model: ir.Model, judge: Judge | None = None
+) -> tuple[Converted, Conversion, tuple[Candidate, ...]]:
+    """Return the fused `model` in the fastest precision within the error bound, its conversion, and all candidates.
+
+    There is a conversion for each provider to try, that of the reference first.
 
     The fastest one has the smallest geometric mean of median latencies over all shapes. The judge looks at candidates
     from the fastest to the slowest, and only until one passes. Candidates that fail, exceed the error bound, are
@@ -129,15 +152,20 @@ def choose(
         ProviderError: the provider cannot run on this machine.
         PassError: the model in float32 cannot be run, or every candidate is refused.
     """
-    provider = resolve_provider(conversion.context.provider)
-    with tempfile.TemporaryDirectory(dir=conversion.folder) as name:
-        first, *_ = candidates = [_CandidateRun(*names) for names in CANDIDATES[provider]]
+    base = conversions[0]
+    resolve_provider(base.options.target.place)
+    with tempfile.TemporaryDirectory(dir=base.folder) as name:
+        first, *_ = candidates = [
+            _CandidateRun(conversion, *names)
+            for conversion in conversions
+            for names in CANDIDATES[conversion.options.target.name]
+        ]
         for one in candidates:
-            _make(one, conversion, model, Path(name))
+            _make(one, model, Path(name))
             if first.reason:  # all others are measured against it
                 raise PassError(f"the model in float32 is not possible: {first.reason}", "pass another --precision")
-        _measure_errors(candidates, conversion)
-        _time(candidates, timing_feeds(conversion.source, conversion.feeds), conversion)
+        _measure_errors(candidates, base)
+        _time(candidates, timing_feeds(base.source, base.feeds))
         possible = [one for one in candidates if not one.reason]
         possible.sort(key=lambda one: _geometric_mean(one.latency_ms.values()))
         if judge is not None:
@@ -145,19 +173,28 @@ def choose(
     chosen = next(iter(possible), None)
     if chosen is None or chosen.converted is None:
         raise PassError(f"no precision is possible here: fp32: {first.reason}", "pass the --precision that you want")
-    return chosen.converted, tuple(one.report(is_chosen=one is chosen) for one in candidates)
+    return chosen.converted, chosen.conversion, tuple(one.report(is_chosen=one is chosen) for one in candidates)
 
 
-def _make(one: _CandidateRun, conversion: Conversion, model: ir.Model, folder: Path) -> None:
-    """Convert a copy of `model` and write it; the weights of the copy stay on disk."""
-    place = folder / one.label
+def _make(one: _CandidateRun, model: ir.Model, folder: Path) -> None:
+    """Convert a copy of `model` and write it; the weights of the copy stay on disk.
+
+    The file says what it is for, so that a judge runs it there. A provider that is no reference has to prove itself.
+    """
+    place = folder / one.label.replace(":", "-")
     place.mkdir()
     tell(f"trying {one.label}")
     try:
-        one.converted = conversion.convert(model.clone(), one.precision, one.activations or MIXED)
+        if one.precision == BF16 and not has_bf16(one.target):
+            one.reason = "bfloat16 would only be emulated here"
+            return
+        one.converted = one.conversion.convert(model.clone(), one.precision, one.activations or MIXED)
         one.path = save_model(one.converted.model, Staging(place, place / "model.onnx", place))
         one.converted = replace(one.converted, quantization=count_written(one.converted.quantization, one.path))
         one.size_bytes = ModelFile.open(one.path).size_bytes
+        stamp_step(one.path, "optimize", None, provider=one.target.place, precision=one.precision)
+        if not one.target.row.is_reference:
+            one.reason = prove_elsewhere(ModelFile.open(one.path), one.target, is_trial=True).failure
     except OnnxtoolError as error:
         one.give_up(error)
     _LOGGER.info("%s: %s", one.label, one.reason or f"{one.size_bytes} bytes")
@@ -169,18 +206,19 @@ def _measure_errors(candidates: Sequence[_CandidateRun], conversion: Conversion)
     first.error = 0.0
     for one in candidates[1:]:
         quantization = None if one.converted is None else one.converted.quantization
-        one.error = None if quantization is None else quantization.error
-    unknown = [(one, one.path) for one in candidates[1:] if one.error is None and one.path is not None]
+        measured = quantization if one.target.row.is_reference else None
+        one.error = None if measured is None else measured.error
+    unknown = [one for one in candidates[1:] if one.error is None and one.path is not None and not one.reason]
     if not unknown or first.path is None:  # which the first has
         return
-    feeds, provider = conversion.calibration.feeds, conversion.context.provider
-    session = open_session(first.path, provider=provider, frugal=True)
+    feeds = conversion.calibration.feeds
+    session = first.open(frugal=True)
     expected = [session.run(given) for given in feeds]
     del session
-    for one, path in unknown:
+    for one in unknown:
         tell(f"measuring the error of {one.label}")
         try:
-            session = open_session(path, provider=provider, frugal=True)
+            session = one.open(frugal=True)
             one.error = float(measure_errors(session, feeds, expected).max(initial=0.0))
         except OnnxtoolError as error:
             one.give_up(error)
@@ -221,14 +259,14 @@ def _judge(by_speed: Sequence[_CandidateRun], judge: Judge) -> list[_CandidateRu
     return accepted
 
 
-def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds], conversion: Conversion) -> None:
+def _time(candidates: Sequence[_CandidateRun], feeds: Mapping[str, Feeds]) -> None:
     for number in range(1, _ROUNDS + 1):
         for one in candidates:
             if one.reason or one.path is None:
                 continue
             tell(f"timing {one.label}, round {number} of {_ROUNDS}")
             try:
-                session = open_session(one.path, provider=conversion.context.provider)
+                session = one.open()
                 for name, given in feeds.items():
                     samples = _latencies_ms(session, given)
                     one.samples_ms.setdefault(name, []).extend(samples)

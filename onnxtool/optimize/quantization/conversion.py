@@ -30,7 +30,7 @@ from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
 from onnxtool.optimize.report import PassResult, Quantization
 from onnxtool.progress import tell
-from onnxtool.runtime.providers import products_saturate
+from onnxtool.runtime.providers import BF16, FP32, products_saturate
 
 MAX_ERROR = 0.01
 """The default bound on the quantization error: rankings of texts hardly change below it."""
@@ -107,7 +107,7 @@ class Conversion:
             InputError: the texts cannot be read, or there is no tokenizer for them.
         """
         steps, quantization = tuple(self.finishing), None
-        if precision != "fp32":
+        if precision not in (FP32, BF16):  # which is float32 with other arithmetic
             tell(f"converting to {precision}")
             step, quantization = self._prepare(model, precision, activations)
             steps = (step, *steps)

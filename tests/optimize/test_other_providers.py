@@ -1,0 +1,380 @@
+"""What another provider than the CPU's computes is compared with the CPU, or it is not used: OpenVINO's plugin."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from onnxtool.encoding import CorpusOptions, encode_corpus
+from onnxtool.errors import OptionError, ProviderError, VerificationError
+from onnxtool.guarded import GuardedChild, trusted
+from onnxtool.infer import InferOptions, run_texts
+from onnxtool.model_file import ModelFile
+from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.quantization import candidates
+from onnxtool.optimize.quantization.candidates import Judgement
+from onnxtool.runtime import providers, session
+from onnxtool.runtime.providers import ExecutionProvider, ProviderOptions, has_bf16
+from onnxtool.runtime.session import Session, find_provider, open_session
+from tests.cli.entry_point import json_of, run_onnxtool
+
+PACKAGE = "onnxruntime_ep_openvino"
+_SOURCE = Path(__file__).with_name("any_vendor.c")
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """OpenVINO's plugin, with devices on processors of any vendor."""
+    if importlib.util.find_spec(PACKAGE) is None or shutil.which("cc") is None:
+        pytest.skip(f"{PACKAGE} or a C compiler is not installed")
+    folder = tmp_path_factory.mktemp("plugin")
+    plugin = Path(importlib.import_module(PACKAGE).get_library_path())
+    for file in plugin.parent.glob("*.so*"):
+        (folder / file.name).symlink_to(file)
+    # A library of its own: the installed one keeps the API that another test may have given it.
+    own = folder / "plugin.so"
+    shutil.copy(plugin, own)
+    path = folder / "any_vendor.so"
+    command = ["cc", "-shared", "-fPIC", "-O1", f'-DPLUGIN="{own}"', "-o", str(path), str(_SOURCE), "-ldl"]
+    subprocess.run(command, check=True)
+    return path
+
+
+@pytest.fixture
+def openvino(library: Path) -> str:
+    """Its text."""
+    return f"openvino?library={library}"
+
+
+@pytest.fixture(scope="session")
+def fused(trained: Path) -> Path:
+    """A trained encoder, fused for the CPU."""
+    return trained.with_name("fused.onnx")
+
+
+def _feeds(opened: Session) -> dict[str, NDArray[np.int64]]:
+    ids = np.random.default_rng(0).integers(200, 20000, (3, 17))
+    mask = np.ones_like(ids)
+    mask[1, 9:] = 0
+    every = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    return {name: every[name] for name in opened.input_names}
+
+
+def _save(path: Path, nodes: list[onnx.NodeProto], weights: Mapping[str, NDArray[Any]], width: int) -> Path:
+    """Write a graph from `x` to `y`, both [B, 6, width]."""
+    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 6, width])] for name in ("x", "y")]
+    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "g", *ends, constants)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    return path
+
+
+def _unscaled(path: Path) -> Path:
+    """An Attention without the usual scale, as T5's and GPT-Neo's, which OpenVINO scales all the same."""
+    draw = np.random.default_rng(0)
+    weights = {"w": draw.normal(size=(8, 24)).astype(np.float32), "b": np.zeros(24, np.float32)}
+    node = helper.make_node("Attention", ["x", "w", "b"], ["y"], domain="com.microsoft", num_heads=2, scale=1.0)
+    return _save(path, [node], weights, 8)
+
+
+def _with_fast_gelu(path: Path) -> Path:
+    """A product, which OpenVINO takes, and a FastGelu, which it does not."""
+    weights = {"w": np.eye(64, dtype=np.float32)}
+    product = helper.make_node("MatMul", ["x", "w"], ["h"])
+    return _save(
+        path, [product, helper.make_node("FastGelu", ["h"], ["y"], "gelu", domain="com.microsoft")], weights, 64
+    )
+
+
+def test_a_provider_gives_the_cpus_vectors_in_float32_although_its_default_is_less(fused: Path, openvino: str) -> None:
+    """The precision is set, not left to it: half precision would be off by more than 1e-4 of the largest value."""
+    cpu, other = open_session(fused, provider="cpu"), open_session(fused, provider=openvino)
+    assert other.provider == openvino
+    assert not other.notes
+    for name, wanted in cpu.run(_feeds(cpu)).items():
+        np.testing.assert_allclose(other.run(_feeds(cpu))[name], wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_a_provider_that_computes_something_else_is_refused_with_the_figures(tmp_path: Path, openvino: str) -> None:
+    """OpenVINO loads an Attention with a scale of its own without a word."""
+    path = _unscaled(tmp_path / "m.onnx")
+    with pytest.raises(ProviderError, match="differs from the CPU's result in .* max_abs_error") as caught:
+        open_session(path, provider=openvino)
+    assert "--provider cpu" in caught.value.hint
+
+
+def test_a_provider_that_rounds_to_half_precision_is_refused(
+    monkeypatch: pytest.MonkeyPatch, fused: Path, openvino: str
+) -> None:
+    """The planted fault is in the outputs; the comparison then has to be in this process."""
+    own = Session.run
+
+    def rounded(opened: Session, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        outputs = own(opened, feeds)
+        if opened.provider == "cpu":
+            return outputs
+        return {name: array.astype(np.float16).astype(np.float32) for name, array in outputs.items()}
+
+    monkeypatch.setattr(Session, "run", rounded)
+    with trusted(), pytest.raises(ProviderError, match="differs from the CPU's result"):
+        open_session(fused, provider=openvino)
+
+
+def test_a_node_that_falls_back_is_an_error_that_names_it(tmp_path: Path, openvino: str) -> None:
+    """Allowed, it is said with its share of the time."""
+    path = _with_fast_gelu(tmp_path / "m.onnx")
+    with pytest.raises(ProviderError, match=r"does not take 1 nodes? .*FastGelu gelu") as caught:
+        open_session(path, provider=openvino)
+    assert "--provider cpu" in caught.value.hint
+    (note,) = open_session(path, provider=f"{openvino}&allow_fallback=1").notes
+    assert note.startswith("1 nodes run on the CPU, ")
+    assert note.endswith("% of the time: FastGelu gelu")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("openvino:GPU?library={library}", "it has no device 'GPU', only CPU"),
+        ("openvino?library={library}.missing", "does not exist"),
+        ("openvino?library={text}", "its library cannot be loaded"),
+        ("webgpu?library={library}", "lists no device of WebGpuExecutionProvider"),
+        ("openvino?library={library}&NO_SUCH=1", "NO_SUCH"),
+        ("coreml", "was built without it"),
+        ("mlx", "pip install onnxruntime-ep-mlx"),
+    ],
+)
+def test_what_cannot_run_is_one_error(tmp_path: Path, fused: Path, library: Path, text: str, reason: str) -> None:
+    """A device that is not there, a library that is none, an option that the provider does not know."""
+    no_library = tmp_path / "library.so"
+    no_library.write_text("text")
+    with pytest.raises(ProviderError, match=reason):
+        open_session(fused, provider=text.format(library=library, text=no_library))
+
+
+def test_a_provider_that_ends_the_process_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, fused: Path, openvino: str
+) -> None:
+    """Compiling is tried in another process first."""
+    monkeypatch.setattr(session, "GuardedChild", lambda *_arguments: GuardedChild(f"{__name__}:die"))
+    with pytest.raises(ProviderError, match="makes a library give up \\(SIGABRT\\)"):
+        open_session(fused, provider=openvino)
+
+
+def die(_argument: object) -> None:
+    """End the process, as a compiler does that fails an assertion."""
+    import os
+
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"provider": "openvino", "provider_options": ["NUM_STREAMS"]}, "'NUM_STREAMS' is not KEY=VALUE"),
+        ({"provider": "cpu", "provider_options": ["A=1"]}, "an option was given for the provider cpu"),
+        ({"provider_library": "x.so"}, "a library was given for the provider auto"),
+        ({"provider": "openvin"}, "Did you mean 'openvino'"),
+        ({"provider": "openvino?A"}, "'A' is not KEY=VALUE"),
+        ({"provider": "openvino?allow_fallback=2"}, "takes 0 or 1"),
+    ],
+)
+def test_details_of_a_provider_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    """Nothing is left out in silence."""
+    with pytest.raises(OptionError, match=message):
+        InferOptions("m.onnx", texts=("a",), **options)
+
+
+def test_details_of_a_provider_become_its_text_and_back(tmp_path: Path) -> None:
+    """So that they reach workers, reports and other machines as one value."""
+    given = InferOptions(
+        "m.onnx",
+        provider="openvino:CPU?B=2",
+        provider_options=["A=x=y & z"],
+        provider_library=tmp_path / "a b.so",
+        allow_fallback=True,
+    )
+    found = ExecutionProvider.parse(given.provider)
+    assert found == ExecutionProvider(
+        "openvino", "CPU", (("A", "x=y & z"), ("B", "2")), str(tmp_path / "a b.so"), allow_fallback=True
+    )
+    assert str(found) == given.provider
+    assert isinstance(given, ProviderOptions)
+    assert replace(given) == given
+
+
+def test_bf16_is_verified_on_the_provider_and_is_what_it_computes_in_later(
+    tmp_path: Path, trained: Path, library: Path, openvino: str
+) -> None:
+    """The weights stay float32: on the CPU the file computes in it, and says so. Emulated, it is refused."""
+    output = tmp_path / "m.onnx"
+    options = OptimizeOptions(
+        trained, output=output, provider="openvino", provider_library=library, precision="bf16", timing=False
+    )
+    if not has_bf16(ExecutionProvider.parse(openvino)):
+        with pytest.raises(ProviderError, match="would only emulate bfloat16"):
+            optimize_model(options)
+        return
+    report = optimize_model(options)
+    verification = report.verification
+    assert verification is not None
+    assert (verification.provider, report.provider, report.precision) == ("openvino", "openvino", "bf16")
+    assert verification.max_abs_error > 1e-4  # it did multiply in bfloat16
+    (step,) = [step for step in ModelFile.open(output).steps if step["step"] == "optimize"]
+    assert (step["provider"], step["precision"], step["verified_on"]) == ("openvino", "bf16", "openvino")
+    assert str(library) not in json.dumps(step)
+    assert find_provider(ModelFile.open(output), openvino)[0].precision == "bf16"
+    on_cpu = open_session(output, provider="cpu")
+    assert on_cpu.notes == ("the file is for bfloat16, and cpu multiplies in float32 here",)
+    original = open_session(trained, provider="cpu")
+    feeds = _feeds(original)
+    for name, wanted in original.run(feeds).items():
+        np.testing.assert_allclose(on_cpu.run(feeds)[name], wanted, atol=1e-5)
+    with pytest.raises(VerificationError, match="cosine") as caught:
+        optimize_model(replace(options, max_error=1e-9, force=True))
+    assert "--max_error" in caught.value.hint
+
+
+def test_a_pass_that_the_provider_misreads_is_left_out(tmp_path: Path, openvino: str, library: Path) -> None:
+    """The same graph without FastGelu, which the pass `gelu` writes for this form, is taken whole."""
+    draw = np.random.default_rng(0)
+    numbers = {"half": 0.5, "one": 1.0, "a": 0.044715, "c": 0.7978845608, "three": 3.0}
+    weights = {name: np.array(number, np.float32) for name, number in numbers.items()}
+    weights["w"] = draw.normal(size=(16, 16)).astype(np.float32)
+    make = helper.make_node
+    nodes = [
+        make("MatMul", ["x", "w"], ["h"]),
+        make("Pow", ["h", "three"], ["h3"]),
+        make("Mul", ["h3", "a"], ["ah3"]),
+        make("Add", ["h", "ah3"], ["sum"]),
+        make("Mul", ["sum", "c"], ["inner"]),
+        make("Tanh", ["inner"], ["t"]),
+        make("Add", ["t", "one"], ["t1"]),
+        make("Mul", ["h", "half"], ["hh"]),
+        make("Mul", ["hh", "t1"], ["y"]),
+    ]
+    path = _save(tmp_path / "m.onnx", nodes, weights, 16)
+    for_cpu = optimize_model(OptimizeOptions(path, output=tmp_path / "cpu.onnx", timing=False))
+    assert "com.microsoft::FastGelu" in for_cpu.after.ops
+    report = optimize_model(
+        OptimizeOptions(path, output=tmp_path / "o.onnx", provider="openvino", provider_library=library, timing=False)
+    )
+    assert [result.name for result in report.passes if result.left_out] == ["gelu"]
+    assert "com.microsoft::FastGelu" not in report.after.ops
+    open_session(tmp_path / "o.onnx", provider=openvino)
+
+
+def test_int8_holds_its_bound_on_the_provider(tmp_path: Path, trained: Path, library: Path) -> None:
+    """The error in the report is the one measured there."""
+    output = tmp_path / "m.onnx"
+    options = OptimizeOptions(
+        trained, output=output, provider="openvino", provider_library=library, precision="int8", timing=False
+    )
+    report = optimize_model(options)
+    assert report.quantization is not None
+    assert 0.0 < report.quantization.error <= 0.01
+    on_cpu = optimize_model(replace(options, provider="cpu", provider_library=None, force=True))
+    assert on_cpu.quantization is not None
+    assert report.quantization.error != on_cpu.quantization.error
+
+
+def test_auto_is_the_provider_of_the_file_or_says_why_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fused: Path
+) -> None:
+    """A stamp decides for auto alone."""
+    model = ModelFile.open(fused)
+    monkeypatch.setattr(session, "made_for", lambda _model: {"provider": "openvino", "precision": "fp32"})
+    monkeypatch.setattr(providers, "provider_problem", lambda *_place: "")
+    monkeypatch.setattr(session, "provider_problem", lambda *_place: "")
+    assert find_provider(model, "auto")[0].name == "openvino"
+    assert find_provider(model, "cpu") == (ExecutionProvider("cpu"), ())
+    monkeypatch.setattr(session, "provider_problem", lambda *_place: "it is gone")
+    chosen, notes = find_provider(model, "auto")
+    assert chosen.name == "cpu"
+    assert notes == ("the file is for openvino, which cannot run here: it is gone",)
+
+
+def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Path, library: Path
+) -> None:
+    """Every command takes the provider and its precision from the stamp, and a judge runs candidates there as well."""
+    package = tmp_path / PACKAGE
+    package.mkdir()
+    (package / "__init__.py").write_text(f"def get_library_path(): return {str(library)!r}")
+    monkeypatch.syspath_prepend(tmp_path)  # for the processes that compare as well
+    monkeypatch.delitem(sys.modules, PACKAGE, raising=False)
+    providers.plugin_devices.cache_clear()
+    few = {"cpu": (("fp32", ""),), "openvino": (("fp32", ""), ("bf16", ""))}
+    monkeypatch.setattr(candidates, "CANDIDATES", few)
+    judged: list[str] = []
+
+    def judge(path: Path) -> Judgement:
+        judged.append(open_session(path, provider="auto").provider)
+        return Judgement({"ndcg@10": 0.5}, "" if judged[-1] == "openvino" else "too low")
+
+    output = tmp_path / "m.onnx"
+    options = OptimizeOptions(trained, output=output, provider="auto", precision="auto", timing=False)
+    report = optimize_model(options, judge=judge)
+    assert [(one.provider, one.precision) for one in report.candidates] == [
+        *(("cpu", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
+    ]
+    (chosen,) = [one for one in report.candidates if one.chosen]
+    assert (report.provider, report.precision) == (chosen.provider, chosen.precision)
+    assert chosen.provider == "openvino"
+    assert "openvino" in judged
+    assert report.verification is not None
+    assert report.verification.provider == "openvino"
+    monkeypatch.setattr(session, "prove_elsewhere", None)  # the stamp says that it was verified
+    assert run_texts(InferOptions(output, model_name=trained.with_suffix(""), texts=("a",))).provider == "openvino"
+    precision, _ = find_provider(ModelFile.open(output), "auto")
+    assert precision.precision == ("bf16" if chosen.precision == "bf16" else "fp32")
+    providers.plugin_devices.cache_clear()
+
+
+def test_auto_alone_is_no_provider_to_optimize_for() -> None:
+    """It is chosen together with the precision."""
+    with pytest.raises(OptionError, match="the provider auto is chosen together with a precision, and that is int8"):
+        OptimizeOptions("m.onnx", provider="auto", precision="int8")
+
+
+def test_commands_take_a_provider_and_its_details(tmp_path: Path, trained: Path, library: Path) -> None:
+    """Answers, a benchmark and a corpus, on the same plugin."""
+    where = ["--provider", "openvino:CPU", "--provider_library", str(library)]
+    text = ["--text", "a dog runs", "--text", "a cat sleeps"]
+    on_cpu, there = (
+        json_of(run_onnxtool(tmp_path, "infer", trained, *text, *place, "--format", "json"))
+        for place in (["--provider", "cpu"], where)
+    )
+    assert there["provider"] == f"openvino:CPU?library={library}"
+    np.testing.assert_allclose(there["similarities"], on_cpu["similarities"], atol=1e-5)
+    sizes = ["--batch_size", "1", "--sequence_length", "8", "--runs", "2"]
+    option = ["--provider_option", "PERFORMANCE_HINT=THROUGHPUT"]
+    timed = run_onnxtool(tmp_path, "infer", trained, "--benchmark", *sizes, *where, *option, "--format", "json")
+    assert json_of(timed)["provider"] == f"openvino:CPU?PERFORMANCE_HINT=THROUGHPUT&library={library}"
+    corpus = tmp_path / "texts.txt"
+    corpus.write_text("".join(f"text number {number} of these\n" for number in range(40)))
+    vectors = []
+    for name, options in (("a", {"provider": "cpu"}), ("b", {"provider": "openvino", "provider_library": library})):
+        encode_corpus(trained, corpus, tmp_path / name, CorpusOptions(**options, workers=2))
+        (shard,) = (tmp_path / name).glob("*.npy")
+        vectors.append(np.load(shard))
+    np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-5)
+
+
+def test_answers_say_where_they_come_from(trained: Path, openvino: str) -> None:
+    """In the report, for a Makefile's log."""
+    assert run_texts(InferOptions(trained, texts=("a",), provider=openvino)).provider == openvino
