@@ -262,7 +262,11 @@ def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, 
         environment=replace(report.environment, load_average_after=_load_average()),
         trusted=not warnings and all(result.trusted for result in results),
         warnings=warnings,
-        notes=(*_text_notes(timer), *(baseline.notes(report, results) if baseline else ())),
+        notes=(
+            *timer.runner.session.notes,
+            *_text_notes(timer),
+            *(baseline.notes(report, results) if baseline else ()),
+        ),
         comparison=_comparison(timer),
     )
 

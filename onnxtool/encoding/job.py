@@ -108,7 +108,6 @@ class Job:
 
     def notes(self, num_truncated: int) -> Iterator[str]:
         """Return notes for the user about the vectors."""
-        yield from self.model.session.notes
         yield from self.form.notes
         yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
 
@@ -223,6 +222,7 @@ def _identity(
 def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
     yield from left_out_notes(left_out)
     if isinstance(model, PictureModel):
+        yield from model.session.notes
         return
     yield from model.reading_notes
     if isinstance(model.head, VectorHead) and model.head.note:

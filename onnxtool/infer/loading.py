@@ -147,8 +147,9 @@ def load(
         )  # fmt: skip
 
     tell(f"loading {path}")
+    session = open_session(path, provider=provider, threads=threads, inter_threads=inter_threads)
     return LoadedModel(
-        session=open_session(path, provider=provider, threads=threads, inter_threads=inter_threads),
+        session=session,
         tokenizer=tokenizer,
         folder=folder,
         task=task,
@@ -158,7 +159,7 @@ def load(
         num_ids=index_bounds(reads).get("input_ids"),
         prompts=prompts,
         limits=limits,
-        reading_notes=reading.notes(head, task),
+        reading_notes=(*session.notes, *reading.notes(head, task)),
         chats=None if template is None else Chats(template, tokenizer),
         partner_path=None if partner_path is None else Path(partner_path),
         open_partner=open_partner,

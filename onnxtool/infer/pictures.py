@@ -383,7 +383,7 @@ def _report(
         answers=answers,
         similarities=similarities,
         rankings=(Ranking(query, order),) if scores else (),
-        notes=notes,
+        notes=(*model.session.notes, *notes),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,6 +49,7 @@ DISABLED_OPTIMIZERS_KEY = "onnxtool.session.disabled_optimizers"
 EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 products must not saturate
 REQUIRED = "required"
 
+_BLOCK = 1 << 20  # bytes read at a time
 _MAX_DEPTH = 32  # nesting of a record of steps; onnxtool's own are four deep
 
 
@@ -55,6 +57,16 @@ def stamp(path: Path, entries: Mapping[str, str]) -> None:
     """Add metadata to the ONNX file at `path` by appending to it; the file must not have any of these keys."""
     with path.open("ab") as file:
         file.write(encode_metadata(dict(entries)))
+
+
+def digest_of_start(path: Path, num_bytes: int) -> str:
+    """Return the SHA-256 of the first bytes of a file: what was there before a stamp was appended."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while num_bytes > 0 and (block := file.read(min(num_bytes, _BLOCK))):
+            digest.update(block)
+            num_bytes -= len(block)
+    return digest.hexdigest()
 
 
 def stamp_step(

@@ -55,11 +55,10 @@ from onnxtool.runtime.providers import (
     ExecutionProvider,
     has_bf16,
     provider_problem,
-    provider_version,
     resolve_provider,
     runtime_version,
 )
-from onnxtool.runtime.session import SAME, open_alike, prove_elsewhere, require_loadable
+from onnxtool.runtime.session import SAME, open_alike, proof_of, prove_elsewhere, require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.summary import summarize_file, summarize_model
 from onnxtool.summary.figures import Stats
@@ -166,7 +165,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
             provider=report.provider,
             precision=report.precision,
             versions=f"onnxtool {__version__}, onnxruntime {runtime_version()}",
-            **({} if target.row.is_reference else {"provider_version": provider_version(target)}),
+            **({} if target.row.is_reference else proof_of(path, target)),
             passes={result.name: result.num_changes for result in report.passes if not result.left_out},
             **({"left_out": list[Json](left_out)} if left_out else {}),
             **_error_figures(report.quantization),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
-from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED
+from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED, digest_of_start
 from onnxtool.model_file.wire import externalized
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
@@ -63,6 +63,7 @@ _QUANTIZED = frozenset(("DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul
 _PROOF_SECONDS = 1800  # of processor time
 _PROOF_BYTES, _PROOF_COPIES = 4 << 30, 6  # of memory, and of the model's weights in it
 _MOST_NAMED = 3  # nodes in a message
+_DIGITS = 15  # of a number of bytes
 _LONGEST_REASON = 300  # characters of a message
 _PROFILED_RUNS = 5
 
@@ -443,15 +444,26 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
 
 
 def _is_verified(model: ModelFile, provider: ExecutionProvider) -> bool:
-    """Whether the step that made the file verified it on this provider, in its present version and precision."""
+    """Whether the step that made the file verified it on this provider, in its present version and precision.
+
+    Other tools keep the stamp of a graph that they change: its bytes have to be the same as well.
+    """
     made = made_for(model)
-    return (
-        not provider.options
-        and not provider.library
-        and made.get("verified_on") == provider.place
-        and made.get("provider_version") == provider_version(provider)
-        and (made.get("precision") == BF16) == (provider.arithmetic == BF16)
-    )
+    if provider.options or provider.library or made.get("verified_on") != provider.place or model.external_locations:
+        return False
+    if (made.get("precision") == BF16) != (provider.arithmetic == BF16):
+        return False
+    size = made.get("content_bytes", "")
+    stamped = {name: made.get(name) for name in ("provider_version", "content_bytes", "content_sha256")}
+    return size.isascii() and size.isdecimal() and proof_of(model.path, provider, int(size[:_DIGITS])) == stamped
+
+
+def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -> dict[str, str]:
+    """Return what a stamp records of a verification on a provider: its version, and the bytes in front of the stamp."""
+    size = path.stat().st_size if size is None else size
+    digest = digest_of_start(path, size)
+    version = provider_version(provider)
+    return {"provider_version": version, "content_bytes": str(size), "content_sha256": digest}
 
 
 def _refuse_fallback(path: Path, inference: Any, provider: ExecutionProvider) -> None:

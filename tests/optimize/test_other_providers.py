@@ -340,6 +340,12 @@ def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
     assert report.verification.provider == "openvino"
     monkeypatch.setattr(session, "prove_elsewhere", None)  # the stamp says that it was verified
     assert run_texts(InferOptions(output, model_name=trained.with_suffix(""), texts=("a",))).provider == "openvino"
+    changed = output.with_name("changed.onnx")  # by a tool that keeps metadata
+    proto = onnx.load(output)
+    proto.graph.node[0].name = "another"
+    onnx.save(proto, changed)
+    with pytest.raises(TypeError):  # it would be compared
+        open_session(changed, provider="auto")
     precision, _ = find_provider(ModelFile.open(output), "auto")
     assert precision.precision == ("bf16" if chosen.precision == "bf16" else "fp32")
     providers.plugin_devices.cache_clear()

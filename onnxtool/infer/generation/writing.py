@@ -295,7 +295,7 @@ class Writer:
         self, inputs: Sequence[TextInput], read: Sequence[EncodedText], written: Sequence[_Written]
     ) -> GenerationReport:
         session = self._model.session
-        notes = []
+        notes = list(session.notes)
         if cut := sum(text.truncated for text in read):
             limit = self._model.limit
             to = "" if limit is None else f" to {limit.tokens} tokens ({limit.source})"
