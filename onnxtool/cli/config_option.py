@@ -34,6 +34,7 @@ PRECEDENCE = ("the command line", f"{PREFIX}COMMAND_OPTION in the environment", 
 # files.
 EFFECTS: dict[str, tuple[str, ...]] = {
     "it runs code of a checkpoint, or reads files that can run code": ("allow_pickle", "trust_remote_code"),
+    "it can load libraries and write files": ("provider_library", "provider_option"),
     "it replaces files": ("force",),
     "it chooses the checkpoint whose code --trust_remote_code runs": (
         *("artifacts.model_name", "artifacts.revision", "export.model_name", "export.revision", "verify.revision"),
@@ -41,6 +42,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "it says where to write": ("cache", "metrics", "output", "plot", "prefix", "progress_log", "save_run"),
     "it sends something": ("engine", "private", "push"),
     "it can lower a check": (
+        "allow_fallback",
         *("allow_missing_weights", "allow_unused_weights", "atol", "identity", "input_shape", "issuer", "max_error"),
         *("min_cosine", "public_key", "rtol", "sample_inputs", "verify", "verify.precision"),
     ),
@@ -67,7 +69,6 @@ HARMLESS = frozenset(
         ),
         *("normalize", "num_beams", "num_candidates", "num_heads", "opset", "optimize", "optimizer", "ort_format"),
         *("output_format", "overlap", "part", "partner", "pooling", "precision", "processes", "prompt", "provider"),
-        *("provider_library", "provider_option", "allow_fallback"),
         *("query", "quiet", "ranges", "read_back", "recompute", "repetition_penalty", "representation"),
         *("require_all", "require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
         *("shift_labels", "split", "split_bytes", "splits", "stats", "stop", "stream", "strict", "target", "task"),
@@ -77,8 +78,10 @@ HARMLESS = frozenset(
 )
 
 
-def effect_of(command: str, name: str) -> str | None:
+def effect_of(command: str, name: str, value: Any = None) -> str | None:
     """Return the effect that bars an option from files found in a folder; None for a harmless option."""
+    if name in ("provider", "compare") and "?" in str(value):  # options in the text of a provider
+        name = "provider_option"
     for effect, names in EFFECTS.items():
         if name in names or f"{command}.{name}" in names:
             return effect
@@ -183,7 +186,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
             raise click.UsageError(
                 f"{setting.source}: {name} is not an option of onnxtool {command}{_suggestion(name, known)}", context
             )
-        effect = effect_of(command, name)
+        effect = effect_of(command, name, setting.value)
         if setting.folder is not None and effect and (path is None or name in _NEVER_IN_FILES):
             ways = f"pass --{name}, or set {PREFIX}{command.upper()}_{name.upper()}"
             raise click.UsageError(

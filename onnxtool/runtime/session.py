@@ -325,9 +325,9 @@ def find_provider(model: ModelFile, text: str | ExecutionProvider) -> tuple[Exec
 
 
 def _is_other(text: str) -> bool:
-    """Whether a stamp names a provider other than the CPU's and CUDA's."""
+    """Whether a stamp names a provider other than the CPU's and CUDA's; one with options may load any library."""
     row = ROWS.get(text.partition(":")[0])
-    return row is not None and not row.is_reference
+    return row is not None and not row.is_reference and "?" not in text
 
 
 def made_for(model: ModelFile) -> dict[str, str]:

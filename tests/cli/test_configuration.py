@@ -121,6 +121,10 @@ def test_no_file_may_say_what_is_for_a_person_to_say(folder: Path, name: str) ->
         ("evaluate", "save_run = 'mine.txt'", "it says where to write"),
         ("evaluate", "cache = '..'", "it says where to write"),
         ("verify", "precision = 'int8'", "it can lower a check"),
+        ("infer", "provider_library = 'evil.so'", "it can load libraries and write files"),
+        ("infer", "provider = 'openvino?library=evil.so'", "it can load libraries and write files"),
+        ("infer", "compare = 'openvino?library=evil.so'", "it can load libraries and write files"),
+        ("optimize", "allow_fallback = true", "it can lower a check"),
     ],
 )
 def test_a_file_of_the_folder_sets_what_is_harmless_alone(folder: Path, command: str, line: str, effect: str) -> None:
