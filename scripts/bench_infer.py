@@ -108,7 +108,7 @@ def make_contenders(folder: Path, corpus: Path, given: argparse.Namespace) -> li
         optimize_model(OptimizeOptions(plain, output=file, provider=given.provider, precision=precision))
         contenders.append(ours(f"{precision} on {name}", file, corpus, there))
     checkpoint = folder / "all-MiniLM-L6-v2"
-    for names, python in ((PEERS, given.peers), (ONNX_PEERS, given.onnx_peers)):
+    for names, python in ((given.peer_names, given.peers), (ONNX_PEERS, given.onnx_peers)):
         contenders += [peer(name, python, checkpoint, plain, corpus) for name in names if python]
     return contenders
 
@@ -131,6 +131,7 @@ def main() -> int:
     """Let the contenders take turns, and print the table as Markdown."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--peers", help="Python of an environment with sentence-transformers, openvino and fastembed")
+    parser.add_argument("--peer_names", nargs="+", choices=PEERS, default=PEERS, help="which of them")
     parser.add_argument("--onnx_peers", help="Python of one with sentence-transformers and optimum-onnx")
     parser.add_argument("--provider", default="", help="encode on this provider as well, such as openvino")
     parser.add_argument("--texts", type=int, default=5000)
