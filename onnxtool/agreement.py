@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.errors import InputError, OptionError
 from onnxtool.model_file import ModelFile, scratch_file
-from onnxtool.options import NOTHING, Option, Options, StrPath, checked
+from onnxtool.options import NOTHING, Option, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
+from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider
 from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
     from onnxtool.runtime.comparison import Tolerance
 
 # The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
-TOLERANCE_NAMES = ("fp32", "fp16", "int8", "int4")
+TOLERANCE_NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
 
 
-class VerifyOptions(Options):
+class VerifyOptions(ProviderOptions):
     """Inputs and tolerances of a comparison.
 
     Attributes:
@@ -29,7 +30,8 @@ class VerifyOptions(Options):
         input_shapes: shapes of generated inputs, as NAME:1,128.
         revision: revision of a checkpoint on the hub.
         trust_remote_code: whether code in the checkpoint may run.
-        provider: where two files run, `cpu` or `cuda`.
+        provider: where two files run. On another provider than these, only the first one does, and the reference runs
+            on the CPU.
         precision: the precision that sets the tolerance; `atol`, `rtol` and `min_cosine` override its parts.
     """
 
@@ -37,7 +39,14 @@ class VerifyOptions(Options):
     input_shapes: InputShapes = NOTHING
     revision: Annotated[str | None, Option("Branch, tag or commit of a checkpoint on the hub.")] = None
     trust_remote_code: Annotated[bool, Option("Let code in the checkpoint run.")] = False
-    provider: Annotated[str, Option("Execution provider for both files.", choices=("cpu", "cuda"))] = "cpu"
+    provider: Annotated[
+        str,
+        Option(
+            "Execution provider for two files: cpu or cuda for both, or another one for the first.",
+            metavar="NAME[:DEVICE]",
+            parse=parse_provider,
+        ),
+    ] = CPU
     precision: Annotated[str, Option("The precision that sets the tolerance.", choices=TOLERANCE_NAMES)] = "fp32"
     atol: Annotated[float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0)] = None
     rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
@@ -104,8 +113,11 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     from onnxtool.model_file.weights import load_model
     from onnxtool.optimize.stored_vectors import storage_of
     from onnxtool.optimize.verification import Original
-    from onnxtool.runtime.providers import ExecutionProvider
+    from onnxtool.runtime.session import find_provider, prove_elsewhere
 
+    provider, _ = find_provider(file, options.provider)
+    if not provider.row.is_reference:  # it may die of a graph: another process runs it there first
+        prove_elsewhere(file, provider, is_trial=True)
     graph = load_model(source.path)
     storage = storage_of(source)(graph)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -114,7 +126,7 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         original = Original(
             source,
             path,
-            ExecutionProvider.parse(options.provider),
+            provider,
             source.structure.ops,
             turns=find_turns(graph),
             given=options.given,

@@ -19,6 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from onnxtool.agreement import VerifyOptions, verify
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import OptionError, ProviderError, VerificationError
 from onnxtool.guarded import GuardedChild, trusted
@@ -116,6 +117,15 @@ def test_a_provider_that_computes_something_else_is_refused_with_the_figures(tmp
     with pytest.raises(ProviderError, match="differs from the CPU's result in .* max_abs_error") as caught:
         open_session(path, provider=openvino)
     assert "--provider cpu" in caught.value.hint
+
+
+def test_verify_says_how_far_a_provider_is_off(tmp_path: Path, fused: Path, openvino: str) -> None:
+    """It compares instead of refusing: the first file there, the second on the CPU."""
+    wrong = _unscaled(tmp_path / "m.onnx")
+    assert not verify(wrong, wrong, VerifyOptions(provider=openvino)).passed
+    found = verify(fused, fused, VerifyOptions(provider=openvino))
+    assert found.passed
+    assert found.provider == "openvino"
 
 
 def test_a_provider_that_rounds_to_half_precision_is_refused(
