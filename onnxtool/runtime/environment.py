@@ -13,12 +13,22 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
-from onnxtool.runtime.providers import PROVIDERS, cuda_device_problem, cuda_problem, describe_provider
+from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
+from onnxtool.runtime.providers import (
+    PROVIDERS,
+    ROWS,
+    cuda_device_problem,
+    cuda_problem,
+    describe_provider,
+    is_built_in,
+    is_installed,
+)
 from onnxtool.version import DISTRIBUTION, commit
 
 # Both write the module `onnxruntime`; if both are installed, the last one written runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 _MISSING = "not installed"
+_LOAD_SECONDS, _LOAD_BYTES = 60, 8 << 30  # to load the library of a plugin
 
 
 @dataclass(frozen=True)
@@ -117,4 +127,18 @@ def _providers() -> tuple[dict[str, str], list[str]]:
         return dict.fromkeys(PROVIDERS, "onnxruntime cannot be imported"), [f"onnxruntime cannot be imported: {error}"]
     problem = cuda_problem()
     libraries = [] if cuda_device_problem() or not problem else [f"a CUDA device is here, but {problem}"]
-    return {name: describe_provider(name) for name in PROVIDERS} | {"cuda": problem or "ok"}, libraries
+    return {name: _describe(name) for name in PROVIDERS} | {"cuda": problem or "ok"}, libraries
+
+
+def _describe(name: str) -> str:
+    """Return what a provider offers here; another process loads the library of a plugin, which may end it."""
+    row = ROWS[name]
+    if is_built_in(row) or not is_installed(row):
+        return describe_provider(name)
+    try:
+        with GuardedChild("onnxtool.runtime.providers:describe_provider", ("onnxruntime",)) as child:
+            return str(child.call(name, seconds=_LOAD_SECONDS, num_bytes=_LOAD_BYTES))
+    except ChildError as error:
+        return f"its library cannot be loaded: {error}"
+    except ChildEndedError as error:
+        return f"its library {error.reason(_LOAD_SECONDS, _LOAD_BYTES)}"

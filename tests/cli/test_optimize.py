@@ -141,6 +141,7 @@ def test_auto_tells_of_all_candidates(encoder: Path, texts: Path) -> None:
         )
     assert done.stdout.count(" chosen") == 1
     keys = {
+        "provider",
         "precision",
         "activations",
         "latency_ms",
