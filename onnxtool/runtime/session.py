@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -20,6 +19,7 @@ from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS
 from onnxtool.model_file.wire import externalized
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
+from onnxtool.reading import read_json
 from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.feeds import LONGEST_CASE
@@ -435,7 +435,7 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
         session = ort.InferenceSession(str(path), options, providers=providers)
         for _ in range(_PROFILED_RUNS):
             session.run(None, dict(feeds))
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+        events = read_json(Path(session.end_profiling()))
     spent: dict[bool, float] = {True: 0.0, False: 0.0}
     for event in events:
         if event.get("cat") == "Node" and "provider" in event["args"]:
