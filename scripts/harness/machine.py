@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 # What decides how fast matrix products are, the best first; by the names of /proc/cpuinfo.
@@ -32,3 +33,14 @@ def describe_machine(threads: int = 0) -> str:
     used = f", {threads} threads each" if threads else ""
     load = f", load average {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return f"{cpu_class()}, {os.cpu_count()} cores{used}{load}"
+
+
+def describe_gpu() -> str:
+    """Return the name of the first NVIDIA GPU and the version of its driver; empty where there is none."""
+    command = ("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
+    try:
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    name, _, driver = printed.splitlines()[0].partition(", ")
+    return f"{name}, driver {driver}"
