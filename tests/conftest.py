@@ -38,7 +38,7 @@ COSTLY = (
     *("docs/test_commands.py", "docs/test_types.py", "export/test_decoding.py", "export/test_lengths.py"),
     *("export/test_pair.py", "infer/test_pages.py", "infer/test_pictures.py"),
     *("encoding/test_stores*.py", "encoding/test_workers.py", "encoding/test_parts*.py", "encoding/test_ray*.py"),
-    *("test_guarded.py", "runtime/test_probation.py", "checkpoint/test_chat_templates.py"),
+    *("test_check_cuda.py", "test_guarded.py", "runtime/test_probation.py", "checkpoint/test_chat_templates.py"),
     *("model_file/test_wire_malformed.py", "optimize/quantization/test_written.py"),
     *("optimize/test_backend_suite.py", "cli/test_stats_formats.py", "cli/test_encode.py"),
     *("cli/test_supervision.py", "test_pipeline.py", "test_sentence_transformers.py", "test_interruption.py"),

@@ -1,0 +1,155 @@
+"""Run the whole pipeline on an NVIDIA GPU in fp32, fp16 and bf16, and compare its numbers with PyTorch and the CPU.
+
+`python scripts/check_cuda.py --work DIR` exports, optimizes and verifies MiniLM, encodes and times texts with it, and
+trains it with torch.compile, OrtTrainer and training artifacts. It prints the tables as Markdown, and fails if a number
+exceeds its bound. It stops after eight minutes. Each step is a process of its own, and its result is a file in DIR: the
+next run with this folder continues after the last finished step, unless the commit, a package or the GPU has changed.
+`--device cpu` is the dry run without a GPU: the same steps with one layer of MiniLM.
+
+onnxruntime computes float32 products on a GPU in TF32 by default, PyTorch does not. Vectors and training steps are
+compared without TF32, within the bounds of float32. Where onnxtool verifies a file or a command is timed, TF32 stays on
+and has its own bounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from cuda_steps import (
+    EXPORTED,
+    SIZES,
+    TORCH_DTYPES,
+    Run,
+    artifacts,
+    benchmark,
+    compiled,
+    corpus,
+    export,
+    infer,
+    optimize,
+    pytorch,
+    tensorrt,
+    trainer,
+)
+from harness.machine import cpu_class, describe_gpu, describe_machine
+from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+from make_models import ROOT
+
+from onnxtool.optimize.options import PRECISIONS
+from onnxtool.runtime.providers import cuda_problem, runtime_version
+from onnxtool.version import commit
+
+NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+
+
+def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
+    """Yield all steps, the fp32 export first: it is what gets optimized, and what encodes the corpus on the CPU."""
+
+    def step(function: Callable[[Run, str], Result], precision: str, *needs: str, tf32: bool = False) -> Step:
+        name = "-".join(filter(None, (function.__name__, precision)))
+        return Step(name, function.__name__, partial(function, run, precision), needs, {} if tf32 else NO_TF32)
+
+    yield step(pytorch, "")
+    for precision in precisions:
+        file = ""
+        if precision in EXPORTED:
+            yield step(export, precision, "pytorch", tf32=True)
+            file = f"export-{precision}"
+        if precision in PRECISIONS[run.device]:
+            yield step(optimize, precision, "export-fp32", tf32=True)
+            file = f"optimize-{precision}"
+        if precision == "fp32":
+            yield step(corpus, "", "export-fp32")
+            yield step(artifacts, precision, "export-fp32")
+        if file:
+            yield step(infer, precision, file)
+            yield step(benchmark, precision, file, tf32=True)
+            yield step(corpus, precision, file, "corpus", tf32=True)
+        yield step(compiled, precision, "pytorch")
+        yield step(trainer, precision, "pytorch")
+    for precision in precisions:
+        if precision != "bf16":
+            yield step(tensorrt, precision, "export-fp32", tf32=True)
+
+
+def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
+    """Yield the precisions that are not run, and why."""
+    names = {step.name for step in steps}
+    for precision in TORCH_DTYPES:
+        if f"compiled-{precision}" not in names:
+            reason = "not in --precisions" if run.device == "cuda" else "CPUs compute in float32 (--precisions adds it)"
+            yield f"{precision}: left out, {reason}"
+        elif not {f"export-{precision}", f"optimize-{precision}"} & names:
+            yield f"{precision}: no files, neither export nor optimize offers it for {run.device}"
+
+
+def make_stamp(run: Run) -> dict[str, str]:
+    """Return what results depend on. Results with another stamp are not reused."""
+    code = hashlib.sha256()
+    for path in sorted(path for name in ("onnxtool", "scripts") for path in (ROOT / name).rglob("*.py")):
+        code.update(path.read_bytes())
+    packages = sorted(f"{one.name}=={one.version}" for one in importlib.metadata.distributions())
+    return {
+        "commit": commit(),
+        "code": code.hexdigest(),
+        "packages": hashlib.sha256("\n".join(packages).encode()).hexdigest(),
+        "device": describe_gpu() if run.device == "cuda" else cpu_class(),
+    }
+
+
+def missing_gpu() -> str:
+    """Return what onnxruntime or PyTorch lacks to use a GPU; empty if both can."""
+    if problem := cuda_problem():
+        return problem
+    import torch
+
+    return "" if torch.cuda.is_available() else f"PyTorch {torch.__version__} cannot use CUDA"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps and print their tables; return 1 if a number is wrong or a step has no result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of files and results")
+    parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
+    parser.add_argument("--precisions", nargs="+", choices=tuple(TORCH_DTYPES), help="default: all; for the CPU, fp32")
+    parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="run these steps again, e.g. infer-fp16")
+    parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers' Trainer spreads batches over several
+    start, run = time.perf_counter(), Run(given.work.resolve(), given.device)
+    wanted = given.precisions or (list(TORCH_DTYPES) if run.device == "cuda" else ["fp32"])
+    steps = list(make_steps(run, [one for one in TORCH_DTYPES if one in {"fp32", *wanted}]))
+    if unknown := set(given.again) - {name for step in steps for name in (step.name, step.table)}:
+        parser.error(f"no step {', '.join(sorted(unknown))}; the steps are {', '.join(step.name for step in steps)}")
+    if run.device == "cuda" and not given.step and (problem := missing_gpu()):
+        print(f"error: no GPU to check: {problem}\nhint: --device cpu runs the steps without one", file=sys.stderr)
+        return 1
+    results = run.work / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    if given.step:
+        run_step(next(step for step in steps if step.name == given.step), results, make_stamp(run))
+        return 0
+    command = [sys.executable, __file__, "--work", str(run.work), "--device", run.device, "--precisions", *wanted]
+    outcomes = run_steps(steps, results, make_stamp(run), command, again=given.again, minutes=given.minutes)
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
+    print(f"{describe_gpu() or 'no GPU'}; {describe_machine()}; onnxruntime {runtime_version()}, {versions}")
+    print_tables(outcomes)
+    print("".join(f"- {note}\n" for note in left_out(run, steps)))
+    problems = list(problems_of(outcomes))
+    print("".join(f"WRONG {problem}\n" for problem in problems))
+    print(f"{len(outcomes)} steps, {len(problems)} problems, {time.perf_counter() - start:.0f} s")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""scripts/check_cuda.py: its dry run on the CPU, and the steps that it is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+import tests.workshop  # noqa: F401  puts scripts/ on the path
+
+import check_cuda  # isort: skip
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no groups of processes to kill")
+SCRIPTS = Path(check_cuda.__file__).parent
+# Steps a, b and c, of which c needs b; each writes a line to runs.txt, and does what its argument says.
+SCRIPT = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+
+work, stamp, words = Path(sys.argv[2]), {"version": sys.argv[3]}, sys.argv[4:7]
+
+
+def act(name, word):
+    with (work / "runs.txt").open("a") as runs:
+        runs.write(name)
+    if word == "sleep":
+        time.sleep(60)
+    if word == "crash":
+        print("what it says", flush=True)
+        os._exit(7)
+    result = Result()
+    result.row(name)
+    result.check("error", float(word), 0.5)
+    return result
+
+
+a, b, c = (partial(act, name, word) for name, word in zip("abc", words))
+steps = [Step("a", "t", a), Step("b", "t", b), Step("c", "t", c, needs=("b",))]
+if sys.argv[-2] == "--step":
+    run_step(next(step for step in steps if step.name == sys.argv[-1]), work, stamp)
+else:
+    command, minutes = [sys.executable, "-S", *sys.argv], float(sys.argv[7])
+    outcomes = run_steps(steps, work, stamp, command, again=sys.argv[8:], minutes=minutes)
+    print_tables(outcomes)
+    print(*problems_of(outcomes), sep="\\n")
+"""
+
+
+def run_script(work: Path, *words: str, version: str = "1", minutes: str = "1", again: Sequence[str] = ()) -> str:
+    """Run steps that act like this; return what is printed, and before it the steps that ran."""
+    script = work / "script.py"
+    script.write_text(SCRIPT, "utf-8")
+    runs = work / "runs.txt"
+    runs.write_text("", "utf-8")
+    command = [sys.executable, "-S", str(script), str(SCRIPTS), str(work), version, *words, minutes, *again]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return f"{runs.read_text('utf-8')}: {done.stdout}"
+
+
+def test_finished_steps_are_kept(tmp_path: Path) -> None:
+    """Until a stamp differs, or one is asked for again, with those that need it."""
+    assert run_script(tmp_path, "0", "0", "0").startswith("abc: ")
+    assert run_script(tmp_path, "0", "0", "0").startswith(": ")
+    assert run_script(tmp_path, "0", "0", "0", again=["b"]).startswith("bc: ")
+    assert run_script(tmp_path, "0", "0", "0", again=["t"]).startswith("abc: ")
+    assert run_script(tmp_path, "0", "0", "0", version="2").startswith("abc: ")
+
+
+def test_a_number_beyond_its_bound_is_named_until_it_is_computed_again(tmp_path: Path) -> None:
+    """So is NaN; steps that need a wrong one run."""
+    for _ in range(2):
+        printed = run_script(tmp_path, "0.25", "0.75", "nan")
+        assert "\nb: b: error is 0.75, at most 0.5 is allowed\n" in printed
+        assert "\nc: c: error is nan, at most 0.5 is allowed\n" in printed
+    assert "| b | 0.75 (≤ 0.5) |" in printed
+    assert printed.startswith(": ")
+
+
+def test_a_crash_leaves_no_result(tmp_path: Path) -> None:
+    """The others run, except what needs its files; the next run repeats it."""
+    printed = run_script(tmp_path, "0", "crash", "0")
+    assert printed.startswith("ab: ")
+    assert "b: failed with exit code 7" in printed
+    assert "what it says" in printed
+    assert "c: not run: it needs b" in printed
+    assert run_script(tmp_path, "0", "0", "0").startswith("bc: ")
+
+
+def test_an_interrupted_run_leaves_no_result_from_replaced_files(tmp_path: Path) -> None:
+    """Here c read the files of an earlier b than the one that ran last."""
+    run_script(tmp_path, "0", "0", "0")
+    run_script(tmp_path, "0", "0", "sleep", minutes="0.01", again=["b"])
+    assert run_script(tmp_path, "0", "0", "0").startswith("c: ")
+
+
+def test_the_time_is_over(tmp_path: Path) -> None:
+    """The step that runs is killed, and later ones are listed."""
+    printed = run_script(tmp_path, "sleep", "0", "0", minutes="0.01")
+    assert printed.startswith("a: ")
+    assert "a: cut off after 1 s" in printed
+    assert "b: not run: the time is over" in printed
+    assert not list(tmp_path.glob("*.json"))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_a_missing_gpu_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says what is missing, and nothing is written."""
+    monkeypatch.setattr(check_cuda, "cuda_problem", lambda: "no NVIDIA driver")
+    assert check_cuda.main(["--work", str(tmp_path / "work")]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.splitlines() == [
+        "error: no GPU to check: no NVIDIA driver",
+        "hint: --device cpu runs the steps without one",
+    ]
+    assert not (tmp_path / "work").exists()
+
+
+def dry_run(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "check_cuda.py"), "--work", str(work), "--device", "cpu", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_the_dry_run_passes_and_continues_and_finds_a_damaged_file(tmp_path: Path) -> None:
+    """The damaged file is found by comparing its vectors with PyTorch's, and by nothing else: no other step runs."""
+    done = dry_run(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n11 steps, 0 problems" in done.stdout
+    for table in ("pytorch", "export", "optimize", "infer", "benchmark", "corpus", "compiled", "trainer", "artifacts"):
+        assert f"### {table}\n" in done.stdout
+    assert "- bf16: left out, CPUs compute in float32" in done.stdout
+
+    results = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
+    assert len(results) == 11
+    again = dry_run(tmp_path)
+    assert again.returncode == 0
+    assert again.stderr.count(": ok, kept\n") == 11
+    assert all(path.read_bytes() == result for path, result in results.items())
+
+    damage(tmp_path / "optimized-fp32.onnx")
+    wrong = dry_run(tmp_path, "--again", "infer-fp32")
+    assert wrong.returncode == 1
+    assert "WRONG infer-fp32: optimized-fp32: 1 - cosine is" in wrong.stdout
+    assert "at most 1e-06 is allowed" in wrong.stdout
+    assert wrong.stderr.count(": ok, kept\n") == 10
+    assert json.loads((tmp_path / "results" / "infer-fp32.json").read_text("utf-8"))["result"]["wrong"]
+
+
+def damage(file: Path) -> None:
+    """Change one weight matrix by a hundredth."""
+    model = onnx.load(file)
+    weight = next(one for one in model.graph.initializer if list(one.dims) == [384, 1536])
+    array = numpy_helper.to_array(weight)
+    noise = np.random.default_rng(0).normal(0, 0.01 * array.std(), array.shape)
+    weight.CopyFrom(numpy_helper.from_array((array + noise).astype(array.dtype), weight.name))
+    onnx.save(model, file)
