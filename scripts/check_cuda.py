@@ -5,10 +5,6 @@ trains it with torch.compile, OrtTrainer and training artifacts. It prints the t
 exceeds its bound. It stops after eight minutes. Each step is a process of its own, and its result is a file in DIR: the
 next run with this folder continues after the last finished step, unless the commit, a package or the GPU has changed.
 `--device cpu` is the dry run without a GPU: the same steps with one layer of MiniLM.
-
-onnxruntime computes float32 products on a GPU in TF32 by default, PyTorch does not. Vectors and training steps are
-compared without TF32, within the bounds of float32. Where onnxtool verifies a file or a command is timed, TF32 stays on
-and has its own bounds.
 """
 
 from __future__ import annotations
@@ -47,37 +43,35 @@ from onnxtool.optimize.options import PRECISIONS
 from onnxtool.runtime.providers import cuda_problem, runtime_version
 from onnxtool.version import commit
 
-NO_TF32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-
 
 def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
     """Yield all steps, the fp32 export first: it is what gets optimized, and what encodes the corpus on the CPU."""
 
-    def step(function: Callable[[Run, str], Result], precision: str, *needs: str, tf32: bool = False) -> Step:
+    def step(function: Callable[[Run, str], Result], precision: str, *needs: str) -> Step:
         name = "-".join(filter(None, (function.__name__, precision)))
-        return Step(name, function.__name__, partial(function, run, precision), needs, {} if tf32 else NO_TF32)
+        return Step(name, function.__name__, partial(function, run, precision), needs)
 
     yield step(pytorch, "")
     for precision in precisions:
         file = ""
         if precision in EXPORTED:
-            yield step(export, precision, "pytorch", tf32=True)
+            yield step(export, precision, "pytorch")
             file = f"export-{precision}"
         if precision in PRECISIONS[run.device]:
-            yield step(optimize, precision, "export-fp32", tf32=True)
+            yield step(optimize, precision, "export-fp32")
             file = f"optimize-{precision}"
         if precision == "fp32":
             yield step(corpus, "", "export-fp32")
             yield step(artifacts, precision, "export-fp32")
         if file:
             yield step(infer, precision, file)
-            yield step(benchmark, precision, file, tf32=True)
-            yield step(corpus, precision, file, "corpus", tf32=True)
+            yield step(benchmark, precision, file)
+            yield step(corpus, precision, file, "corpus")
         yield step(compiled, precision, "pytorch")
         yield step(trainer, precision, "pytorch")
     for precision in precisions:
         if precision != "bf16":
-            yield step(tensorrt, precision, "export-fp32", tf32=True)
+            yield step(tensorrt, precision, "export-fp32")
 
 
 def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:

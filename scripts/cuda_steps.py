@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import shutil
 import statistics
@@ -38,10 +37,9 @@ class Bounds:
 
 
 # For vectors, six times PyTorch's own errors: 1.6e-6 and 3.5e-4 in fp16, 8.9e-5 and 3.0e-3 in bf16 (MiniLM, 64 texts,
-# on a CPU). TF32 rounds like fp16.
+# on a CPU).
 BOUNDS = {
     "fp32": Bounds(1e-6, 1e-5, 1e-4),
-    "TF32": Bounds(1e-5, 2e-3, 1e-2),
     "fp16": Bounds(1e-5, 2e-3, 1e-2),
     "bf16": Bounds(6e-4, 2e-2, 5e-2),
 }
@@ -83,10 +81,6 @@ class Run:
         """Return the ONNX files in this precision, the optimized one last."""
         files = [self.work / f"{kind}-{precision}.onnx" for kind in ("exported", "optimized")]
         return [file for file in files if file.exists()]
-
-    def bounds(self, precision: str) -> Bounds:
-        """Return the bounds for a command that leaves TF32 on."""
-        return BOUNDS["TF32" if precision == "fp32" and self.device == "cuda" else precision]
 
 
 def compare(result: Result, vectors: Any, expected: Any, bounds: Bounds) -> None:
@@ -215,7 +209,7 @@ def optimize(run: Run, precision: str) -> Result:
     onnxtool("optimize", source, *words)
     # A command that fails prints no figures, so this one allows any, and they are checked here.
     allowed = ("--provider", run.device, "--atol", 1e9, "--min_cosine", 0)
-    return _verified(output, onnxtool("verify", output, source, *allowed), run.bounds(precision))
+    return _verified(output, onnxtool("verify", output, source, *allowed), BOUNDS[precision])
 
 
 def _verified(file: Path, verification: dict[str, Any], bounds: Bounds) -> Result:
@@ -227,16 +221,13 @@ def _verified(file: Path, verification: dict[str, Any], bounds: Bounds) -> Resul
 
 
 def infer(run: Run, precision: str) -> Result:
-    """Compare the vectors of each file with PyTorch's in float32 on the CPU; in fp32 on a GPU, also with TF32."""
+    """Compare the vectors of each file with PyTorch's in float32 on the CPU."""
     result, expected = Result(), np.load(run.work / "expected.npy")
-    kinds = (precision, "TF32") if precision == "fp32" and run.device == "cuda" else (precision,)
-    for kind, file in itertools.product(kinds, run.files(precision)):
-        if kind == "TF32":
-            os.environ.pop("NVIDIA_TF32_OVERRIDE", None)
+    for file in run.files(precision):
         words = ("--model_name", run.checkpoint, "--input", run.work / "texts.txt", "--provider", run.device)
         answers = onnxtool("infer", file, *words, "--vectors")["answers"]
-        result.row(f"{file.stem}{', TF32' if kind == 'TF32' else ''}")
-        compare(result, [answer["vector"] for answer in answers], expected, BOUNDS[kind])
+        result.row(file.stem)
+        compare(result, [answer["vector"] for answer in answers], expected, BOUNDS[precision])
     return result
 
 
@@ -250,7 +241,7 @@ def benchmark(run: Run, precision: str) -> Result:
         milliseconds, other = (one["latency_ms"]["p50"] for one in (ours, theirs))
         shape = f"{ours['batch_size']}x{ours['sequence_length']}"
         result.row(f"{file.stem} {shape}", ms=milliseconds, **{"PyTorch ms": other, "PyTorch / this": theirs["ratio"]})
-        result.check("1 - cosine", 1 - theirs["cosine_min"], run.bounds(precision).cosine)
+        result.check("1 - cosine", 1 - theirs["cosine_min"], BOUNDS[precision].cosine)
     return result
 
 
@@ -266,7 +257,7 @@ def corpus(run: Run, precision: str) -> Result:
     report = onnxtool("infer", file, "--output", f"{folder}/", "--provider", run.device, *words)
     result.row(file.stem, **{"texts/s": report["texts_per_s"]})
     found, expected = (np.concatenate([np.load(part) for part in sorted(at.glob("*.npy"))]) for at in (folder, on_cpu))
-    compare(result, found, expected, run.bounds(precision))
+    compare(result, found, expected, BOUNDS[precision])
     return result
 
 

@@ -51,14 +51,12 @@ class Step:
     Attributes:
         table: the table that its rows are in.
         needs: names of steps whose files it reads.
-        environment: variables of its process.
     """
 
     name: str
     table: str
     function: Callable[[], Result]
     needs: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,6 @@ def _start(step: Step, folder: Path, stamp: Mapping[str, str], command: Sequence
             [*command, "--step", step.name],
             stdout=output,
             stderr=output,
-            env={**os.environ, **step.environment},
             start_new_session=True,  # to end the commands that it started as well
         )
         try:
