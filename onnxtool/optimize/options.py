@@ -77,8 +77,8 @@ class OptimizeOptions(ProviderOptions):
     provider: Annotated[
         str,
         Option(
-            f"Target execution provider: {', '.join(PROVIDER_NAMES)}, or auto with --precision auto. Optimizations for "
-            "one can slow down another.",
+            "Target execution provider: cpu, cuda, openvino, or auto with --precision auto. Optimizations for one can "
+            "slow down another.",
             metavar="NAME[:DEVICE]",
             parse=parse_provider,
         ),
