@@ -20,6 +20,7 @@ from onnxtool.model_file.wire import externalized
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
+from onnxtool.reports import short_repr
 from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.feeds import LONGEST_CASE
@@ -68,6 +69,7 @@ _LONGEST_REASON = 300  # characters of a message
 _PROFILED_RUNS = 5
 
 
+@short_repr
 @dataclass(frozen=True)
 class Session:
     """A loaded model.

@@ -21,7 +21,7 @@ from onnx import TensorProto, helper
 from onnxtool.errors import InputError, ProviderError, SessionError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.probation import check_harmless
-from onnxtool.runtime.providers import PROVIDERS, resolve_provider
+from onnxtool.runtime.providers import AUTO, CPU, CUDA, PROVIDERS, resolve_provider
 from onnxtool.runtime.session import tensor_type
 from onnxtool.training.graphs.names import inputs_with_gradient, labels_of
 
@@ -47,7 +47,7 @@ class Device:
             ProviderError: the device is unknown or not available here.
         """
         kind, _, number = text.partition(":")
-        if number and not (number.isascii() and number.isdecimal()):
+        if kind not in (AUTO, CPU, CUDA) or (number and not (number.isascii() and number.isdecimal())):
             raise ProviderError(f"there is no device {text!r}", "use cpu, cuda or cuda:1")
         return cls(resolve_provider(kind), int(number or 0))
 
