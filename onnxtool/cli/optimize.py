@@ -110,6 +110,7 @@ def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:
         *(Note(f"{result.name}: {result.note}") for result in report.passes if result.note),
         *(_unfused(count) for count in report.fusions if count.expected is not None and count.found < count.expected),
         *_elsewhere(report),
+        *map(Note, report.notes),
         *_candidates(report.candidates),
         *_quantized(report.quantization, report.ranking),
         *verification_blocks(report.verification),

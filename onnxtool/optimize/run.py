@@ -49,6 +49,7 @@ from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.machine import processor_name
 from onnxtool.runtime.probation import check_harmless, death_on
 from onnxtool.runtime.providers import (
+    AUTO,
     BF16,
     CPU,
     FP32,
@@ -114,6 +115,7 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     """Return the input and the output path, after checking them."""
     source = ModelFile.open(options.model_path)
     check_harmless(source)
+    _require_provider(options)
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
     if output.exists() and output.samefile(options.model_path):
@@ -129,7 +131,6 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
     tell(f"loading {options.model_path}")
     source, output = _checked(options)
     require_loadable(source.path)
-    _require_provider(options)
     context = _context(source, options)
     before = summarize_file(source)
     passes = passes_for(options.target.name, options.precision)
@@ -152,7 +153,7 @@ def _optimize(options: OptimizeOptions, judge: Judge | None) -> OptimizeReport:
         run = _Run(options, source, before, attentions, staging, reference, stopwatch, [(model, storage)], judge)
         del model, storage
         path, report = run.write_with_right_passes(passes, conversion)
-        target = replace(ExecutionProvider.parse(report.provider), library=options.target.library)
+        target = ExecutionProvider.parse(report.provider) if options.provider == AUTO else options.target
         target = replace(target, precision=BF16 if report.precision == BF16 else FP32)
         speed, not_timed = _speed(options, target, source, path)
         stopwatch.lap("timing")
@@ -181,7 +182,7 @@ def _require_provider(options: OptimizeOptions) -> None:
         ProviderError: it cannot run here, or not in this precision.
     """
     target = options.target
-    if target.row.is_reference or (not options.verify and not options.timing):
+    if target.row.is_reference or not options.verify:
         return
     resolve_provider(options.provider)
     if options.precision == BF16 and not has_bf16(target):

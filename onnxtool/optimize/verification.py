@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -114,14 +114,14 @@ class Original:
             return self.open(path)
         return open_alike(path, provider=self.wanted, disabled=self.disabled).run
 
-    def reseeded(self, path: Path, seed: int = 1) -> Runner:
+    def reseeded(self, path: Path, seed: int = 1, opened: Callable[[Path], Runner] | None = None) -> Runner:
         """Return what loads the model at `path` for every run: random operators then draw from the beginning."""
 
         def run(feeds: Feeds) -> Feeds:
             import onnxruntime as ort
 
             ort.set_seed(seed)
-            return self.open(path)(feeds)
+            return (opened or self.open)(path)(feeds)
 
         return run
 
@@ -188,7 +188,7 @@ class Reference:
         """Compare the model at `path` with the original; a model that does not load fails every case."""
         original = self.original
         try:
-            run = original.reseeded(path) if self.draws else original.open_result(path)
+            run = original.reseeded(path, opened=original.open_result) if self.draws else original.open_result(path)
         except (SessionError, ProviderError) as error:
             run = _failing(SessionError(error.message.replace(str(path), "the result"), error.hint))
         place = original.wanted.place if original.runs_elsewhere else original.provider

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from onnxtool.errors import OptionError, ProviderError, VerificationError
 from onnxtool.guarded import GuardedChild, trusted
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize import OptimizeOptions, optimize_model, plan_optimization
 from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import Judgement
 from onnxtool.runtime import providers, session
@@ -286,6 +287,23 @@ def test_a_pass_that_the_provider_misreads_is_left_out(tmp_path: Path, openvino:
     assert [result.name for result in report.passes if result.left_out] == ["gelu"]
     assert "com.microsoft::FastGelu" not in report.after.ops
     open_session(tmp_path / "o.onnx", provider=openvino)
+    words = ("--provider", "openvino", "--provider_library", str(library), "--allow_fallback", "--output", "f.onnx")
+    done = run_onnxtool(tmp_path, "optimize", path, *words)
+    assert re.search(r"note: 1 nodes run on the CPU, \d+% of the time: FastGelu", done.stdout), (
+        done.stdout + done.stderr
+    )
+    assert "not timed" not in done.stdout
+
+
+def test_a_provider_that_cannot_verify_is_refused_first(trained: Path, tmp_path: Path, library: Path) -> None:
+    """A dry run refuses it as well; without a verification, the file may be written anywhere."""
+    provider = f"openvino:NPU?library={library}"
+    options = OptimizeOptions(trained, output=tmp_path / "m.onnx", provider=provider)
+    for step in (plan_optimization, optimize_model):
+        with pytest.raises(ProviderError, match="openvino:NPU cannot run here"):
+            step(options)
+    report = optimize_model(replace(options, verify=False))
+    assert report.not_timed == "it has no device 'NPU', only CPU"
 
 
 def test_int8_holds_its_bound_on_the_provider(tmp_path: Path, trained: Path, library: Path) -> None:
