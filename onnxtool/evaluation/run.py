@@ -37,6 +37,7 @@ from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
+from onnxtool.reports import Json
 from onnxtool.runtime.timing import peak_rss_bytes
 from onnxtool.summary.gates import Gate, check_gates, parse_gate
 
@@ -377,8 +378,8 @@ def _screen(
             theirs = base_values[gate.figure] if gate.sign else dict.fromkeys(sampled.queries, 0.0)
             scale = 1 + gate.sign * float(gate.amount) if gate.is_percentage else 1.0
             paired = difference_of(values[gate.figure], {query: scale * value for query, value in theirs.items()})
-            figures = {gate.figure: paired.base + paired.high}
-            results = check_gates([gate], figures, {gate.figure: mean_of(theirs).mean})  # type: ignore[arg-type]
+            figures: dict[str, Json] = {gate.figure: paired.base + paired.high}
+            results = check_gates([gate], figures, dict[str, Json]({gate.figure: mean_of(theirs).mean}))
             met += [str(result) for result in results if result.met]
         sizes = f"{len(documents)} documents and {len(sampled.queries)} queries"
         reason = f"ruled out on a sample of {sizes}: at the upper end of its 95% interval, {'; '.join(met)}"

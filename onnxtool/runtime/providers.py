@@ -72,9 +72,24 @@ class ExecutionProvider:
             raise OptionError(not_a_choice(name, (AUTO, *ROWS)), "onnxtool env lists what can run here")
         if fallback not in ("0", "1"):
             raise OptionError(f"{_FALLBACK} is {fallback!r}, and takes 0 or 1")
-        if name in (AUTO, CPU) and (device or options or library):
-            raise OptionError(f"{name} has no devices, options or libraries of its own: {text!r}")
-        return cls(name, device, tuple(sorted(options.items())), library, fallback == "1")
+        found = cls(name, device, tuple(sorted(options.items())), library, fallback == "1")
+        found._require_effect()
+        return found
+
+    def _require_effect(self) -> None:
+        """Refuse what would have no effect: the CPU has nothing to choose, and CUDA's provider is no plugin.
+
+        Raises:
+            OptionError: such a detail was given.
+        """
+        given = {"a library": self.library, f"--{_FALLBACK}": self.allow_fallback}
+        if self.name in (AUTO, CPU):
+            given |= {"an option": self.options, "a device": self.device}
+        elif not self.row.is_reference:
+            return
+        if named := [what for what, value in given.items() if value]:
+            hint = "name one with --provider" if self.name == AUTO else "leave it out"
+            raise OptionError(f"{named[-1]} was given for the provider {self.name}", hint)
 
     def __str__(self) -> str:
         extra = [*self.options, *([(_LIBRARY, self.library)] if self.library else [])]
@@ -240,10 +255,7 @@ class ProviderOptions(Options, kw_only=True):
         library = str(self.provider_library.absolute()) if self.provider_library else chosen.library
         fallback = self.allow_fallback or chosen.allow_fallback
         whole = replace(chosen, options=tuple(sorted(options.items())), library=library, allow_fallback=fallback)
-        if chosen.name in (AUTO, CPU) and (options or library or fallback):
-            given = "an option" if options else "a library" if library else "--allow_fallback"
-            raise OptionError(f"{given} was given for the provider {chosen.name}", "name one with --provider")
-        object.__setattr__(self, "provider", str(whole))
+        object.__setattr__(self, "provider", parse_provider(str(whole)))
 
 
 def is_on_cuda(text: str) -> bool:

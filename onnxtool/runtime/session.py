@@ -81,6 +81,7 @@ class Session:
         intra_threads: intra-op threads requested from onnxruntime, 0 for its own choice.
         inter_threads: inter-op threads, likewise.
         memory: the memory that inputs and outputs are bound to, `cpu` or `cuda`, and the number of the device.
+        elsewhere: the nodes that the provider leaves to the CPU, as `operator name`.
         notes: notes for the user on where and how the model runs.
     """
 
@@ -92,6 +93,7 @@ class Session:
     intra_threads: int = 0
     inter_threads: int = 0
     memory: tuple[str, int] = ("cpu", 0)
+    elsewhere: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -285,7 +287,9 @@ def _open(
             "a library of it is missing or of another version, or it does not know an option; see onnxtool env, or "
             "pass --provider cpu",
         )
-    _refuse_fallback(path, inference, chosen)
+    elsewhere = () if chosen.row.is_reference else _left_to_others(inference, chosen)
+    if elsewhere and not chosen.allow_fallback:
+        raise _falls_back(path, chosen, elsewhere)
     return Session(
         model,
         str(chosen),
@@ -295,6 +299,7 @@ def _open(
         intra_threads=options.intra_op_num_threads,
         inter_threads=options.inter_op_num_threads,
         memory=chosen.memory,
+        elsewhere=elsewhere,
         notes=notes,
     )
 
@@ -413,9 +418,8 @@ def _prove(model: ModelFile, provider: ExecutionProvider, threads: int) -> Proof
     session = _open(path, provider, threads, frugal=False)
     found = verify(session.run, expected, tolerance_of(model, provider))
     why = "" if found.passed else failure(found, "").message
-    left = tuple(_left_to_others(session._inference, provider)) if provider.allow_fallback else ()  # noqa: SLF001
-    share = _share_of_others(path, provider, expected.cases[-1].feeds) if left else 0.0
-    return Proof(len(found.cases), found.max_abs_error, found.cosine_min, why, left, share)
+    share = _share_of_others(path, provider, expected.cases[-1].feeds) if session.elsewhere else 0.0
+    return Proof(len(found.cases), found.max_abs_error, found.cosine_min, why, session.elsewhere, share)
 
 
 def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
@@ -468,32 +472,23 @@ def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -
     return {"provider_version": version, "content_bytes": str(size), "content_sha256": digest}
 
 
-def _refuse_fallback(path: Path, inference: Any, provider: ExecutionProvider) -> None:
-    """Refuse a session whose provider leaves nodes to another one, unless the user allows that.
-
-    Raises:
-        ProviderError: it does.
-    """
-    if provider.row.is_reference or provider.allow_fallback:
-        return
-    left = _left_to_others(inference, provider)
-    if left:
-        some = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
-        raise ProviderError(
-            f"{provider.place} does not take {len(left)} nodes of {path}: {some}",
-            f"onnxtool optimize --provider {provider.name} writes what it takes; or pass --allow_fallback, which runs "
-            "them on the CPU",
-        )
+def _falls_back(path: Path, provider: ExecutionProvider, left: Sequence[str]) -> ProviderError:
+    some = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
+    return ProviderError(
+        f"{provider.place} does not take {len(left)} nodes of {path}: {some}",
+        f"onnxtool optimize --provider {provider.name} writes what it takes; or pass --allow_fallback, which runs them "
+        "on the CPU",
+    )
 
 
-def _left_to_others(inference: Any, provider: ExecutionProvider) -> list[str]:
+def _left_to_others(inference: Any, provider: ExecutionProvider) -> tuple[str, ...]:
     """Return the nodes that another provider runs, as `operator name`."""
-    return [
+    return tuple(
         f"{node.op_type} {node.name}".strip()
         for part in inference.get_provider_graph_assignment_info()
         if part.ep_name != provider.row.runtime_name
         for node in part.get_nodes()
-    ]
+    )
 
 
 def require_loadable(path: Path) -> None:
