@@ -8,18 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from onnxtool.encoding.files import entry, on_this_machine
 from onnxtool.encoding.job import Job
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.manifest import ShardRecord
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
-from onnxtool.encoding.pipeline import OnBatch, encode_windows
+from onnxtool.encoding.pipeline import encode_windows
+from onnxtool.encoding.progress import Event, OnEvent
 from onnxtool.encoding.records import Records, ShardEntry, ShardTexts, SplitRecord, begin_run, run_file
 from onnxtool.encoding.sources import Document, LineCounts, Reject, SourceReader
-from onnxtool.encoding.splits import ShardName, SplitEnd, SplitWindows, Window, split_corpus
+from onnxtool.encoding.splits import SplitEnd, SplitWindows, Window, split_corpus
 from onnxtool.errors import InputError
 
 
@@ -40,25 +39,6 @@ class Task:
     workers: int = 0
     strict: bool = False
     force: bool = False
-
-
-class DoneShard(NamedTuple):
-    """A shard that was just written."""
-
-    name: ShardName
-    shard: ShardRecord
-
-
-class DoneSplit(NamedTuple):
-    """A split whose shards are all written.
-
-    Attributes:
-        size_bytes: bytes read after its last text.
-    """
-
-    number: int
-    num_rejects: int
-    size_bytes: int
 
 
 class SplitEncoder:
@@ -113,16 +93,16 @@ class SplitEncoder:
     def encode(
         self,
         numbers: Iterable[int],
-        on_batch: OnBatch,
+        on_event: OnEvent,
         *,
         left_out: Mapping[int, str] | None = None,
         one_shard: bool = False,
-    ) -> Iterator[DoneShard | DoneSplit]:
-        """Write splits and their records, yielding each finished shard and split.
+    ) -> int:
+        """Write splits and their records; return how many splits are done.
 
         Args:
             numbers: the numbers of the splits.
-            on_batch: as for `encode_windows`.
+            on_event: receives each batch, as for `encode_windows`, and each finished shard and split.
             left_out: with `one_shard`, the positions of rejected texts, with reasons.
             one_shard: whether to write only the next shard of each split.
 
@@ -136,16 +116,20 @@ class SplitEncoder:
         if left_out:
             windows = _without(windows, left_out)
         shard: StagedShard | None = None
+        num_splits = 0
         try:
             with (
                 self.folder.writing(),
                 self.folder.staging() as staging,
-                closing(encode_windows(self.job.model, windows, self.job.plan, on_batch)) as encoded,
+                closing(encode_windows(self.job.model, windows, self.job.plan, on_event)) as encoded,
             ):
                 for part in encoded:
                     name = part.window.shard
                     if part.window.end is not None:
-                        yield self._record_split(name.split, part.window.end, part.window.size_bytes)
+                        self._record_split(name.split, part.window.end)
+                        num_splits += 1
+                        read_bytes, num_rejects = part.window.size_bytes, len(part.window.end.rejects)
+                        on_event(Event(splits=1, rejects=num_rejects, size_bytes=read_bytes))
                         continue
                     if part.rejects:
                         self._require_lenient(part.rejects[0], name.split)
@@ -157,19 +141,20 @@ class SplitEncoder:
                         written = ShardEntry(shard.commit(part.window.digest), ShardTexts.of(shard.documents))
                         shard = None
                         self._begun.write_shard(name, written)
-                        self._num_texts[name.split] += written.shard.num_texts
-                        yield DoneShard(name, written.shard)
+                        num_texts, num_rejects = written.shard.num_texts, len(written.shard.rejects)
+                        self._num_texts[name.split] += num_texts
+                        on_event(Event(encoded=num_texts, tokens=written.shard.num_tokens, rejects=num_rejects))
         finally:
             if shard is not None:
                 shard.abandon()
+        return num_splits
 
-    def _record_split(self, number: int, end: SplitEnd, size_bytes: int) -> DoneSplit:
+    def _record_split(self, number: int, end: SplitEnd) -> None:
         begins_inside = self.splits[number].begin > 0
         num_texts = self._num_texts.pop(number)
         self._begun.write_split(
             number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.rejects)
         )
-        return DoneSplit(number, len(end.rejects), size_bytes)
 
     def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:
         """Yield the windows of a split that are not encoded yet; with `one_shard`, only from its next shard."""

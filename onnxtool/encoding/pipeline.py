@@ -6,7 +6,7 @@ Shape letters: N texts of a window, B texts of a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from onnxtool.checkpoint.limits import EncodedText
+from onnxtool.encoding.progress import Event, OnEvent
 from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import Window
@@ -37,8 +38,6 @@ _Read = tuple[Document, list[Any]]
 
 _MARK = "#"  # between the id of a text and the number of a passage
 TOO_LONG = "has more tokens than the model takes"
-
-OnBatch = Callable[[Window, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,7 @@ class _Running:
 
 
 def encode_windows(
-    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_batch: OnBatch
+    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_event: OnEvent
 ) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in order.
 
@@ -121,7 +120,7 @@ def encode_windows(
         model: the model.
         windows: groups of texts that are in memory at once.
         plan: settings for running them.
-        on_batch: called for each batch with its window, its texts and its fraction of the window's tokens.
+        on_event: receives the texts of each batch, and its share of the window's bytes by tokens.
 
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
@@ -140,7 +139,7 @@ def encode_windows(
             ahead = deque(reader.submit(start_next) for _ in range(_WINDOWS_AHEAD))
             while (running := ahead.popleft().result()) is not None:
                 ahead.append(reader.submit(start_next))
-                yield _finish(running, plan, on_batch)
+                yield _finish(running, plan, on_event)
         finally:
             workers.shutdown(wait=False, cancel_futures=True)
             reader.shutdown(wait=True, cancel_futures=True)
@@ -206,7 +205,7 @@ def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> Vectors:
     return vectors
 
 
-def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
+def _finish(running: _Running, plan: Plan, on_event: OnEvent) -> EncodedWindow:
     """Wait for the batches of a window and return their results in text order."""
     lengths = [len(text) for text in running.read]
     num_tokens = sum(lengths)
@@ -214,7 +213,8 @@ def _finish(running: _Running, plan: Plan, on_batch: OnBatch) -> EncodedWindow:
     for result, batch in zip(running.results, running.places, strict=True):
         parts.append(result.result())
         num_texts = sum((running.rows[place].span or (0, 0))[0] == 0 for place in batch)  # first passages
-        on_batch(running.window, num_texts, sum(lengths[place] for place in batch) / num_tokens)
+        share = sum(lengths[place] for place in batch) / num_tokens
+        on_event(Event(texts=num_texts, size_bytes=share * running.window.size_bytes))
     num_run = sum(_padded(batch, lengths, plan.rules) for batch in running.places)
     return EncodedWindow(
         window=running.window,

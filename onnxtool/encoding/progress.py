@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
@@ -40,6 +40,9 @@ class Event(NamedTuple):
         """Add events up."""
         sums: Any = map(sum, zip(cls(), *events, strict=True))
         return cls(*sums)
+
+
+OnEvent = Callable[[Event], None]
 
 
 class Tally:

@@ -20,8 +20,8 @@ from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
-from onnxtool.encoding.progress import Event
-from onnxtool.encoding.workers import OnEvent, Opened, Worker
+from onnxtool.encoding.progress import Event, OnEvent
+from onnxtool.encoding.workers import Opened, Worker
 from onnxtool.errors import InputError, OnnxtoolError
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.loading import load

@@ -7,9 +7,8 @@ import time
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
-from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
+from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.fetched_model import model_on_this_machine
 from onnxtool.encoding.files import entry
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
@@ -103,16 +102,11 @@ def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
     tally = Tally()
     tally.begin(total, total - sum(encoder.splits[number].size_bytes for number in missing), num_before)
 
-    def on_batch(window: Any, num_texts: int, share: float) -> None:
+    def on_event(event: Event) -> None:
         check_interrupted()
-        tally.add(Event(texts=num_texts, size_bytes=share * window.size_bytes))
+        tally.add(event)
 
-    for done in encoder.encode(missing, on_batch):
-        if isinstance(done, DoneShard):
-            shard = done.shard
-            tally.add(Event(encoded=shard.num_texts, tokens=shard.num_tokens, rejects=len(shard.rejects)))
-        else:
-            tally.add(Event(size_bytes=done.size_bytes, rejects=done.num_rejects))
+    encoder.encode(missing, on_event)
     return num_before, tally.total.encoded
 
 

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from onnxtool.encoding.encoder import DoneShard, SplitEncoder, Task
+from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
-from onnxtool.encoding.progress import Event
+from onnxtool.encoding.progress import Event, OnEvent
 from onnxtool.errors import OnnxtoolError, SessionError
 from onnxtool.interruption import check_interrupted, deaf
 from onnxtool.runtime.machine import available_cores
@@ -34,9 +34,6 @@ _LONGEST_WRITE_S = 5.0
 _LONGEST_REASON = 200
 
 Answer = TypeVar("Answer")
-
-
-OnEvent = Callable[[Event], None]
 
 
 class Opened(NamedTuple):
@@ -110,23 +107,10 @@ def _open() -> Opened:
 def _encode(number: int, *, one_shard: bool = False, left_out: dict[int, str] | None = None) -> bool:
     """Encode a split, or its next shard; return whether the split is done."""
     here = _here[0]
-    is_done = False
     try:
-        for done in here.open().encode(
-            [number],
-            lambda window, count, share: here.tell.send(Event(texts=count, size_bytes=share * window.size_bytes)),
-            left_out=left_out,
-            one_shard=one_shard,
-        ):
-            if isinstance(done, DoneShard):
-                shard = done.shard
-                here.tell.send(Event(encoded=shard.num_texts, tokens=shard.num_tokens, rejects=len(shard.rejects)))
-            else:
-                is_done = True
-                here.tell.send(Event(splits=1, rejects=done.num_rejects, size_bytes=done.size_bytes))
+        return here.open().encode([number], here.tell.send, left_out=left_out, one_shard=one_shard) > 0
     except MemoryError as error:
         raise SessionError(str(error) or "there is not enough memory") from None
-    return is_done
 
 
 def _count(number: int) -> int:
@@ -147,7 +131,7 @@ def _fault(number: int, place: int) -> str:
     job = here.open().job
     window = Window((here.texts[1][place],), ShardName(number, 0), "")
     try:
-        for _ in encode_windows(job.model, iter([window]), job.plan, lambda *_: None):
+        for _ in encode_windows(job.model, iter([window]), job.plan, lambda _event: None):
             pass
     except (SessionError, MemoryError) as error:
         return f"cannot be encoded: {' '.join(str(error).split())[:_LONGEST_REASON]}"
