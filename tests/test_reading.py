@@ -247,7 +247,7 @@ ELSEWHERE = {
     },
     "shards of the corpus that a manifest names with their digests": {
         "encoding/reading.py": {"ParquetFile"},
-        "encoding/repeats.py": {"ParquetFile"},
+        "encoding/merge.py": {"ParquetFile"},
     },
     "made by this process or its child, or by a library for it": {
         "checkpoint/tokenizer_trial.py": {"json.loads"},

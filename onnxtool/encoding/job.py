@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxtool.checkpoint.quantized_vectors import VectorType, few_vectors, measure_ranges
+from onnxtool.checkpoint.text_files import TextInput, read_texts
 from onnxtool.encoding import splits
-from onnxtool.encoding.fetched_model import model_on_this_machine
-from onnxtool.encoding.form import CorpusForm, choose_form
+from onnxtool.encoding.files import model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, parse_location
 from onnxtool.encoding.manifest import Identity, make_identity
 from onnxtool.encoding.options import VectorOptions
@@ -17,17 +22,22 @@ from onnxtool.encoding.sources import Source, find_picture_sources, find_sources
 from onnxtool.encoding.splits import Limits
 from onnxtool.errors import InputError
 from onnxtool.infer.chats import CUT, LongTexts
+from onnxtool.infer.heads.embeddings import Embeddings
 from onnxtool.infer.heads.head import VectorHead
 from onnxtool.infer.loading import LoadedModel, load
 from onnxtool.infer.pictures import PictureModel, load_pictures, takes_pictures
-from onnxtool.infer.text_model import find_file
+from onnxtool.infer.text_model import VectorForm, find_file
+from onnxtool.infer.vectors import TokenVectors
 from onnxtool.model_file import ModelFile
+from onnxtool.reports import Json
 from onnxtool.runtime.machine import available_cores
 from onnxtool.runtime.providers import resolve_provider
 
 # Measured by scripts/bench_infer.py: larger batches leave the caches of a core, smaller ones keep it waiting.
 _BATCH_TOKENS = {"cpu": 512, "cuda": 16384}
 _WORD = "a "  # a token or more of any tokenizer
+_SAMPLE = "What a model gives for a text shows what its vectors are."
+_TEXTS_AT_A_TIME = 1024
 _WORKERS_OF_A_DEVICE = 2  # one computes while the other's vectors are fetched
 # Bounds a batch's vocabulary logits, inside the graph or as its output: 128 MB and 1 GB of float32.
 _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
@@ -35,6 +45,24 @@ _MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
 _WINDOW_PICTURES, _WINDOW_PAGES = 64, 4
 _CHARACTERS_OF_PASSAGES = 1 << 20  # of a window whose texts are not cut, and know where their tokens are
 _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for each token: 64 MB of float32 by 128
+
+
+@dataclass(frozen=True)
+class CorpusForm:
+    """The form of vectors, and the post-processing of the model's output.
+
+    Attributes:
+        by_token: whether a text has one vector per token.
+        dimensions: numbers per vector; for sparse vectors, the size of the vocabulary.
+        description: their description in the manifest.
+        notes: notes for the user.
+    """
+
+    form: VectorForm
+    by_token: bool
+    dimensions: int
+    description: dict[str, Json]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -88,7 +116,7 @@ class Job:
             )
             model.require_documents(options.text_task or options.prompt)
         kind = _kind(model, options)
-        form = choose_form(model, options)
+        form = _form(model, options)
         shard_format = _shard_format(model, options, kind, by_token=form.by_token)
         plan = _plan(model, options, form, workers)
         identity = _identity(model, sources, shard_format, options, plan, form)
@@ -166,6 +194,53 @@ def _shard_format(model: CorpusModel, options: VectorOptions, kind: str, *, by_t
     shard_format = ShardFormat(kind, options.gzip, contents, weights if _is_sparse(model) else "float", by_token)
     shard_format.check()
     return shard_format
+
+
+def _form(model: CorpusModel, options: VectorOptions) -> CorpusForm:
+    """Determine the storage of vectors; ranges are read, or measured on the calibration texts.
+
+    Raises:
+        InputError: the model's vectors do not support this storage, or ranges or texts cannot be read.
+    """
+    measured = options.calibration is not None
+    form = VectorForm.of(
+        model.head,
+        vectors_as="float32" if measured else options.vectors_as,
+        ranges=options.ranges,
+        dimensions=options.dimensions,
+    )
+    if isinstance(model, LoadedModel) and model.is_sparse:
+        terms = model.tokenizer.vocabulary_size
+        return CorpusForm(form, False, terms, {"of": "terms", **VectorType("float32").describe(terms)})
+    notes: tuple[str, ...] = ()
+    if isinstance(model, PictureModel) and options.calibration is not None:
+        raise InputError("--calibration is a file of texts, but the corpus consists of images", "pass --ranges")
+    if isinstance(model, LoadedModel) and options.calibration is not None and options.vectors_as is not None:
+        ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
+        form = replace(form, stored=VectorType.of(options.vectors_as, ranges))
+        notes = tuple(filter(None, [few_vectors(count)]))
+    given_sample: Any = (
+        model.run([model.blank()])
+        if isinstance(model, PictureModel)
+        else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
+    )
+    sample: Any = form.apply(given_sample)
+    by_token = isinstance(sample, TokenVectors)
+    array = sample.vectors if by_token else sample
+    head = model.head
+    given = head.stored if isinstance(head, Embeddings) else None
+    stored = form.stored or given or VectorType(str(array.dtype))
+    width = array.shape[1] * stored.numbers_of_a_column
+    return CorpusForm(form, by_token, width, {"of": "tokens" if by_token else "texts", **stored.describe(width)}, notes)
+
+
+def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOptions) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        part = [text.contents for text in texts[start : start + _TEXTS_AT_A_TIME]]
+        vectors: Any = model.encode(
+            part, prompt=options.prompt, task=model.task_of(options.text_task), dimensions=options.dimensions
+        )
+        yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors
 
 
 def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers: int) -> Plan:

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.encoding import digests
 from onnxtool.encoding.files import open_file, read_bytes
 from onnxtool.encoding.locations import Location
-from onnxtool.encoding.sources import Reject, Source
+from onnxtool.encoding.sources import DIGEST_VERSION, Reject, Source
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import parse_json
@@ -181,7 +180,7 @@ def make_identity(
 
     from onnxtool.version import __version__
 
-    versions = {"onnxtool": __version__, "shard_digest": digests.VERSION}
+    versions = {"onnxtool": __version__, "shard_digest": DIGEST_VERSION}
     for name in _VERSIONED[1:]:
         for package in (name, f"{name}-gpu"):
             try:

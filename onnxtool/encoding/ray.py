@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.encoding.encoder import Task
-from onnxtool.encoding.fetched_model import model_on_this_machine
+from onnxtool.encoding.files import model_on_this_machine
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent

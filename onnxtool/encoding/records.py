@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.digests import DIGEST_BYTES, id_digest
 from onnxtool.encoding.files import Entry, create, entries, entry, read_bytes, remove, remove_folder, write
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import (
@@ -35,7 +34,7 @@ from onnxtool.encoding.manifest import (
     read_manifest,
 )
 from onnxtool.encoding.output import OutputFolder, is_name_of
-from onnxtool.encoding.sources import Document, Reject
+from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, id_digest
 from onnxtool.encoding.splits import MOST_SPLITS, ShardName
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.reading import parse_json

@@ -9,8 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from onnxtool.encoding.encoder import SplitEncoder, Task
-from onnxtool.encoding.fetched_model import model_on_this_machine
-from onnxtool.encoding.files import entry
+from onnxtool.encoding.files import entry, model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
 from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.merge import publish, reasons_of

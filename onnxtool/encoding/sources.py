@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -32,6 +31,10 @@ from onnxtool.encoding.parquet import read_rows, rows_before
 from onnxtool.errors import InputError
 from onnxtool.reading import GZIP_ERRORS, Lines, lines_of
 
+DIGEST_BYTES = 16
+# Part of the identity of vectors: digests of shards made in another way are not compared.
+DIGEST_VERSION = "2"
+REPEATED_ID = "repeats the id of an earlier line"
 # Longer lines are not texts; read in full, one could fill the memory.
 _READ_BYTES = 1 << 20
 _TEXT_SUFFIXES = (".jsonl", ".txt", ".tsv")
@@ -88,6 +91,17 @@ class Document:
     sha256: str = ""
     span: tuple[int, int] | None = None
 
+    @property
+    def digest(self) -> bytes:
+        """A digest of the text or image and its id, which identifies it without storing it."""
+        name, contents = self.id.encode(), (self.sha256 or self.contents).encode()
+        return hashlib.blake2b(b"%d:%b%b" % (len(name), name, contents), digest_size=DIGEST_BYTES).digest()
+
+
+def id_digest(name: str) -> bytes:
+    """Return a digest of an id: two of ten billion ids collide with a probability of 10^-18."""
+    return hashlib.blake2b(name.encode(), digest_size=DIGEST_BYTES).digest()
+
 
 @dataclass(frozen=True, slots=True)
 class Reject:
@@ -106,14 +120,6 @@ class Reject:
     def to_json(self) -> str:
         """Return the line for the file of rejects."""
         return json.dumps(asdict(self)) + "\n"
-
-
-def no_texts(sources: Sequence[Source], reasons: Counter[str], hint: str) -> InputError:
-    """Make the error that no line had a text, with the reasons; `hint` says where to look."""
-    if not reasons:
-        return InputError(f"{sources[0].path} has no texts", "put one on each line")
-    counts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
-    return InputError(f"no line of {sources[0].path} gave a text: {counts}", hint)
 
 
 # A line, or a row; None for a line that is too long, and an error for a row that cannot be read.

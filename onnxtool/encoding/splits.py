@@ -11,11 +11,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import NamedTuple
 
-from onnxtool.encoding.digests import shard_digest, text_digest
 from onnxtool.encoding.options import PartOptions
-from onnxtool.encoding.sources import Document, Reject, Source, SourceReader
+from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, Source, SourceReader
 from onnxtool.errors import InputError
 from onnxtool.interruption import check_interrupted
 
@@ -196,11 +196,11 @@ class SplitWindows:
                 yield line
 
     def _of_shard(self, shard: Iterator[Document], name: ShardName) -> Iterator[Window]:
-        limits, running = self._limits, shard_digest()
+        limits, running = self._limits, blake2b(digest_size=DIGEST_BYTES)
         together: list[Document] = []
         num_characters = num_texts = 0
         for document in shard:
-            running.update(text_digest(document))
+            running.update(document.digest)
             together.append(document)
             num_texts += 1
             num_characters += len(document.contents)
@@ -218,9 +218,9 @@ class SplitWindows:
 
 
 def _require_same(shard: Iterable[Document], name: ShardName, digest: str) -> None:
-    running = shard_digest()
+    running = blake2b(digest_size=DIGEST_BYTES)
     for document in shard:
-        running.update(text_digest(document))
+        running.update(document.digest)
     if running.hexdigest() != digest:
         raise InputError(
             f"the input has changed: shard {name} was made from other texts",

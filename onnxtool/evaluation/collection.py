@@ -21,10 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
-from onnxtool.encoding.digests import id_digest
 from onnxtool.encoding.parquet import read_rows
-from onnxtool.encoding.repeats import REPEATED_ID
-from onnxtool.encoding.sources import Document, Reject, SourceReader, find_sources
+from onnxtool.encoding.sources import REPEATED_ID, Document, Reject, SourceReader, find_sources, id_digest
 from onnxtool.errors import InputError
 from onnxtool.evaluation.hub import Fetched, fetch_collection
 from onnxtool.evaluation.options import DEFAULT_SPLIT

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from onnxtool.encoding import fetched_model, workers
+from onnxtool.encoding import files, workers
 
 
 class PoolHere:
     """Does in this process what a pool of one process would do."""
 
     def __init__(self, _count: int, *, initargs: tuple[Any, ...], **_: Any) -> None:
-        fetched_model._fetch.cache_clear()  # a process would fetch the model by itself
+        files._fetch.cache_clear()  # a process would fetch the model by itself
         task, tell, _ = initargs
         self._tell = Connection(os.dup(tell.fileno()))
         self._here = workers._Here(task, self._tell)

@@ -30,10 +30,10 @@ from onnxtool.encoding import (
     splits,
 )
 from onnxtool.encoding.files import remove_unfinished, scratch_folder, write
+from onnxtool.encoding.merge import drop_texts
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.records import remove_records
-from onnxtool.encoding.repeats import drop_texts
 from onnxtool.encoding.report import PartReport
 from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
