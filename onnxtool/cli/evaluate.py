@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from onnxtool.cli.evaluate_blocks import evaluation_blocks, evaluation_page
 from onnxtool.cli.options import (
     FORMATS,
     PathType,
@@ -17,11 +18,14 @@ from onnxtool.cli.options import (
     result_options,
 )
 from onnxtool.cli.progress import progress
-from onnxtool.cli.render import emit_plan
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit_plan, format_bytes, format_duration
 from onnxtool.cli.streams import printable
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
+
+if TYPE_CHECKING:
+    from onnxtool.evaluation.report import Comparison, EvaluationReport, SystemReport
 
 
 @click.command(epilog="Example: onnxtool evaluate --model_path models/all-MiniLM-L6-v2.onnx --data models/collection")
@@ -76,3 +80,180 @@ def command(
         if gate.met:
             click.echo(f"gate failed: {printable(gate.text)}", err=True)
     return 0 if report.passed else 1
+
+
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 240, 56, 28, 44
+_MARGIN = 0.25  # of the range, around what is drawn
+_TEXT_OF_A_QUERY = 70
+
+
+def evaluation_blocks(report: EvaluationReport) -> list[Block]:
+    """Lay out the measures, and the comparison if there is one."""
+    model = report.model
+    blocks: list[Block] = [
+        Facts(
+            [
+                ("Model", _system(model)),
+                ("Collection", f"{report.data}, split {report.split}"),
+                ("Documents", f"{report.num_documents:,}"),
+                ("Queries", f"{report.num_queries:,} with {report.num_judgements:,} judgements"),
+                *_terms(model),
+                ("Time", format_duration(model.seconds * 1e3) + _query_time(model)),
+                ("Peak memory", format_bytes(report.peak_rss_bytes)),
+                *([("Run", report.run_path)] if report.run_path else []),
+            ]
+        ),
+        Heading("Measures, with intervals of 95 % over queries"),
+        Table(
+            ("measure", "mean", "from", "to"),
+            [(name, f"{one.mean:.4f}", f"{one.low:.4f}", f"{one.high:.4f}") for name, one in report.measures.items()],
+            frozenset({"mean", "from", "to"}),
+        ),
+        *(Note(note) for note in report.notes),
+    ]
+    if report.against is not None:
+        blocks += _comparison(report, report.against)
+    if report.gates:
+        rows = [("failed" if check.met else "passed", check.text) for check in report.gates]
+        blocks += [Heading("Gates"), Facts(rows)]
+    return blocks
+
+
+def _comparison(report: EvaluationReport, against: Comparison) -> list[Block]:
+    base = against.base
+    columns = ("measure", "model", "base", "change", "relative", "from", "to", "p", "better", "worse")
+    rows = []
+    for name, one in against.measures.items():
+        relative = "" if one.relative is None else f"{one.relative:+.2%}"
+        figures = (f"{report.measures[name].mean:.4f}", f"{one.base:.4f}", f"{one.change:+.4f}", relative)
+        interval = (f"{one.low:+.4f}", f"{one.high:+.4f}", f"{one.p_value:.3g}")
+        rows.append((name, *figures, *interval, str(one.num_better), str(one.num_worse)))
+    same = f"{against.num_equal_top_10:,} of {report.num_queries:,} queries have the same 10 in the same order"
+    blocks: list[Block] = [
+        Heading("Against the base"),
+        Facts(
+            [
+                ("Base", _system(base)),
+                *_terms(base),
+                ("Time", format_duration(base.seconds * 1e3) + _query_time(base)),
+                ("Top 10", f"{against.overlap_at_10:.2%} of the base's are found; {same}"),
+            ]
+        ),
+        Heading("Differences, with intervals of 95 % and a randomization test"),
+        Table(columns, rows, frozenset(columns[1:])),
+    ]
+    if against.lost:
+        first = next(iter(report.measures))
+        heads = ("query", first, "base", "text")
+        lost = [
+            (one.id, f"{one.measures[first]:.3f}", f"{one.base[first]:.3f}", _cut(one.text)) for one in against.lost
+        ]
+        blocks += [Heading("Queries that lost most"), Table(heads, lost, frozenset(heads[1:3]))]
+    return blocks
+
+
+def _system(system: SystemReport) -> str:
+    size = "" if system.size_bytes is None else f", {format_bytes(system.size_bytes)}"
+    kind = "" if system.kind == system.name else f", {system.kind}"
+    return f"{system.name}{kind}{f' by {system.similarity}' if system.similarity else ''}{size}"
+
+
+def _query_time(system: SystemReport) -> str:
+    return "" if system.query_ms is None else f"; encoding a single query takes {format_duration(system.query_ms)}"
+
+
+def _terms(system: SystemReport) -> list[tuple[str, str]]:
+    found = system.terms
+    if found is None:
+        return []
+    numbers = f"{found.query_terms:.0f} of a query, {found.document_terms:.0f} of a document"
+    return [("Terms", f"{numbers}; {found.sparsity:.2%} of all weights are zero")]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _TEXT_OF_A_QUERY else f"{text[:_TEXT_OF_A_QUERY]}…"
+
+
+class _Point(NamedTuple):
+    """A system: its name, its cost, its quality with the interval, and its color."""
+
+    name: str
+    cost: float
+    cost_text: str
+    mean: float
+    low: float
+    high: float
+    color: str
+
+
+def evaluation_page(report: EvaluationReport) -> str:
+    """Write an evaluation as an HTML page."""
+    from onnxtool.cli.page import blocks_page
+
+    gates = [gate.text for gate in report.gates if gate.met]
+    title = f"{report.model.name} on {report.data}"
+    return blocks_page(title, evaluation_blocks(report), gates, _charts(report))
+
+
+def _charts(report: EvaluationReport) -> str:
+    """Plot the first measure against query time, and against file size."""
+    measure, ours = next(iter(report.measures.items()))
+    systems = [(report.model, ours.mean, ours.low, ours.high, "var(--model)")]
+    if report.against is not None:
+        base = report.against.measures[measure].base
+        systems.append((report.against.base, base, base, base, "var(--base)"))
+    times, sizes = [], []
+    for system, mean, low, high, color in systems:
+        if system.query_ms is not None:
+            text = format_duration(system.query_ms)
+            times.append(_Point(system.name, system.query_ms, text, mean, low, high, color))
+        if system.size_bytes is not None:
+            text = format_bytes(system.size_bytes)
+            sizes.append(_Point(system.name, system.size_bytes, text, mean, low, high, color))
+    drawn = [(times, f"{measure} and the time of a query"), (sizes, f"{measure} and the size of the file")]
+    return "\n".join(_chart(points, title) for points, title in drawn if points)
+
+
+def _chart(points: Sequence[_Point], title: str) -> str:
+    """Draw points with their intervals; the tables hold the same figures, which the label tells screen readers."""
+    most = max(point.cost for point in points) * (1 + _MARGIN)
+    low, high = min(point.low for point in points), max(point.high for point in points)
+    span = (high - low) or 0.1
+    low, high = low - _MARGIN * span, high + _MARGIN * span
+
+    def across(cost: float) -> float:
+        return _LEFT + cost / most * (_WIDTH - _LEFT)
+
+    def down(value: float) -> float:
+        return _TOP + (high - value) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    from onnxtool.cli.page import render_template
+
+    names = _distinct([point.name for point in points])
+    lowest = max(points, key=lambda point: down(point.mean))
+    placed = [
+        (name, point, across(point.cost), down(point.mean), down(point.low), down(point.high), point is lowest)
+        for name, point in zip(names, points, strict=True)
+    ]
+    return render_template(
+        "chart.svg.jinja",
+        {},
+        title=title,
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        top=_TOP,
+        bottom=_HEIGHT - _BOTTOM,
+        marks=[(value, down(value)) for value in (low, (low + high) / 2, high)],
+        points=placed,
+    ).rstrip()
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return the last parts of paths, as many as tell them apart."""
+    parts = [name.replace("\\", "/").rstrip("/").split("/") for name in names]
+    for count in range(1, max(map(len, parts))):
+        last = ["/".join(part[-count:]) for part in parts]
+        if len({*last}) == len(last):
+            return last
+    return ["/".join(part) for part in parts]

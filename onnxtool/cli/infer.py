@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 import click
 
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.cli.infer_answers import Wanted, run_answers
+from onnxtool.cli.infer_answers import LINES, MAX_IN_ONE_REPORT, run_answers
 from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
-from onnxtool.cli.infer_lines import FORMAT as LINES
-from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT
 from onnxtool.cli.options import (
     FORMATS,
     LocationType,
@@ -143,7 +141,7 @@ def command(
         return 0
     if benchmark:
         return run_benchmark(options, timing, plot, printed)
-    run_answers(options, generation, Wanted(stream=stream, vectors=vectors), printed)
+    run_answers(options, generation, printed, stream=stream, vectors=vectors)
     return 0
 
 

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
-from onnxtool.cli.infer_lines import FORMAT as LINES
-from onnxtool.cli.infer_lines import MAX_IN_ONE_REPORT, is_lines_file, write_lines
 from onnxtool.cli.options import Result, is_given, refuse
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.cli.streams import json_line, printable
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
-from onnxtool.model_file import ModelFile
+from onnxtool.model_file import ModelFile, staged
 
 if TYPE_CHECKING:
     from onnxtool.checkpoint.text_files import TextInput
+    from onnxtool.infer.report import GenerationReport, InferReport
+
+LINES = "jsonl"
+MAX_IN_ONE_REPORT = 10_000
+"""Larger numbers of texts default to lines, because a single report is held in memory."""
 
 # Titles of the two candidate columns, by kind.
 _COLUMNS = {"terms": ("term", "weight"), "tokens": ("token", "probability"), "labels": ("label", "score")}
@@ -32,21 +41,17 @@ _MAX_TEXT_WIDTH = 80
 _NUMBERS_SHOWN = 5  # of an embedding
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Display options for answers.
+def run_answers(
+    options: InferOptions, generation: GenerateOptions, output: Result, *, stream: bool, vectors: bool
+) -> None:
+    """Answer or continue the texts of `options`, and print the result.
 
-    Attributes:
+    Args:
+        options: what to run.
+        generation: the generation options.
+        output: where the result goes.
         stream: whether generated text is printed as it is produced.
         vectors: whether embeddings are printed too.
-    """
-
-    stream: bool
-    vectors: bool
-
-
-def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Wanted, output: Result) -> None:
-    """Answer or continue the texts of `options`, and print the result.
 
     Raises:
         UsageError: an option has no effect on text generation, or a stream would not go to stdout.
@@ -56,10 +61,10 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
     from onnxtool.infer.run import given_texts, run_texts, stream_texts, write_texts
 
     generation = replace(generation, top_k=options.top_k)
-    writes = wanted.stream or writes_text(options.model_path, generation)
+    writes = stream or writes_text(options.model_path, generation)
     if writes:
         refuse({"query", "overlap", "vectors"}, "the model writes text;")
-    if wanted.stream:
+    if stream:
         _stream(options, generation, output)
         return
     in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.output))
@@ -85,7 +90,7 @@ def run_answers(options: InferOptions, generation: GenerateOptions, wanted: Want
     if writes:
         output.emit(written, generation_blocks(written))
     else:
-        output.emit(answered, answer_blocks(answered, vectors=wanted.vectors))
+        output.emit(answered, answer_blocks(answered, vectors=vectors))
 
 
 def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
@@ -252,3 +257,41 @@ def _label(answer: TextAnswer) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(text[: 8 * _MAX_TEXT_WIDTH].split())
     return line if len(line) <= _MAX_TEXT_WIDTH else f"{line[: _MAX_TEXT_WIDTH - 1]}…"
+
+
+def is_lines_file(output: Path | None) -> bool:
+    """Whether an output's name ends like a JSON Lines file."""
+    return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{LINES}")
+
+
+def write_lines(reports: Iterator[InferReport | GenerationReport], output: Result) -> None:
+    """Print a line of JSON for each answer of `reports`, or write them to the output, compressed for `.gz`.
+
+    The rest of the report goes to stderr at the end.
+    """
+    count, last = 0, None
+    # A progress bar would garble the lines on a terminal.
+    is_shown = output.output is None and sys.stdout.isatty()
+    with progress(quiet=output.quiet or is_shown), _lines(output.output, force=output.force) as write:
+        for report in reports:
+            last = report
+            count += len(report.answers)
+            write("".join(map(json_line, report.answers)))
+    if last is not None and not output.quiet:
+        for note in last.notes:
+            click.echo(f"note: {printable(note)}", err=True)
+        place = "" if output.output is None else f": {output.output}"
+        click.echo(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){printable(place)}", err=True)
+
+
+@contextmanager
+def _lines(output: Path | None, *, force: bool) -> Iterator[Callable[[str], object]]:
+    if output is None:
+        yield lambda text: click.echo(text, nl=False)  # which flushes
+        return
+    with staged(output, force=force) as staging, staging.model_path.open("wb") as raw:
+        packed = output.name.lower().endswith(".gz")
+        # Without a timestamp, the same answers give the same bytes.
+        binary = gzip.GzipFile(output.name.removesuffix(".gz"), "wb", fileobj=raw, mtime=0) if packed else raw
+        with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
+            yield file.write

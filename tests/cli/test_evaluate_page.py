@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from onnxtool.cli.evaluate_blocks import _chart, _distinct, _Point
+from onnxtool.cli.evaluate import _chart, _distinct, _Point
 
 
 def test_files_of_the_same_name_are_told_apart_by_their_folders() -> None:
