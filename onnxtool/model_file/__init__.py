@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
-from onnxtool.model_file.external_data import external_file
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
-from onnxtool.model_file.wire import Structure, read_structure
+from onnxtool.model_file.wire import Structure, external_file, read_structure
 from onnxtool.options import StrPath, checked
 from onnxtool.reports import Json
 

@@ -6,10 +6,8 @@ other module has to handle the alias. Reports call the domain `ai.onnx`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
-
-from onnxtool.model_file.order import graphs_of
 
 if TYPE_CHECKING:
     import onnx
@@ -58,3 +56,11 @@ def _settle_nodes(nodes: Iterable[onnx.NodeProto]) -> None:
             node.ClearField("domain")
         for graph in graphs_of(node):
             _settle_nodes(graph.node)
+
+
+def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """Yield the graphs inside a node: branches and loop bodies."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs

@@ -8,24 +8,44 @@ into the middle of a message whose other parts are small.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+import heapq
+import os
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from onnxtool.errors import ModelFileError, first_line
-from onnxtool.model_file.domains import settle_domains
-from onnxtool.model_file.external_data import relocate
-from onnxtool.model_file.order import sort_nodes
-from onnxtool.model_file.wire import LARGE_BYTES, externalized
-from onnxtool.model_file.wire.protobuf import encode_header
+from onnxtool.model_file.domains import graphs_of, settle_domains
+from onnxtool.model_file.wire import external_file
+from onnxtool.model_file.wire.messages import GRAPH, MODEL, TENSOR
+from onnxtool.model_file.wire.protobuf import (
+    Data,
+    Message,
+    Span,
+    copy_field,
+    encode_entry,
+    encode_field,
+    encode_header,
+    encode_number,
+    opened,
+    read,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import MutableSequence
+
     import onnx
     import onnx_ir as ir
+    from google.protobuf.message import Message as ProtoMessage
+
+# Shapes, axes and scalars stay in the message, because passes read them; a weight matrix is larger than this.
+LARGE_BYTES = 1024
 
 _MAPS = "onnxtool.maps"  # key under which a model keeps map types, by value name
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
+_EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
+_EXTERNAL = 1
 
 
 def load_model(path: Path) -> ir.Model:
@@ -239,3 +259,142 @@ def _refuse_external_attributes(model: ir.Model) -> None:
                         f"the attribute {attribute.name} of node {node.name} holds external data",
                         "convert it to an initializer; onnxtool moves external data of initializers only",
                     )
+
+
+class _Every(Message):
+    """A table that has every field: under its name where `named` has it, and with its tag, undecoded."""
+
+    def __init__(self, named: Message) -> None:
+        self._named = named
+
+    def get(self, tag: int, default: Any = None) -> Any:
+        name = self._named[tag][0] if tag in self._named else ""
+        return name, lambda _, start, end: (tag, start, end)
+
+
+def externalized(path: Path) -> bytes:
+    """Return the ModelProto at `path` with the raw data of large initializers replaced by its location in the file.
+
+    A tool that reads external data then maps the weights from the model file itself, at any size: they are
+    neither parsed nor copied. Initializers inside nodes or in typed fields stay as they are.
+
+    Raises:
+        ModelFileError: there is no such file, or it is not an ONNX model.
+    """
+    with opened(path) as data:
+        message = bytearray()
+        for field, (tag, start, end) in read(data, _Every(MODEL), (0, len(data))):
+            if field != "graph":
+                message += copy_field(data, tag, start, end)
+                continue
+            graph = bytearray()
+            for name, (inner, first, last) in read(data, _Every(GRAPH), (start, end)):
+                if name == "initializer" and last - first > LARGE_BYTES:
+                    graph += encode_field(inner >> 3, _without_data(data, (first, last), path.name))
+                else:
+                    graph += copy_field(data, inner, first, last)
+            message += encode_field(tag >> 3, bytes(graph))
+        return bytes(message)
+
+
+def _without_data(data: Data, place: Span, location: str) -> bytes:
+    parts = list(read(data, _Every(TENSOR), place))
+    if not any(name == "raw_data" and end - start > LARGE_BYTES for name, (_, start, end) in parts):
+        return data[slice(*place)]
+    message = bytearray()
+    for name, (tag, start, end) in parts:
+        if name == "raw_data":
+            where = {"location": location, "offset": str(start), "length": str(end - start)}
+            for key, value in where.items():
+                message += encode_entry(_EXTERNAL_DATA, key, value)
+            message += encode_number(_DATA_LOCATION, _EXTERNAL)
+        elif name not in ("external_data", "data_location"):
+            message += copy_field(data, tag, start, end)
+    return bytes(message)
+
+
+def relocate(proto: onnx.ModelProto, path: Path) -> Path:
+    """Refer to the external data of the model at `path` by its location after following links; return its folder.
+
+    onnx_ir does not read data through links, nor does onnxruntime for a model in memory; in the hub's cache all files
+    are links. The message is only changed if there are links.
+
+    Raises:
+        ModelFileError: the data is missing or outside (`external_file`).
+    """
+    entries = [entry for tensor in _external_tensors(proto) for entry in tensor.external_data]
+    entries = [entry for entry in entries if entry.key == "location"]
+    files = {path.name: path.resolve()}  # whatever its name: weights inside the file itself
+    for location in {entry.value for entry in entries} - {path.name}:
+        files[location] = external_file(path, location)
+    folder = path.parent.resolve()
+    if all(file == folder / location for location, file in files.items()):
+        return folder
+    folder = Path(os.path.commonpath([file.parent for file in files.values()]))
+    for entry in entries:
+        entry.value = files[entry.value].relative_to(folder).as_posix()
+    return folder
+
+
+def _external_tensors(message: ProtoMessage) -> Iterator[onnx.TensorProto]:
+    """Yield all tensors with external data in a message: in graphs, attributes and functions."""
+    import onnx
+
+    if isinstance(message, onnx.TensorProto):
+        if message.data_location == onnx.TensorProto.EXTERNAL:
+            yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for inner in value if isinstance(value, Iterable) else (value,):
+                yield from _external_tensors(inner)
+
+
+def sort_nodes(model: onnx.ModelProto) -> bool:
+    """Sort the nodes of all graphs and functions of `model` in place; return whether any was out of order.
+
+    onnxruntime accepts any order, so such files exist. onnx_ir treats a value that is read before it is produced as a
+    different value of the same name, which silently disconnects the graph.
+
+    Nodes move no further than necessary. Nodes in a cycle keep their order, after all others.
+    """
+    bodies: list[MutableSequence[onnx.NodeProto]] = [model.graph.node, *(one.node for one in model.functions)]
+    return any([_sort(nodes) for nodes in bodies])  # noqa: C419  all of them are to be sorted
+
+
+def _sort(nodes: MutableSequence[onnx.NodeProto]) -> bool:
+    """Sort one body and the bodies inside its nodes; return whether any was out of order."""
+    changed = any([_sort(graph.node) for node in nodes for graph in graphs_of(node)])  # noqa: C419
+    makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
+    sources = [{makers[name] for name in _reads(node) if name in makers} for node in nodes]
+    if all(max(needed, default=-1) < place for place, needed in enumerate(sources)):
+        return changed
+    readers: list[list[int]] = [[] for _ in nodes]
+    for place, needed in enumerate(sources):
+        for source in needed:
+            readers[source].append(place)
+    ready = [place for place, needed in enumerate(sources) if not needed]
+    order = []
+    while ready:
+        place = heapq.heappop(ready)
+        order.append(place)
+        for reader in readers[place]:
+            sources[reader].discard(place)
+            if not sources[reader]:
+                heapq.heappush(ready, reader)
+    left = sorted(set(range(len(nodes))) - set(order))
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
+    for place, source in enumerate([*order, *left]):
+        nodes[place].CopyFrom(copies[source])
+    return True
+
+
+def _reads(node: onnx.NodeProto) -> Iterator[str]:
+    """Yield the values that a node reads, including outer values read by graphs inside it."""
+    yield from node.input
+    for graph in graphs_of(node):
+        inside = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+        inside.update(name for inner in graph.node for name in inner.output)
+        yield from (value.name for value in graph.output if value.name not in inside)
+        for inner in graph.node:
+            yield from (name for name in _reads(inner) if name not in inside)

@@ -16,7 +16,7 @@ from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionEr
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED, digest_of_start
-from onnxtool.model_file.wire import externalized
+from onnxtool.model_file.weights import externalized
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json

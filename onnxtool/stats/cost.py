@@ -10,7 +10,7 @@ from onnxtool.graph.elements import Scope
 from onnxtool.graph.inference import Inference
 from onnxtool.graph.operator_rules import Value
 from onnxtool.model_file.domains import settle_domains
-from onnxtool.model_file.wire import LARGE_BYTES, externalized
+from onnxtool.model_file.weights import LARGE_BYTES, externalized
 from onnxtool.stats.settings import Shape
 from onnxtool.summary.figures import Cost
 

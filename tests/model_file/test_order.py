@@ -12,8 +12,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool import OptimizeOptions, optimize_model
-from onnxtool.model_file.order import sort_nodes
-from onnxtool.model_file.weights import load_model
+from onnxtool.model_file.weights import load_model, sort_nodes
 
 
 def chain() -> onnx.ModelProto:

@@ -8,8 +8,6 @@ A model file is untrusted input: every length is checked against the message tha
 bounded, and malformed input raises a ModelFileError with the byte position of the fault.
 """
 
-from onnxtool.model_file.wire.externalize import LARGE_BYTES as LARGE_BYTES
-from onnxtool.model_file.wire.externalize import externalized as externalized
 from onnxtool.model_file.wire.structure import Constant as Constant
 from onnxtool.model_file.wire.structure import Function as Function
 from onnxtool.model_file.wire.structure import Node as Node
@@ -24,3 +22,4 @@ from onnxtool.model_file.wire.tensors import DTYPE_NAMES as DTYPE_NAMES
 from onnxtool.model_file.wire.tensors import ELEMENT_BITS as ELEMENT_BITS
 from onnxtool.model_file.wire.tensors import ExternalData as ExternalData
 from onnxtool.model_file.wire.tensors import Tensor as Tensor
+from onnxtool.model_file.wire.tensors import external_file as external_file

@@ -1,8 +1,10 @@
 """Read tensors without their data, and the types of graph inputs and outputs."""
 
 from math import prod
+from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
 
+from onnxtool.errors import ModelFileError
 from onnxtool.model_file.wire.messages import (
     DIMENSION,
     HOLDERS,
@@ -16,6 +18,7 @@ from onnxtool.model_file.wire.messages import (
     read_entry,
 )
 from onnxtool.model_file.wire.protobuf import Data, Span, malformed, read
+from onnxtool.options import checked
 from onnxtool.reports import Dimension, TensorInfo
 
 _PLACE = ("location", "offset", "length")  # the external-data entries to read
@@ -177,6 +180,36 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
     if size_bytes is not None and length != size_bytes:
         raise malformed(f"tensor {name!r} needs {size_bytes} bytes and has {length} outside the file", position)
     return ExternalData(entries["location"], offset, length)
+
+
+@checked
+def external_file(path: Path, location: str) -> Path:
+    """Return the external data file at `location` of the model at `path`, following links.
+
+    The rule for all commands: the location names a file below the folder of `path`, and that file, links followed,
+    lies below this folder or below the folder of the file that `path` leads to. In the hub's cache, model and data are
+    links into one folder of blobs; a data file that leads anywhere else is not read.
+
+    Raises:
+        ModelFileError: it lies outside, or is missing.
+    """
+    # A location is POSIX by specification, but a hostile one may be written for Windows.
+    pure = PurePosixPath(location)
+    outside = pure.is_absolute() or PureWindowsPath(location).drive or ".." in pure.parts or "\\" in location
+    try:
+        file = (path.parent / pure).resolve()
+        if outside or not any(file.is_relative_to(folder) for folder in (path.parent.resolve(), path.resolve().parent)):
+            raise ModelFileError(
+                f"{path} refers to external data outside its folder: {location!r}",
+                "onnxtool reads data beside the model only; move it there, or do not trust this file",
+            )
+        if file.is_file():
+            return file
+    except (OSError, RuntimeError, ValueError):  # a name that is too long, a loop of links, or a NUL: no such file
+        pass
+    raise ModelFileError(
+        f"the external data {location!r} of {path} is missing", "copy it beside the model under this name"
+    )
 
 
 def read_value_info(data: Data, place: Span) -> tuple[TensorInfo, tuple[str, ...]]:

@@ -23,8 +23,7 @@ from onnx import defs, numpy_helper
 from onnxtool.errors import ArtifactError, OutputExistsError
 from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
 from onnxtool.model_file.domains import default_opset, settle_domains
-from onnxtool.model_file.external_data import relocate
-from onnxtool.model_file.order import sort_nodes
+from onnxtool.model_file.weights import relocate, sort_nodes
 from onnxtool.progress import tell
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.probation import check_harmless
