@@ -17,7 +17,7 @@ from onnxtool.cli.streams import printable
 from onnxtool.progress import tell
 
 if TYPE_CHECKING:
-    from onnxtool.release.report import CheckReport, ReleaseReport
+    from onnxtool.release import CheckReport, ReleaseReport
 
 
 @click.command(epilog="Example: onnxtool release --config release.toml")

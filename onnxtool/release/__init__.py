@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from onnxtool.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from onnxtool.release.check import CheckReport as CheckReport
     from onnxtool.release.check import check_release as check_release
     from onnxtool.release.config import ReleaseConfig as ReleaseConfig
     from onnxtool.release.config import read_config as read_config
     from onnxtool.release.publishing import push as push
-    from onnxtool.release.report import CheckReport as CheckReport
-    from onnxtool.release.report import ReleaseReport as ReleaseReport
+    from onnxtool.release.run import ReleaseReport as ReleaseReport
     from onnxtool.release.run import make_release as make_release
 
 _MODULES = {
@@ -20,8 +20,8 @@ _MODULES = {
     "ReleaseConfig": "onnxtool.release.config",
     "read_config": "onnxtool.release.config",
     "push": "onnxtool.release.publishing",
-    "CheckReport": "onnxtool.release.report",
-    "ReleaseReport": "onnxtool.release.report",
+    "CheckReport": "onnxtool.release.check",
+    "ReleaseReport": "onnxtool.release.run",
     "make_release": "onnxtool.release.run",
 }
 

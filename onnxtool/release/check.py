@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,42 @@ from onnxtool.reading import MOST_BYTES, read_text
 from onnxtool.release.bom import BOM_NAME, bom_text, check_bom
 from onnxtool.release.card import CARD_NAME, card_text
 from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, first_difference, read_facts
-from onnxtool.release.report import CheckReport
 from onnxtool.release.run import verified_steps
 from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
+from onnxtool.reports import short_repr
 from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, run_reference, verify
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import Session, open_session
 
 _NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
+
+
+@short_repr
+@dataclass(frozen=True)
+class CheckReport:
+    """The result of checking a release against its record.
+
+    Attributes:
+        problems: the problems found; empty if there are none.
+        num_files: number of files compared with their digests.
+        signature: `verified`, `none`, or `not verified` if no public key was given.
+        verified: model files that were run again and compared, with the largest difference.
+        alone: model files that were run but not compared, because their inputs or outputs have a consumer's format.
+        uploaded: the URL of the commit that published it; empty if unpublished.
+    """
+
+    release: str
+    problems: tuple[str, ...]
+    num_files: int
+    signature: str
+    verified: dict[str, float]
+    alone: tuple[str, ...] = ()
+    uploaded: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are no problems."""
+        return not self.problems
 
 
 @checked

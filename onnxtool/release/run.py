@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from onnxtool.release.facts import (
     facts_text,
     read_facts,
 )
-from onnxtool.release.report import ReleaseReport, StepReport
 from onnxtool.release.signing import require_library, sign
 from onnxtool.release.steps import (
     EXPORT,
@@ -50,10 +49,48 @@ from onnxtool.release.steps import (
     versions,
 )
 from onnxtool.release.store import Made, Store, files_in
-from onnxtool.reports import Json
+from onnxtool.reports import Json, short_repr
 from onnxtool.stats import summarize_model
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiece", "added_tokens", "sentencepiece")
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """The outcome of a step.
+
+    Attributes:
+        state: `ran`, `unchanged`, or in a dry run `to run`.
+        reason: why it ran; otherwise empty.
+    """
+
+    name: str
+    state: str
+    reason: str
+    seconds: float
+
+
+@short_repr
+@dataclass(frozen=True)
+class ReleaseReport:
+    """A release that was made; in a dry run, what would be done.
+
+    Attributes:
+        output: its folder; empty in a dry run.
+        license: the checkpoint's license.
+        models: the model files, with their measurements.
+        signed: whether the files include a signature.
+    """
+
+    name: str
+    output: str
+    steps: tuple[StepReport, ...]
+    license: str
+    num_files: int
+    size_bytes: int
+    models: tuple[ReleasedModel, ...]
+    signed: bool
+    notes: tuple[str, ...] = ()
 
 
 @checked

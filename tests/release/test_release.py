@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from onnxtool.errors import GateError, InputError, OnnxtoolError, OutputExistsError
+from onnxtool.release import ReleaseReport
 from onnxtool.release.check import check_release
 from onnxtool.release.config import ReleaseConfig, read_config
 from onnxtool.release.facts import FACTS_NAME, facts_text, read_facts
-from onnxtool.release.report import ReleaseReport
 from onnxtool.release.run import make_release
 from onnxtool.release.store import files_in
 from tests.cli.entry_point import run_onnxtool
