@@ -19,7 +19,7 @@ from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, TargetError
-from onnxtool.export.checkpoint import Checkpoint
+from onnxtool.export.checkpoint import Checkpoint, StaticCheckpoint
 from onnxtool.export.decoding.encoder_decoder import EncoderDecoderPipeline, encoder_path
 from onnxtool.export.decoding.generation import GenerationPipeline
 from onnxtool.export.heads.choice import (
@@ -115,8 +115,6 @@ class Request:
         """Open the checkpoint: a model, or a table of vectors."""
         if not self.source.is_static:
             return Checkpoint.open(self.source, task=self.options.task)
-        from onnxtool.export.static import StaticCheckpoint
-
         if not self.target.takes_any_graph:
             raise TargetError(f"the target {self.target.name} takes no table of vectors", "leave --target out")
         return StaticCheckpoint.open_static(self.source, task=self.options.task)

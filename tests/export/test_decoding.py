@@ -18,8 +18,15 @@ from onnx import TensorProto, helper, numpy_helper
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.generation import GenerationReference, generate, verify_generation
-from onnxtool.export.decoding.step import cache_name, capture_step, chunk_size, plain_generation, present_name
-from onnxtool.export.decoding.tracing import choose_by_length, trace_with_cache
+from onnxtool.export.decoding.step import (
+    cache_name,
+    capture_step,
+    choose_by_length,
+    chunk_size,
+    plain_generation,
+    present_name,
+    trace_with_cache,
+)
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs

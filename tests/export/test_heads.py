@@ -31,9 +31,8 @@ from onnxtool.checkpoint.tasks import TASK_NAMES
 from onnxtool.checkpoint.token_modules import LexicalWeights, ZeroPadding
 from onnxtool.checkpoint.vector_types import CODES, VECTOR_TYPES
 from onnxtool.errors import CheckpointError, ExportError, InputError
-from onnxtool.export.heads.choice import check_head, read_head, recognize_head
+from onnxtool.export.heads.choice import check_head, read_head, read_m3, recognize_head
 from onnxtool.export.heads.head import Head, append_head, keep_read_rows, require_output
-from onnxtool.export.heads.m3 import read_m3
 from onnxtool.export.sidecar_files import write_sidecar_files
 from onnxtool.export.signature import Signature
 from onnxtool.export.source import Source

@@ -18,7 +18,7 @@ from onnxtool.checkpoint.tasks import TASK_WITH_CACHE
 from onnxtool.errors import CheckpointError, ExportError
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.decoding.generation import GenerationPipeline
-from onnxtool.export.decoding.tracing import PROMPTS
+from onnxtool.export.decoding.step import PROMPTS
 from onnxtool.export.modalities.audio import AudioInputs
 from onnxtool.export.modalities.combined import WithDecoder
 from onnxtool.export.modalities.finding import find_modality

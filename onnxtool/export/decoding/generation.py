@@ -20,14 +20,15 @@ from onnxtool.export.decoding.step import (
     LOGITS,
     MASK,
     PAST,
+    PROMPTS,
     WITHOUT_CACHE,
     count_positions,
     embedding_rows,
     plain_generation,
     present_name,
     takes_positions,
+    trace_with_cache,
 )
-from onnxtool.export.decoding.tracing import PROMPTS, trace_with_cache
 from onnxtool.export.modalities.finding import left_out_notes, text_of
 from onnxtool.export.modalities.modality import BATCH, DescribedInputs, Modality
 from onnxtool.export.signature import to_tensors
