@@ -113,25 +113,24 @@ def write_parquet(path: Path, lines: list[str]) -> None:
     pq.write_table(pa.Table.from_pylist([{"id": "", "contents": None, **row} for row in rows]), path, 7)
 
 
-def collection(folder: Path, kind: str) -> Path:
-    """Write a collection of a kind, or a folder of all of them in which ids occur in several files."""
-    lines = lines_with_faults(150, 1)
+def collection(folder: Path, kind: str, count: int = 150) -> Path:
+    """Write so many texts as a collection of a kind, or as each file of a folder in which ids occur in several."""
+    lines = lines_with_faults(count, 1)
     path = folder / f"corpus.{kind}"
     if kind == "folder":
         path = folder / "corpus"
         path.mkdir()
         for name in ("a.jsonl", "b.jsonl.gz", "c.parquet", "d.txt", "e.tsv", "z.jsonl"):
-            written = collection(folder, name.partition(".")[2])
+            written = collection(folder, name.partition(".")[2], count)
             written.rename(path / name)
         return path
     if kind == "parquet":
         write_parquet(path, lines)
     elif kind == "txt":
-        path.write_text("\n".join(["", *make_texts(150, 2), ""]))
+        path.write_text("\n".join(["", *make_texts(count, 2), ""]))
     elif kind == "tsv":
-        path.write_text(
-            "".join(f"t{place % 140}\t{text}\n" for place, text in enumerate(make_texts(150, 3))) + "none\n"
-        )
+        rows = "".join(f"t{place % (count - 10)}\t{text}\n" for place, text in enumerate(make_texts(count, 3)))
+        path.write_text(rows + "none\n")
     else:
         content = "\n".join(lines).encode("latin-1")
         path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)

@@ -211,6 +211,7 @@ def served(application: Callable[..., Any]) -> Iterator[str]:
 
     class Quiet(WSGIRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # an answer is sent in parts, and each would wait for the one before it
 
         def log(self, type: str, message: str, *args: Any) -> None:  # noqa: A002  its name there
             del type, message, args
@@ -275,8 +276,8 @@ class Contents(ABC):
         """Write a file."""
 
     @abstractmethod
-    def delete(self, name: str) -> None:
-        """Remove a file."""
+    def delete(self, *names: str) -> None:
+        """Remove files."""
 
     def objects(self, prefix: str = "") -> dict[str, bytes]:
         """Return all files whose names begin so."""
@@ -309,10 +310,10 @@ class ObjectContents(Contents):
 
         obstore.put(self._client, name, content, use_multipart=False)
 
-    def delete(self, name: str) -> None:
+    def delete(self, *names: str) -> None:
         import obstore
 
-        obstore.delete(self._client, name)
+        obstore.delete(self._client, names)
 
 
 class FolderContents(Contents):
@@ -331,12 +332,13 @@ class FolderContents(Contents):
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / name).write_bytes(content)
 
-    def delete(self, name: str) -> None:
-        path = self.folder / name
-        path.unlink()
-        while path.parent != self.folder and not any(path.parent.iterdir()):
-            path = path.parent
-            path.rmdir()
+    def delete(self, *names: str) -> None:
+        for name in names:
+            path = self.folder / name
+            path.unlink()
+            while path.parent != self.folder and not any(path.parent.iterdir()):
+                path = path.parent
+                path.rmdir()
 
 
 class StoreKind(ABC):
@@ -539,8 +541,7 @@ class Store:
         """Remove all files, and let nothing go wrong any more."""
         self.faults.end()
         self.faults.seen.clear()
-        for name in self.contents.names():
-            self.contents.delete(name)
+        self.contents.delete(*self.contents.names())
 
 
 @contextmanager
