@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,8 +15,12 @@ import pytest
 from onnx import numpy_helper
 
 import tests.workshop  # noqa: F401  puts scripts/ on the path
+from tests.cli.entry_point import json_of, run_onnxtool
 
 import check_cuda  # isort: skip
+import cuda_steps  # isort: skip
+from harness import steps  # isort: skip
+from harness.steps import Outcome, Step, run_step  # isort: skip
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no groups of processes to kill")
 SCRIPTS = Path(check_cuda.__file__).parent
@@ -129,35 +134,49 @@ def test_a_missing_gpu_is_one_error(
     assert not (tmp_path / "work").exists()
 
 
-def dry_run(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "check_cuda.py"), "--work", str(work), "--device", "cpu", *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run each step, and the commands that it runs, in this process: in one of their own each imports PyTorch."""
+
+    def start(step: Step, folder: Path, stamp: Mapping[str, str], _command: Sequence[str], _seconds: float) -> Outcome:
+        run_step(step, folder, stamp)
+        return Outcome(step, "ok", steps._read(step, folder, stamp))
+
+    def run_command(*words: object) -> dict[str, Any]:
+        return json_of(run_onnxtool(tmp_path, *map(str, words), "--format", "json", "--quiet"))
+
+    monkeypatch.setattr(steps, "_start", start)
+    monkeypatch.setattr(cuda_steps, "onnxtool", run_command)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
 
 @pytest.mark.slow
-def test_the_dry_run_passes_and_continues_and_finds_a_damaged_file(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.filterwarnings("ignore")  # of PyTorch and transformers, as the script does
+def test_the_dry_run_passes_and_continues_and_finds_a_damaged_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The damaged file is found by comparing its vectors with PyTorch's, and by nothing else: no other step runs."""
-    done = dry_run(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "\n11 steps, 0 problems" in done.stdout
+    words = ["--work", str(tmp_path), "--device", "cpu"]
+    assert check_cuda.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "\n11 steps, 0 problems" in printed
     for table in ("pytorch", "export", "optimize", "infer", "benchmark", "corpus", "compiled", "trainer", "artifacts"):
-        assert f"### {table}\n" in done.stdout
-    assert "- bf16: left out, CPUs compute in float32" in done.stdout
+        assert f"### {table}\n" in printed
+    assert "- bf16: left out, CPUs compute in float32" in printed
 
     results = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
+    damaged = tmp_path / "results" / "infer-fp32.json"
     assert len(results) == 11
-    again = dry_run(tmp_path)
-    assert again.returncode == 0
-    assert again.stderr.count(": ok, kept\n") == 11
-    assert all(path.read_bytes() == result for path, result in results.items())
-
     damage(tmp_path / "optimized-fp32.onnx")
-    wrong = dry_run(tmp_path, "--again", "infer-fp32")
+    command = [sys.executable, check_cuda.__file__, *words, "--again", "infer-fp32"]
+    wrong = subprocess.run(command, capture_output=True, text=True, check=False)
     assert wrong.returncode == 1
     assert "WRONG infer-fp32: optimized-fp32: 1 - cosine is" in wrong.stdout
     assert "at most 1e-06 is allowed" in wrong.stdout
     assert wrong.stderr.count(": ok, kept\n") == 10
-    assert json.loads((tmp_path / "results" / "infer-fp32.json").read_text("utf-8"))["result"]["wrong"]
+    assert json.loads(damaged.read_text("utf-8"))["result"]["wrong"]
+    assert all(path.read_bytes() == result for path, result in results.items() if path != damaged)
 
 
 def damage(file: Path) -> None:

@@ -16,11 +16,26 @@ pytestmark = [
 ]
 
 
+def example_in(repository: Path, request: pytest.FixtureRequest) -> Path:
+    """Copy the folder of the example that the test is named after into a repository."""
+    name = request.node.name.removeprefix("test_")
+    return Path(shutil.copytree(ROOT / "examples" / name, repository / "examples" / name))
+
+
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, reader: Path) -> Path:
-    """The folder of the example that the test is named after, in a repository with the reader's models."""
-    name = request.node.name.removeprefix("test_")
-    return Path(shutil.copytree(ROOT / "examples" / name, reader / "examples" / name))
+    """The folder of the example, in a repository with the reader's models."""
+    return example_in(reader, request)
+
+
+@pytest.fixture
+def shallow_folder(request: pytest.FixtureRequest, minilm: Path, tmp_path: Path) -> Path:
+    """The folder of the example, in a repository whose MiniLM has a layer of six: enough to learn from a few texts."""
+    from transformers import BertModel
+
+    checkpoint = Path(shutil.copytree(minilm, tmp_path / "models" / "checkpoints" / "all-MiniLM-L6-v2"))
+    BertModel.from_pretrained(minilm, num_hidden_layers=1).save_pretrained(checkpoint)
+    return example_in(tmp_path, request)
 
 
 def test_release(folder: Path) -> None:
@@ -35,20 +50,22 @@ def test_release(folder: Path) -> None:
     assert "tiny-encoder" not in planned
 
 
-def test_fine_tune(folder: Path) -> None:
+def test_fine_tune(shallow_folder: Path) -> None:
     """The classifier learns its task in the steps of the README, is exported, and gives the label that it learned."""
-    run_console(folder / "README.md", folder, {})
+    run_console(shallow_folder / "README.md", shallow_folder, {})
     text = "to be honest the soup was not worth the trip"
-    printed = run_command(f"onnxtool infer --model_path classifier-optimized.onnx --text '{text}' --top_k 1", folder)
+    printed = run_command(
+        f"onnxtool infer --model_path classifier-optimized.onnx --text '{text}' --top_k 1", shallow_folder
+    )
     assert "negative" in printed
 
 
-def test_train_splade(folder: Path) -> None:
+def test_train_splade(shallow_folder: Path) -> None:
     """A sparse encoder of two steps is exported with its head, and a text's own words are among its terms."""
-    shutil.copytree(ROOT / "scripts", folder.parents[1] / "scripts", dirs_exist_ok=True)
-    run_console(folder / "README.md", folder, {})
+    shutil.copytree(ROOT / "scripts", shallow_folder.parents[1] / "scripts", dirs_exist_ok=True)
+    run_console(shallow_folder / "README.md", shallow_folder, {})
     text = "copy the files of a directory"
-    printed = run_command(f"onnxtool infer --model_path splade-int8.onnx --text '{text}' --top_k 8", folder)
+    printed = run_command(f"onnxtool infer --model_path splade-int8.onnx --text '{text}' --top_k 8", shallow_folder)
     assert "directory" in printed
     assert "copy" in printed
 
