@@ -13,12 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file.wire import Structure, encode_metadata, read_nodes, read_structure
 from tests.graphs import identity, make_model, value
-
-
-def read(model: Any, folder: Path) -> Structure:
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return read_structure(path)
+from tests.model_file.protobuf import read
 
 
 def graphs_of(graph: Any) -> Iterator[Any]:

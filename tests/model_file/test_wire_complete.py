@@ -12,14 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.wire import Structure, read_nodes, read_structure
+from onnxtool.model_file.wire import read_nodes, read_structure
 from tests.graphs import external_tensor, identity, make_addition, make_model, value
-
-
-def read(model: Any, folder: Path) -> Structure:
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return read_structure(path)
+from tests.model_file.protobuf import field, read
 
 
 def test_functions_have_their_own_opsets_and_nodes(tmp_path: Path) -> None:
@@ -109,8 +104,8 @@ def test_attributes_hold_tensors_of_every_kind(tmp_path: Path) -> None:
 def test_dims_of_a_sparse_initializer_may_be_packed(tmp_path: Path) -> None:
     """Both encodings that protobuf allows."""
     values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
-    packed = _field(1, values.SerializeToString()) + _field(3, b"\x0a\xac\x02")
-    data = make_model([identity("n")]).SerializeToString() + _field(7, _field(15, packed))
+    packed = field(1, values.SerializeToString()) + field(3, b"\x0a\xac\x02")
+    data = make_model([identity("n")]).SerializeToString() + field(7, field(15, packed))
     (tmp_path / "model.onnx").write_bytes(data)
     assert list(onnx.load(tmp_path / "model.onnx").graph.sparse_initializer[0].dims) == [10, 300]
     assert read_structure(tmp_path / "model.onnx").sparse_dims == {"sparse": (10, 300)}
@@ -120,9 +115,9 @@ def test_dims_of_a_sparse_initializer_may_be_packed(tmp_path: Path) -> None:
 def test_headers_may_lie_across_the_end_of_what_is_read_at_once(tmp_path: Path, shift: int) -> None:
     """Small nodes, moved byte by byte, so that each byte of a header is the last one of a window once."""
     node = onnx.NodeProto(op_type="Relu", input=["x"])
-    data = make_model([identity("n")]).SerializeToString() + _field(3, b"v" * shift)
+    data = make_model([identity("n")]).SerializeToString() + field(3, b"v" * shift)
     path = tmp_path / "model.onnx"
-    path.write_bytes(data + _field(7, _field(1, node.SerializeToString()) * 15_000))
+    path.write_bytes(data + field(7, field(1, node.SerializeToString()) * 15_000))
     assert read_structure(path).ops == {"Relu": 15_000, "Identity": 1}
     assert sum(node.op_type == "Relu" for node in read_nodes(path)) == 15_000
 
@@ -163,20 +158,12 @@ def test_what_follows_a_payload_of_any_size_is_read(tmp_path: Path, far: int) ->
     # The name behind the payload, as a writer may order fields.
     graph += TensorProto(name="behind").SerializeToString()
     data = model.SerializeToString()
-    encoded = _field(7, _field(5, graph) + _field(1, identity("last").SerializeToString()))
+    encoded = field(7, field(5, graph) + field(1, identity("last").SerializeToString()))
     (tmp_path / "model.onnx").write_bytes(data + encoded)
     found = read_structure(tmp_path / "model.onnx")
     assert [item.name for item in found.initializers] == [tensor.name, "behind"]
     assert found.initializers[1].size_bytes == far
     assert found.ops == {"Add": 1, "Identity": 1}
-
-
-def _field(number: int, content: bytes) -> bytes:
-    length, encoded = len(content), bytearray()
-    while length >= 0x80:
-        encoded.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([number << 3 | 2, *encoded, length]) + content
 
 
 def test_texts_that_are_not_kept_are_no_reason_to_refuse(tmp_path: Path) -> None:

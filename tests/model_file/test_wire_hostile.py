@@ -17,6 +17,7 @@ from onnx import TensorProto
 from onnxtool.errors import ModelFileError
 from onnxtool.model_file.wire import read_structure
 from tests.graphs import external_tensor, identity, make_model, refer_to, value
+from tests.model_file.protobuf import field
 
 MODEL: bytes = make_model([identity("n")]).SerializeToString()
 MAX_MIB = 100
@@ -35,19 +36,6 @@ except SystemExit as stopped:
     (peak,) = [int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")]
     print(json.dumps([stopped.code, peak, time.process_time()]), file=sys.stderr)
 """
-
-
-def field(number: int, content: bytes) -> bytes:
-    length, encoded = len(content), bytearray()
-    while length >= 0x80:
-        encoded.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes([*_tag(number), *encoded, length]) + content
-
-
-def _tag(number: int) -> bytes:
-    tag = number << 3 | 2
-    return bytes([tag]) if tag < 0x80 else bytes([tag & 0x7F | 0x80, tag >> 7])
 
 
 def nested(depth: int) -> bytes:

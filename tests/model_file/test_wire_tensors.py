@@ -9,17 +9,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.model_file.wire import DTYPE_NAMES, ExternalData, Structure, read_structure
+from onnxtool.model_file.wire import DTYPE_NAMES, ExternalData, read_structure
 from tests.graphs import external_tensor, identity, make_model, value
+from tests.model_file.protobuf import field, read, varint
 
 # Every dtype whose elements onnx can make from numbers.
 DTYPES = [number for name, number in TensorProto.DataType.items() if name not in ("UNDEFINED", "STRING")]
-
-
-def read(model: Any, folder: Path) -> Structure:
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return read_structure(path)
 
 
 def test_a_sparse_initializer_counts_with_its_values(tmp_path: Path) -> None:
@@ -69,8 +64,7 @@ def test_dims_are_read_packed_and_unpacked(tmp_path: Path) -> None:
     assert [list(item.dims) for item in parsed] == [[2, 300], [2, 300]]
     for encoded in (unpacked, packed):
         # A field of the graph that comes after the others: initializer is number 5, and the graph is merged.
-        graph = b"\x2a" + bytes([len(encoded)]) + encoded
-        data = make_model([identity("n")]).SerializeToString() + b"\x3a" + bytes([len(graph)]) + graph
+        data = make_model([identity("n")]).SerializeToString() + field(7, field(5, encoded))
         (tmp_path / "model.onnx").write_bytes(data)
         (found,) = read_structure(tmp_path / "model.onnx").initializers
         assert found.dims == (2, 300)
@@ -115,12 +109,11 @@ def test_external_length_follows_from_the_dims_where_it_is_left_out(tmp_path: Pa
 def test_a_file_beyond_the_limit_of_protobuf_is_read(tmp_path: Path) -> None:
     """Three gigabytes of weights, most of them a hole in the file, are skipped and not read."""
     size_bytes = 3 << 30
-    varint = bytes([0x80, 0x80, 0x80, 0x80, 0x0C])
     tensor = TensorProto(name="w", data_type=TensorProto.UINT8, dims=[size_bytes]).SerializeToString()
-    head = tensor + b"\x4a" + varint
+    head = tensor + b"\x4a" + varint(size_bytes)
     lengths = [len(head) + size_bytes]
     lengths.append(1 + 5 + lengths[0])
-    encoded = [_encode_varint(length) for length in lengths]
+    encoded = [varint(length) for length in lengths]
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.write(make_model([identity("n")]).SerializeToString())
@@ -128,11 +121,3 @@ def test_a_file_beyond_the_limit_of_protobuf_is_read(tmp_path: Path) -> None:
         file.truncate(file.tell() + size_bytes)
     (tensor_read,) = read_structure(path).initializers
     assert (tensor_read.name, tensor_read.size_bytes) == ("w", size_bytes)
-
-
-def _encode_varint(number: int) -> bytes:
-    encoded = bytearray()
-    while number >= 0x80:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*encoded, number])
