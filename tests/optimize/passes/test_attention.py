@@ -30,6 +30,7 @@ from tests.optimize.attention.graphs import (
 )
 from tests.optimize.passes.builders import (
     Arrays,
+    Graph,
     Row,
     apply,
     assert_left_alone,
@@ -37,6 +38,7 @@ from tests.optimize.passes.builders import (
     build,
     count,
     normal,
+    of_text,
     operators,
     run,
 )
@@ -84,11 +86,6 @@ def assert_same_on_real_tokens(model: ir.Model, feeds: Arrays) -> None:
 def test_a_mask_keeps_its_numbers(masking: str) -> None:
     """On rows that are padded on either side, have a hole, and are whole."""
     assert_same_on_real_tokens(attention_graph(MASKINGS[masking]), ragged_feeds())
-
-
-def test_two_masks_by_which_padding_sees_later_keys_are_left_alone() -> None:
-    """What is later has a higher score than padding then, before a text; no fused operator computes that."""
-    assert_left_alone(attention, attention_graph(MASKINGS[SEES_LATER]), "see later keys")
 
 
 @pytest.mark.parametrize("masking", [name for name in MASKINGS if name != SEES_LATER])
@@ -230,11 +227,6 @@ def test_layers_share_the_mask_that_they_read() -> None:
     )
     assert apply(attention, model).num_changes == 2
     assert (count(model, "Cast"), count(model, "Attention", "com.microsoft")) == (1, 2)
-
-
-def test_the_metadata_stays() -> None:
-    """The pass writes into the graph alone; the names of outputs and the dtypes stay as well."""
-    assert_same_numbers(attention, attention_graph(), {**ragged_feeds()})
 
 
 @pytest.mark.parametrize(
@@ -594,45 +586,6 @@ def test_an_attention_of_onnx_may_have_its_heads_in_one_axis(attributes: str) ->
     assert operators(model) == ["MultiHeadAttention"]
 
 
-def test_scores_of_an_attention_of_onnx_that_are_an_output_are_kept() -> None:
-    """A fused operator has none."""
-    outputs = "(float[B, 2, S, 4] y, float[B, 2, S, S] scores)"
-    model = build(f"g ({HEADS}) => {outputs} {{ y, , , scores = Attention (q, k, v) }}", opset=23)
-    assert_left_alone(attention, model, "whose scores are read elsewhere")
-
-
-@pytest.mark.parametrize(
-    ("given", "body", "note"),
-    [
-        (
-            HEADS,
-            "w = Cast <to=10> (v) y = Attention (q, k, w)",
-            "values of dtype float16, and queries of dtype float32",
-        ),
-        (f"{HEADS}, float16[S, S] m", "y = Attention (q, k, v, m)", "a mask of dtype float16"),
-        (
-            HEADS,
-            (
-                "t = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax (s) r = Cast <to=10> (p) "
-                "w = Cast <to=10> (v) y = MatMul(r, w)"
-            ),
-            "values of dtype float16, and queries of dtype float32",
-        ),
-    ],
-    ids=["values", "mask", "values behind a Softmax"],
-)
-def test_an_attention_of_several_dtypes_is_left_alone(given: str, body: str, note: str) -> None:
-    """The fused operators have one."""
-    assert_left_alone(attention, build(f"g ({given}) => (y) {{ {body} }}", opset=23), note)
-
-
-def test_values_that_are_weighted_inside_a_branch_are_left_alone() -> None:
-    """Nothing of the main graph can take the place of what stands in a branch."""
-    branches = "then_branch = a () => (float c) { c = MatMul(p, v) }, else_branch = b () => (float n) { n = Neg(v) }"
-    body = f"t = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax (s) y = If <{branches}> (is)"
-    assert_left_alone(attention, build(f"g ({HEADS}, bool is) => (y) {{ {body} }}"), "probabilities that")
-
-
 PAST = "float[2, B, 2, P, 4] past"
 STACKED = (
     "k1 = Gather <axis=0> (past, zero_index) v1 = Gather <axis=0> (past, one_index) "
@@ -694,29 +647,6 @@ def test_an_attention_of_gpt2_with_a_cache_is_fused(cache: str, masked: bool) ->
     assert fused_node(model).op_type == "MultiHeadAttention"
 
 
-@pytest.mark.parametrize(
-    ("attributes", "inputs", "note"),
-    [
-        ("<softcap=5.0>", HEADS, "capped by a Tanh"),
-        ("", HEADS.replace("2, S, 4] k", "1, S, 4] k").replace("2, S, 4] v", "1, S, 4] v"), "fewer heads"),
-        ("", HEADS.replace("2, S, 4]", "N, S, 4]"), "number of heads that is not known"),
-        ("", HEADS.replace("float", "double"), "dtype float64"),
-    ],
-)
-def test_an_attention_of_onnx_that_has_no_like_is_left_alone(attributes: str, inputs: str, note: str) -> None:
-    """With the reason."""
-    body = f"y = Attention {attributes} (q, k, v)"
-    output = "double" if "double" in inputs else "float"
-    model = build(f"g ({inputs}) => ({output}[B, 2, S, 4] y) {{ {body} }}", opset=23)
-    assert_left_alone(attention, model, note)
-
-
-def test_causal_queries_that_are_fewer_than_the_keys_are_left_alone() -> None:
-    """ONNX counts their places from the first key on, onnxruntime back from the last."""
-    keys = HEADS.replace("S, 4] k", "L, 4] k").replace("S, 4] v", "L, 4] v")
-    assert_left_alone(attention, of_operator("<is_causal=1>", inputs=keys), "as many queries as keys")
-
-
 TANH = "scores = MatMul(q, k) fifth = Mul(scores, half) bent = Tanh(fifth) scaled = Mul(bent, five)"
 REFUSALS = {
     "another axis": ("nothing", SCORES, WEIGHTING.replace("-1", "1"), "a Softmax over another axis than the last"),
@@ -765,10 +695,16 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
-def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
-    """With the reason in the note, where its probabilities weight anything."""
-    masking, scores, weighting, reason = REFUSALS[refusal]
+def test_scores_that_are_read_elsewhere_stay_beside_the_fused_operator() -> None:
+    """Their product is computed twice then, and the numbers are the same."""
+    model = attention_graph(outputs="float[B, S, 8] y, float[B, 2, S, S] scaled")
+    assert_same_numbers(attention, model, ragged_feeds())
+    assert sorted(operators(model)).count("Attention") == 1
+
+
+def refused(refusal: str) -> ir.Model:
+    """Return a model of what is no plain attention."""
+    masking, scores, weighting, _ = REFUSALS[refusal]
     constants = {
         "five": np.array(5.0, np.float32),
         "zero": np.array(0.0, np.float32),
@@ -781,59 +717,105 @@ def test_what_is_no_plain_attention_is_left_alone(refusal: str) -> None:
         "three": np.array([3]),
     }
     inputs = "float[2, 5, 8] x, int64[2, 5] attention_mask"
-    model = attention_graph(
+    return attention_graph(
         MASKINGS[masking], scores=scores, weighting=weighting, inputs=inputs, outputs="float y", constants=constants
     )
-    assert_left_alone(attention, model, f"1 left alone: {reason}" if reason else "")
 
 
-@pytest.mark.parametrize(
-    ("beside", "reason"),
-    [("p", "are read elsewhere as well"), ("c2 = MatMul(p, k3)", "weight several tensors of values")],
-    ids=["an output", "weights twice"],
+def of_onnx(graph: str) -> Graph:
+    """Return the builder of a graph with an operator of opset 23."""
+    return of_text(graph, opset=23)
+
+
+LONGER_KEYS = HEADS.replace("S, 4] k", "L, 4] k").replace("S, 4] v", "L, 4] v")
+ONE_HEAD = HEADS.replace("2, S, 4] k", "1, S, 4] k").replace("2, S, 4] v", "1, S, 4] v")
+DOUBLES = HEADS.replace("float", "double")
+TO_SOFTMAX = "t = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, t) p = Softmax (s)"
+IN_A_BRANCH = (
+    "y = If <then_branch = a () => (float c) { c = MatMul(p, v) }, else_branch = b () => (float n) { n = Neg(v) }> (is)"
 )
-def test_probabilities_that_are_read_elsewhere_have_to_be_there(beside: str, reason: str) -> None:
-    """A fused operator has none."""
-    weighting, outputs = WEIGHTING, "float[B, S, 8] y, float[B, 2, S, S] p"
-    if beside != "p":
-        weighting += f" k3 = Transpose <perm=[0, 1, 3, 2]> (k) {beside}"
-        outputs = "float[B, S, 8] y, float[B, 2, S, 4] c2"
-    model = attention_graph(weighting=weighting, outputs=outputs)
-    assert_left_alone(attention, model, f"1 left alone: probabilities that {reason}")
-
-
-def test_scores_that_are_read_elsewhere_stay_beside_the_fused_operator() -> None:
-    """Their product is computed twice then, and the numbers are the same."""
-    model = attention_graph(outputs="float[B, S, 8] y, float[B, 2, S, S] scaled")
-    assert_same_numbers(attention, model, ragged_feeds())
-    assert sorted(operators(model)).count("Attention") == 1
-
-
-def test_a_softmax_that_classifies_is_no_attention() -> None:
-    """It weights nothing, and there is nothing to say about it."""
-    model = build("g (float[B, S, 8] x) => (float[B, S, 8] y) { y = Softmax <axis=-1> (x) }")
-    assert_left_alone(attention, model)
-
-
-def test_doubles_are_left_alone() -> None:
-    """Onnxruntime's operators have no float64."""
-    heads = HEADS.replace("float", "double")
-    body = "k5 = Transpose <perm=[0, 1, 3, 2]> (k) s = MatMul(q, k5) p = Softmax <axis=-1> (s) y = MatMul(p, v)"
-    model = build(f"g ({heads}) => (double[B, 2, S, 4] y) {{ {body} }}")
-    assert_left_alone(attention, model, "queries of dtype float64")
-
-
-def test_scores_of_one_side_are_no_attention() -> None:
-    """A learned mixing of tokens has a weight where the keys would be."""
-    text = (
-        "g (float[3, 2, 5, 4] q, float[3, 2, 5, 4] v) => (float y) { s = MatMul(q, w) p = Softmax(s) y = MatMul(p, v) }"
-    )
-    model = build(text, {"w": normal(4, 5)})
-    assert_left_alone(attention, model, "keys whose heads cannot be told apart")
-
-
+HALF = "values of dtype float16, and queries of dtype float32"
+STAYS: dict[str, tuple[Graph, str]] = {
+    **{
+        refusal: (partial(refused, refusal), f"1 left alone: {reason}" if reason else "")
+        for refusal, (*_, reason) in REFUSALS.items()
+    },
+    # What is later has a higher score than padding then, before a text; no fused operator computes that.
+    "two masks by which padding sees later keys": (
+        partial(attention_graph, MASKINGS[SEES_LATER]),
+        "see later keys",
+    ),
+    # A fused operator has no probabilities.
+    "probabilities that are an output": (
+        partial(attention_graph, outputs="float[B, S, 8] y, float[B, 2, S, S] p"),
+        "1 left alone: probabilities that are read elsewhere as well",
+    ),
+    "probabilities that weight twice": (
+        partial(
+            attention_graph,
+            weighting=f"{WEIGHTING} k3 = Transpose <perm=[0, 1, 3, 2]> (k) c2 = MatMul(p, k3)",
+            outputs="float[B, S, 8] y, float[B, 2, S, 4] c2",
+        ),
+        "1 left alone: probabilities that weight several tensors of values",
+    ),
+    # Nothing of the main graph can take the place of what stands in a branch.
+    "values that are weighted in a branch": (
+        of_text(f"g ({HEADS}, bool is) => (float[B, 2, S, 4] y) {{ {TO_SOFTMAX} {IN_A_BRANCH} }}"),
+        "probabilities that",
+    ),
+    "a Softmax that classifies": (
+        of_text("g (float[B, S, 8] x) => (float[B, S, 8] y) { y = Softmax <axis=-1> (x) }"),
+        "",
+    ),
+    "doubles": (
+        of_text(f"g ({DOUBLES}) => (double[B, 2, S, 4] y) {{ {TO_SOFTMAX} y = MatMul(p, v) }}"),
+        "queries of dtype float64",
+    ),
+    # A learned mixing of tokens has a weight where the keys would be.
+    "scores of one side": (
+        of_text(
+            "g (float[3, 2, 5, 4] q, float[3, 2, 5, 4] v) => (float y) "
+            "{ s = MatMul(q, w) p = Softmax(s) y = MatMul(p, v) }",
+            {"w": normal(4, 5)},
+        ),
+        "keys whose heads cannot be told apart",
+    ),
+    # The fused operators have one dtype.
+    "values behind a Softmax of another dtype": (
+        of_onnx(f"g ({HEADS}) => (y) {{ {TO_SOFTMAX} r = Cast <to=10> (p) w = Cast <to=10> (v) y = MatMul(r, w) }}"),
+        HALF,
+    ),
+    "ONNX's, values of another dtype": (
+        of_onnx(f"g ({HEADS}) => (y) {{ w = Cast <to=10> (v) y = Attention (q, k, w) }}"),
+        HALF,
+    ),
+    "ONNX's, a mask of another dtype": (
+        of_onnx(f"g ({HEADS}, float16[S, S] m) => (y) {{ y = Attention (q, k, v, m) }}"),
+        "a mask of dtype float16",
+    ),
+    "ONNX's, scores that are an output": (
+        of_onnx(f"g ({HEADS}) => (float[B, 2, S, 4] y, float[B, 2, S, S] s) {{ y, , , s = Attention (q, k, v) }}"),
+        "whose scores are read elsewhere",
+    ),
+    "ONNX's, capped": (partial(of_operator, "<softcap=5.0>"), "capped by a Tanh"),
+    "ONNX's, one head of keys": (partial(of_operator, inputs=ONE_HEAD), "fewer heads"),
+    "ONNX's, any number of heads": (
+        partial(of_operator, inputs=HEADS.replace("2, S, 4]", "N, S, 4]")),
+        "number of heads that is not known",
+    ),
+    "ONNX's, doubles": (
+        of_onnx(f"g ({DOUBLES}) => (double[B, 2, S, 4] y) {{ y = Attention (q, k, v) }}"),
+        "dtype float64",
+    ),
+    # ONNX counts their places from the first key on, onnxruntime back from the last.
+    "ONNX's, fewer causal queries than keys": (
+        partial(of_operator, "<is_causal=1>", inputs=LONGER_KEYS),
+        "as many queries as keys",
+    ),
+}
 ROW = Row(
     attention,
     {name: partial(attention_graph, masking) for name, masking in MASKINGS.items() if name != SEES_LATER},
+    stays=STAYS,
     atol=None,
 )
