@@ -22,6 +22,7 @@ from onnxtool.checkpoint.sentence_modules import (
     VECTOR,
     SentenceModules,
     StoredModule,
+    as_list,
     as_object,
     positive,
 )
@@ -140,7 +141,7 @@ def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> Sentenc
         OnnxtoolError: a file is malformed.
     """
     if not modules.modules:
-        is_stanford = _STANFORD in _as_list(files.read("config.json").get("architectures"))
+        is_stanford = _STANFORD in as_list(files.read("config.json").get("architectures"))
         return _of_stanford(files) if is_stanford else modules
     stated = modules.encoder_class
     is_unnamed = stated in ("", "SentenceTransformer") and _is_pylate(modules, files)
@@ -149,7 +150,7 @@ def as_multi_vector(modules: SentenceModules, files: CheckpointFiles) -> Sentenc
 
 def _is_pylate(modules: SentenceModules, files: CheckpointFiles) -> bool:
     """Whether PyLate wrote a checkpoint that does not name its class."""
-    types = [as_object(entry).get("type") for entry in _as_list(files.read_json(MODULES_NAME))]
+    types = [as_object(entry).get("type") for entry in as_list(files.read_json(MODULES_NAME))]
     return "query_prefix" in modules.encoder or any(str(name).startswith("pylate.") for name in types)
 
 
@@ -250,7 +251,3 @@ def _text(files: CheckpointFiles, name: str, key: str, value: Json) -> str:
     if not isinstance(value, str | None):
         raise files.malformed(name, f"{key} is {value!r}, which is not a text")
     return value or ""
-
-
-def _as_list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []

@@ -186,31 +186,24 @@ def require_no_routes(modules: SentenceModules, files: CheckpointFiles) -> None:
         )
 
 
-def require_known_settings(modules: SentenceModules, files: CheckpointFiles) -> None:
+def require_known_settings(modules: SentenceModules, files: CheckpointFiles, *, of_sides: bool = False) -> None:
     """Refuse unsupported settings of the transformer module and the encoder.
 
     Settings of the modules after it are checked when each is read.
 
-    Raises:
-        OnnxtoolError: there is one that changes the answer.
-    """
-    _require(modules, files, _follows_task)
-
-
-def require_known_settings_of_sides(modules: SentenceModules, files: CheckpointFiles) -> None:
-    """Refuse unsupported settings of a dual encoder, whose sides are exported separately.
+    Args:
+        modules: the checkpoint's modules.
+        files: the checkpoint, for errors.
+        of_sides: whether it is a dual encoder, whose sides are exported separately.
 
     Raises:
         OnnxtoolError: there is one that changes the answer.
     """
-    _require(modules, files, _follows_side)
-
-
-def _require(modules: SentenceModules, files: CheckpointFiles, follows: _Follows) -> None:
     if not modules.modules:  # sentence-transformers reads none of these files in this case either
         return
     require_no_routes(modules, files)
     kind = modules.modules[0].kind
+    follows = _follows_side if of_sides else _follows_task
     unknown = list(_unknown_settings(modules, TRANSFORMERS[kind], follows)) if kind in TRANSFORMERS else []
     if unknown:
         raise files.refuse(f"{files.label} has settings that onnxtool does not support: {'; '.join(unknown)}")

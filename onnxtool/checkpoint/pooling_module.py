@@ -13,6 +13,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -91,16 +92,10 @@ def largest(values: Floats, mask: Mask) -> Floats:
     return np.stack([row[valid].max(axis=0, initial=-np.inf) for row, valid in zip(values, mask, strict=True)])
 
 
-def _sum(states: Floats, mask: NDArray[Any]) -> Floats:
-    return np.asarray(np.einsum("bsh,bs->bh", states, mask.astype(states.dtype)))
-
-
-def _mean(states: Floats, mask: NDArray[Any]) -> Floats:
-    return np.asarray(_sum(states, mask) / np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM))
-
-
-def _mean_by_root(states: Floats, mask: NDArray[Any]) -> Floats:
-    return np.asarray(_sum(states, mask) / np.sqrt(np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)))
+def _mean(states: Floats, mask: NDArray[Any], *, root: bool = False) -> Floats:
+    total = np.einsum("bsh,bs->bh", states, mask.astype(states.dtype))
+    count = np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)
+    return np.asarray(total / (np.sqrt(count) if root else count))
 
 
 def _first(states: Floats, mask: NDArray[Any]) -> Floats:
@@ -112,22 +107,11 @@ def _last(states: Floats, mask: NDArray[Any]) -> Floats:
     return np.asarray(states[np.arange(len(states)), last] * mask.any(axis=1, keepdims=True))
 
 
-def _build_sum(build: Builder, states: Value, real: Value) -> Value:
-    return build.reduce("ReduceSum", build.op("Mul", states, build.as_weights(real)))
-
-
-def _build_division(build: Builder, total: Value, weights: Value, *, root: bool = False) -> Value:
-    """Divide [B, H] by the sum of weights [B, S], or by its square root."""
-    count = build.op("Max", build.reduce("ReduceSum", weights, keepdims=1), build.number(_SMALLEST_SUM))
+def _build_mean(build: Builder, states: Value, real: Value, *, root: bool = False) -> Value:
+    """Divide the sum over tokens by the sum of weights [B, S], or by its square root."""
+    total = build.reduce("ReduceSum", build.op("Mul", states, build.as_weights(real)))
+    count = build.op("Max", build.reduce("ReduceSum", real, keepdims=1), build.number(_SMALLEST_SUM))
     return build.op("Div", total, build.op("Sqrt", count) if root else count)
-
-
-def _build_mean(build: Builder, states: Value, real: Value) -> Value:
-    return _build_division(build, _build_sum(build, states, real), real)
-
-
-def _build_mean_by_root(build: Builder, states: Value, real: Value) -> Value:
-    return _build_division(build, _build_sum(build, states, real), real, root=True)
 
 
 def _build_largest(build: Builder, states: Value, real: Value) -> Value:
@@ -151,10 +135,6 @@ def _mean_in_torch(torch: Any, states: Any, mask: Any, *, root: bool = False) ->
     return (states * real).sum(dim=1) / (count.sqrt() if root else count)
 
 
-def _mean_by_root_in_torch(torch: Any, states: Any, mask: Any) -> Any:
-    return _mean_in_torch(torch, states, mask, root=True)
-
-
 def _largest_in_torch(torch: Any, states: Any, mask: Any) -> Any:
     return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).max(dim=1).values
 
@@ -174,7 +154,10 @@ POOLING_MODES: dict[str, PoolingMode] = {
     "max": PoolingMode("pooling_mode_max_tokens", largest, _build_largest, _largest_in_torch),
     "mean": PoolingMode("pooling_mode_mean_tokens", _mean, _build_mean, _mean_in_torch),
     "mean_sqrt_len_tokens": PoolingMode(
-        "pooling_mode_mean_sqrt_len_tokens", _mean_by_root, _build_mean_by_root, _mean_by_root_in_torch
+        "pooling_mode_mean_sqrt_len_tokens",
+        partial(_mean, root=True),
+        partial(_build_mean, root=True),
+        partial(_mean_in_torch, root=True),
     ),
     # Muennighoff, 2022, arXiv:2202.08904.
     "weightedmean": PoolingMode(
@@ -329,13 +312,13 @@ class PoolingModule(ABC):
     keys: ClassVar[frozenset[str] | None] = None
 
     @classmethod
-    @abstractmethod
     def read(cls, stored: StoredModule) -> PoolingModule:
         """Read settings and weights.
 
         Raises:
-            OnnxtoolError: they are not supported, or inconsistent.
+            OnnxtoolError: they are not supported, or inconsistent; or no library lists such a module.
         """
+        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is not a sentence-transformers module")
 
     @abstractmethod
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:

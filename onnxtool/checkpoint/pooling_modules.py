@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.checkpoint.module_settings import (
-    WEIGHTED,
-    require_known_settings,
-    require_known_settings_of_sides,
-    transformer_output,
-)
+from onnxtool.checkpoint.module_settings import WEIGHTED, require_known_settings, transformer_output
 from onnxtool.checkpoint.pooling_module import (
     ACTIVATIONS,
     POOLING_MODES,
@@ -529,7 +524,7 @@ def read_modules_of_sides(modules: SentenceModules) -> tuple[PoolingModule, ...]
     if not modules.modules:
         return ()
     files = modules.modules[0].files
-    require_known_settings_of_sides(modules, files)
+    require_known_settings(modules, files, of_sides=True)
     stored = [module for module in modules.modules if module.kind not in _NOT_COMPUTED]
     of_vectors = {kind for kind, module in _CLASSES.items() if not module.pools_tokens}
     others = sorted({module.kind for module in stored} - of_vectors)

@@ -186,6 +186,11 @@ def as_object(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, dict) else {}
 
 
+def as_list(value: Json) -> list[Json]:
+    """Return a JSON list, or an empty one for any other value."""
+    return value if isinstance(value, list) else []
+
+
 def is_number(value: Json) -> TypeGuard[float]:
     """Whether a value is a finite number that fits a float; JSON integers may have any length."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
@@ -230,7 +235,7 @@ def _read_routes(
     routes = {
         route: tuple(
             _stored(files, types.get(str(folder)), router.file(str(folder)) if folder else router.folder, name)
-            for folder in _as_list(folders)
+            for folder in as_list(folders)
         )
         for route, folders in as_object(settings.get("structure")).items()
     }
@@ -296,10 +301,6 @@ def _stored(files: CheckpointFiles, kind: Json, folder: Json, name: str) -> Stor
     # The transformer's folder is often the checkpoint's, where config.json belongs to the model.
     settings = files.read(f"{folder}/config.json") if folder else {}
     return StoredModule(class_name if is_known else kind, folder, settings, files)
-
-
-def _as_list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []
 
 
 def stays_inside(path: str) -> bool:

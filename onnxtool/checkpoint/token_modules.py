@@ -95,11 +95,6 @@ class ZeroPadding(PoolingModule):
 
     on_tokens = True
 
-    @classmethod
-    def read(cls, stored: StoredModule) -> ZeroPadding:
-        """It has no settings."""
-        return cls()
-
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
         """Return float [B, S, W]."""
         return values if mask is None else np.asarray(values * mask[..., None])
@@ -128,11 +123,6 @@ class LexicalWeights(PoolingModule):
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
-
-    @classmethod
-    def read(cls, stored: StoredModule) -> LexicalWeights:
-        """Refuse it: no library lists it among its modules; `export` reads FlagEmbedding's files."""
-        raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is not a sentence-transformers module")
 
     def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
         """Return float32 [B, S]."""

@@ -17,6 +17,7 @@ from onnxtool.checkpoint.sentence_modules import (
     ROUTER_NAME,
     TRANSFORMER_NAMES,
     TRANSFORMERS,
+    as_list,
     as_object,
 )
 from onnxtool.checkpoint.static_embeddings import SparseStaticEmbedding, require_same_tokens
@@ -94,7 +95,7 @@ class SentenceTransformers(Target):
                 "loads it",
                 "save it with save_pretrained of MultiVectorEncoder, and export what that wrote",
             )
-        routed = [str(as_object(entry).get("type")) for entry in _as_list(source.read_json(MODULES_NAME))]
+        routed = [str(as_object(entry).get("type")) for entry in as_list(source.read_json(MODULES_NAME))]
         if modules.query is None and any(name.endswith((".Router", ".Asym")) for name in routed):
             raise _refusal(f"{source.model_name} is a Router of several models, and a folder holds one of them")
         if use.kind == VERDICTS and not modules.modules:
@@ -140,7 +141,7 @@ class SentenceTransformers(Target):
         if not stored.modules:
             _write_modules(to.folder, kind, _default_pooling(kind, to.config))
         elif stored.query is None:
-            first, *behind = _as_list(files.read_json(MODULES_NAME))
+            first, *behind = as_list(files.read_json(MODULES_NAME))
             write_json(to.folder / MODULES_NAME, [{**as_object(first), "type": CLASS}, *behind])
         else:
             routes = files.read(ROUTER_NAME)
@@ -201,10 +202,6 @@ def _write_modules(folder: Path, kind: str, pooling: tuple[str, Mapping[str, Jso
         write_json(folder / path / "config.json", dict(settings))
         listed.append({"idx": 1, "name": "1", "path": path, "type": class_name})
     write_json(folder / MODULES_NAME, listed)
-
-
-def _as_list(value: Json) -> list[Json]:
-    return value if isinstance(value, list) else []
 
 
 TARGET = SentenceTransformers()
