@@ -174,7 +174,9 @@ class Staging:
     def data_name(self) -> str:
         """A name for external data that does not collide with the data of the existing model."""
         # A renamed graph refers to its data by the old name, so an existing file may still be in use.
-        return next(name for name in _data_names(self.output) if not (self.output.parent / name).exists())
+        first = f"{self.output.name}.data"
+        names = itertools.chain([first], (f"{first}.{number}" for number in itertools.count(2)))
+        return next(name for name in names if not (self.output.parent / name).exists())
 
 
 @contextmanager
@@ -196,18 +198,13 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
         root = output.parent
     # Named before it is made: a signal between the two must find a name to clean up.
     folder = CommitFolder(root, output.name)
-    try:
-        with _made(folder):
-            staging = Staging(folder.files, output, root, _locations_of(output))
-            staging.model_path.parent.mkdir(parents=True, exist_ok=True)
-            yield staging
-            check_interrupted()
-            with exclusive(root):
-                _commit(staging, folder, force=force)
-    except OSError as error:
-        if error.errno is None:  # not a disk failure: other libraries also derive their errors from OSError
-            raise
-        raise _output_write_error(output, error) from error
+    with _disk_failures(output), _made(folder):
+        staging = Staging(folder.files, output, root, _locations_of(output))
+        staging.model_path.parent.mkdir(parents=True, exist_ok=True)
+        yield staging
+        check_interrupted()
+        with exclusive(root):
+            _commit(staging, folder, force=force)
 
 
 def follow_link(output: Path) -> Path:
@@ -249,20 +246,15 @@ def check_writable(output: Path, *, force: bool) -> None:
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
     """
-    try:
-        target = follow_link(output)
-        recover(target)
-    except OSError as error:
-        raise _output_write_error(output, error) from error
+    with _disk_failures(output):
+        recover(follow_link(output))
     _check_free(output, force=force)
 
 
 def _check_free(output: Path, *, force: bool) -> None:
     target = follow_link(output)
-    try:
+    with _disk_failures(output):
         is_file, exists = target.is_file(), target.exists()
-    except OSError as error:
-        raise _output_write_error(output, error) from error
     if exists and not is_file:  # a rename would replace /dev/null
         raise OutputWriteError(
             f"cannot write {output}: it is not a regular file", "pass the file to write with --output"
@@ -299,15 +291,10 @@ def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], No
 
     if not existing.is_dir():
         return
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            write(folder)
-            _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise _output_write_error(output, error) from error
+    with _disk_failures(output), tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write(folder)
+        _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
 
 
 def write_text(output: Path, text: str, *, force: bool) -> None:
@@ -358,13 +345,8 @@ def scratch_folder(output: Path) -> Iterator[Path]:
         OutputWriteError: the disk is full, the folder cannot be written, …
     """
     folder = CommitFolder(output.parent, output.name)
-    try:
-        with _made(folder):
-            yield folder.files
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise _output_write_error(output, error) from error
+    with _disk_failures(output), _made(folder):
+        yield folder.files
 
 
 @contextmanager
@@ -392,13 +374,6 @@ def scratch_file(model: ir.Model, folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         inside = Path(name)
         yield save_model(model, Staging(inside, inside / "model.onnx", inside))
-
-
-def _data_names(output: Path) -> Iterator[str]:
-    """Yield the names that onnxtool uses for the external data of `output`."""
-    yield f"{output.name}.data"
-    for number in itertools.count(2):
-        yield f"{output.name}.data.{number}"
 
 
 def _locations_of(output: Path) -> tuple[str, ...]:
@@ -450,6 +425,17 @@ def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
 
 def _output_exists(output: Path) -> OutputExistsError:
     return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another --output")
+
+
+@contextmanager
+def _disk_failures(output: Path) -> Iterator[None]:
+    """Convert failures of the disk in the block to one error."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:  # not a disk failure: other libraries also derive their errors from OSError
+            raise
+        raise _output_write_error(output, error) from error
 
 
 def _output_write_error(output: Path, error: OSError) -> OutputWriteError:

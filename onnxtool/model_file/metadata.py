@@ -50,7 +50,6 @@ EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 produ
 REQUIRED = "required"
 
 _BLOCK = 1 << 20  # bytes read at a time
-_MAX_DEPTH = 32  # nesting of a record of steps; onnxtool's own are four deep
 
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:
@@ -107,13 +106,7 @@ def parse_steps(text: str) -> tuple[dict[str, Json], ...] | None:
         return None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         return None
-    return tuple(steps) if _is_shallow(steps, _MAX_DEPTH) else None
-
-
-def _is_shallow(value: Json, depth: int) -> bool:
-    """Whether lists and objects are nested no deeper than that, because serializing them recurses into each."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return depth > 0 and all(_is_shallow(item, depth - 1) for item in inner)
+    return tuple(steps)
 
 
 LICENSE_KEY = "onnxtool.license"

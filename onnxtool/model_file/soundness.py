@@ -37,11 +37,7 @@ def check_sound(path: Path, structure: Structure) -> None:
 def _check_names(path: Path, structure: Structure) -> None:
     defined = {info.name for info in structure.inputs}
     initializers, outputs = read_names(path)
-    for name in initializers:
-        if name in defined:
-            raise _unsound(path, f"the name {name[:60]!r} is defined twice")
-        defined.add(name)
-    for name in outputs:
+    for name in (*initializers, *outputs):
         if name in defined:
             raise _unsound(path, f"the name {name[:60]!r} is defined twice")
         defined.add(name)

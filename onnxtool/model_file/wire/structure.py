@@ -175,14 +175,7 @@ class _Reading:
 
     def check(self, position: int) -> None:
         """Refuse a file that was made to fill the memory."""
-        kept: tuple[Sized, ...] = (
-            self.initializers,
-            self.external,
-            self.inputs,
-            self.outputs,
-            self.ops,
-            self.quantization,
-        )
+        kept: list[Sized] = [self.initializers, self.external, self.inputs, self.outputs, self.ops, self.quantization]
         if max(map(len, kept)) > _MAX_KEPT:
             raise malformed(f"more than {_MAX_KEPT} tensors, values or operators", position)
 
@@ -211,11 +204,9 @@ def _read_model(data: Data) -> Structure:
             has_graph = True
             _read_graph(data, content, model, depth=0)
         elif field == "opset_import":
-            domain, version = _read_opset(data, content)
-            opsets[domain or ALIAS] = version
+            opsets.update([_read_opset(data, content)])
         elif field == "metadata_props":
-            key, value = read_entry(data, content)
-            metadata[key] = value
+            metadata.update([read_entry(data, content)])
         elif len(functions) + len(trainings) >= _MAX_FUNCTIONS:
             raise malformed(f"more than {_MAX_FUNCTIONS} functions", content[0])
         elif field == "functions":
@@ -282,8 +273,7 @@ def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
             case "metadata_props":
                 data.annotation_bytes += part[1] - part[0]
                 if depth == 0:
-                    key, value = read_entry(data, part)
-                    model.metadata[key] = value
+                    model.metadata.update([read_entry(data, part)])
             case "name" if depth == 0:
                 model.name = read_text(data, *part)
             case "input" | "output" if depth == 0:
@@ -298,8 +288,7 @@ def _read_graph(data: Data, place: Span, model: _Reading, depth: int) -> None:
                     if inner == "tensor_name":
                         name = content
                     else:
-                        key, tensor = read_entry(data, content)
-                        parameters[key] = tensor
+                        parameters.update([read_entry(data, content)])
                 model.quantization[name] = parameters
         model.check(part[0])
 
@@ -384,7 +373,7 @@ def _read_attribute(
 
 def _read_opset(data: Data, place: Span) -> tuple[str, int]:
     found = {"domain": "", "version": 0, **dict(read(data, OPERATOR_SET, place))}
-    return str(found["domain"]), int(found["version"])
+    return str(found["domain"]) or ALIAS, int(found["version"])
 
 
 def _read_function(data: Data, place: Span, model: _Reading) -> Function:
@@ -403,11 +392,9 @@ def _read_function(data: Data, place: Span, model: _Reading) -> Function:
         elif field == "attribute_proto":
             lists["attribute"].append(decode(_read_attribute(data, content, body, depth=0)[0], content[0]))
         elif field == "opset_import":
-            domain, version = _read_opset(data, content)
-            opsets[domain or ALIAS] = version
+            opsets.update([_read_opset(data, content)])
         else:
-            key, value = read_entry(data, content)
-            metadata[key] = value
+            metadata.update([read_entry(data, content)])
             data.annotation_bytes += content[1] - content[0]
     return Function(
         **texts,
@@ -427,8 +414,7 @@ def _read_training(data: Data, place: Span, model: _Reading) -> Training:
         if field in graphs:
             _read_graph(data, content, graphs[field], depth=0)
         else:
-            key, value = read_entry(data, content)
-            bindings[field][key] = value
+            bindings[field].update([read_entry(data, content)])
     initialization, algorithm = (_by_count(graph.ops) for graph in graphs.values())
     return Training(initialization, algorithm, *bindings.values())
 
@@ -521,8 +507,7 @@ def read_constants(path: Path) -> dict[str, Constant]:
     with opened(path) as data:
         for field, place in main_graph(data):
             if field == "initializer":
-                name, constant = read_constant(data, place)
-                constants[name] = constant
+                constants.update([read_constant(data, place)])
             elif field == "node":
                 node = _read_node(data, place)
                 if node.op_type == "Constant" and node.outputs:
