@@ -162,7 +162,8 @@ def _projection(call: Call) -> Value:
     return call.at("weight") or call.need("weights")
 
 
-def _grouped(call: Call) -> Attended:
+def grouped(call: Call) -> Attended:
+    """GroupQueryAttention: like MultiHeadAttention, with fewer key and value heads."""
     heads, key_heads = int(call.attributes["num_heads"]), int(call.attributes["kv_num_heads"])
     batch_size, num_queries, width = call.need("query").dims
     size = parts(width, heads if call.at("key") is not None else heads + 2 * key_heads)
@@ -170,7 +171,7 @@ def _grouped(call: Call) -> Attended:
     return Attended(batch_size, heads, num_queries, num_keys, size, size)
 
 
-def _multi_head(call: Call) -> Attended:
+def multi_head(call: Call) -> Attended:
     """MultiHeadAttention: query [B, S, H x D], or all three packed [B, S, H, 3, D]."""
     query, key, value = call.need("query").dims, call.at("key"), call.at("value")
     if key is None:
@@ -193,7 +194,7 @@ def _tokens_axis(key: Value) -> int:
     return 2 if len(key.dims) == _RANK_OF_HEADS else 1
 
 
-def _onnx_attention(call: Call) -> Attended:
+def onnx_attention(call: Call) -> Attended:
     """ONNX's Attention: query, key and value [B, S, H x D] or [B, H, S, D]."""
     query, key, value = (call.need(name).dims for name in ("Q", "K", "V"))
     past = _past(call, "past_key", 2)
@@ -213,14 +214,14 @@ def attention_shapes(call: Call) -> Shapes:
 
 def multi_head_shapes(call: Call) -> Shapes:
     """MultiHeadAttention: the result, and keys and values [B, H, T, D] for the next call."""
-    found = _multi_head(call)
+    found = multi_head(call)
     kept = (found.batch_size, found.num_heads, found.num_keys)
     return [found.result, (*kept, found.key_width), (*kept, found.value_width)]
 
 
 def group_query_shapes(call: Call) -> Shapes:
     """GroupQueryAttention: like MultiHeadAttention, with fewer key and value heads."""
-    found = _grouped(call)
+    found = grouped(call)
     kept = (found.batch_size, int(call.attributes["kv_num_heads"]), found.num_keys, found.key_width)
     return [found.result, kept, kept]
 
@@ -230,29 +231,9 @@ def attention_macs(call: Call) -> int:
     return _projecting(call).macs + prod(call.need("input").sizes) * _projection(call).sizes[1]
 
 
-def multi_head_macs(call: Call) -> int:
-    """MultiHeadAttention."""
-    return _multi_head(call).macs
-
-
-def group_query_macs(call: Call) -> int:
-    """GroupQueryAttention."""
-    return _grouped(call).macs
-
-
-def onnx_attention_macs(call: Call) -> int:
-    """ONNX's Attention."""
-    return _onnx_attention(call).macs
-
-
-def like(name: str) -> ShapeRule:
-    """Make the rule for an operator whose output has the shape of this input."""
-    return lambda call: [call.need(name).shape]
-
-
-def both_like(name: str) -> ShapeRule:
-    """Make the rule for an operator whose two outputs, a result and its mask, have the shape of this input."""
-    return lambda call: [call.need(name).shape] * 2
+def like(name: str, outputs: int = 1) -> ShapeRule:
+    """Make the rule for an operator whose outputs, such as a result and its mask, have the shape of this input."""
+    return lambda call: [call.need(name).shape] * outputs
 
 
 def both(first: str, second: str) -> ShapeRule:

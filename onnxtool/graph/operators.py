@@ -77,7 +77,7 @@ class Operator(NamedTuple):
 _PRODUCT, _PRODUCT_MACS = rules.product(), rules.product_macs()
 
 _ONNX = (
-    Operator("Attention", "Q K V attn_mask past_key past_value", macs=rules.onnx_attention_macs),
+    Operator("Attention", "Q K V attn_mask past_key past_value", macs=lambda call: rules.onnx_attention(call).macs),
     Operator("Conv", "X W B", macs=rules.convolution_macs("W")),
     Operator("ConvInteger", "x w x_zero_point w_zero_point", macs=rules.convolution_macs("w")),
     Operator("ConvTranspose", "X W B", macs=rules.transposed_convolution_macs),
@@ -120,7 +120,7 @@ _MICROSOFT = (
         rules.attention_macs,
     ),
     Operator("BiasAdd", "X bias skip", "X"),
-    Operator("BiasDropout", "data bias residual ratio training_mode", "data bool", rules.both_like("data")),
+    Operator("BiasDropout", "data bias residual ratio training_mode", "data bool", rules.like("data", 2)),
     Operator("BiasGelu", "A B", "A"),
     Operator("BiasSoftmax", "data bias", "data"),
     Operator("DequantizeLinear", "x x_scale x_zero_point", "x_scale", rules.like("x")),
@@ -132,7 +132,7 @@ _MICROSOFT = (
         rules.embedded("input_ids", "word_embedding"),
         lookups=(("input_ids", "word_embedding"), ("segment_ids", "segment_embedding")),
     ),
-    Operator("FakeQuant", "input_tensor scale zero_point", "input_tensor bool", rules.both_like("input_tensor")),
+    Operator("FakeQuant", "input_tensor scale zero_point", "input_tensor bool", rules.like("input_tensor", 2)),
     Operator("FastGelu", "X bias", "X"),
     Operator("FusedConv", "X W B Z", macs=rules.convolution_macs("W"), onnx_name="Conv"),
     Operator("FusedGemm", "A B C", macs=_PRODUCT_MACS, onnx_name="Gemm"),
@@ -154,7 +154,7 @@ _MICROSOFT = (
         "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight",
         "query past_key|query past_value|query",
         rules.group_query_shapes,
-        rules.group_query_macs,
+        lambda call: rules.grouped(call).macs,
     ),
     Operator("Inverse", "X", "X"),
     Operator(
@@ -169,7 +169,7 @@ _MICROSOFT = (
         "cache_indirection",
         "query past_key|query past_value|query",
         rules.multi_head_shapes,
-        rules.multi_head_macs,
+        lambda call: rules.multi_head(call).macs,
     ),
     Operator(
         "QAttention",

@@ -143,7 +143,10 @@ def read_config(path: StrPath) -> ReleaseConfig:
         raise InputError(f"{path} has a key and an identity to sign with", "leave out key, or identity_token")
     if "key_password" in tables and "key" not in tables:
         raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
-    last, data, key = (here / tables[one] if one in tables else None for one in ("last", "data", "key"))
+    given: dict[str, Any] = {one: here / tables[one] for one in ("last", "data", "key") if one in tables}
+    given |= steps | {
+        one: tables[one] for one in ("key_password", "identity_token", "allowed_licenses") if one in tables
+    }
     return ReleaseConfig(
         path=path,
         name=name,
@@ -153,16 +156,7 @@ def read_config(path: StrPath) -> ReleaseConfig:
         precisions=precisions,
         provider=provider,
         targets=targets,
-        allowed_licenses=tuple(tables.get("allowed_licenses", ())),
-        last=last,
-        data=data,
-        key=key,
-        key_password=tables.get("key_password"),
-        identity_token=tables.get("identity_token"),
-        export=steps.get("export", {}),
-        optimize=steps.get("optimize", {}),
-        evaluate=steps.get("evaluate", {}),
-        benchmark=steps.get("benchmark"),
+        **given,
     )
 
 
@@ -197,16 +191,15 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
 def _refuse_unknown(path: Path, place: str, table: Mapping[str, Any], known: Collection[str]) -> None:
     for name in table:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            raise InputError(
-                f"{path}: {place}{name} is not known",
-                f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}",
-            )
+            raise InputError(f"{path}: {place}{name} is not known", _suggestion(name, known, "there are"))
 
 
 def _one_of(path: Path, place: str, given: Collection[str], known: Collection[str]) -> None:
     for one in given:
         if one not in known:
-            close = difflib.get_close_matches(one, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(known)}"
-            raise InputError(f"{path}: {place} has {one!r}", hint)
+            raise InputError(f"{path}: {place} has {one!r}", _suggestion(one, known, "use one of"))
+
+
+def _suggestion(name: str, known: Collection[str], otherwise: str) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"{otherwise} {', '.join(known)}"

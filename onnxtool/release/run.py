@@ -112,9 +112,8 @@ def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = 
     made, steps = _run_steps(release_steps(config), Store(config.work), dry_run=dry_run)
     if dry_run:
         return ReleaseReport(config.name, "", tuple(steps), "", 0, 0, (), signed=False)
-    contents = _Contents(config, made)
-    facts = contents.facts()
-    _write(config, facts, contents.sources)
+    facts, sources = _collect(config, made)
+    _write(config, facts, sources)
     return ReleaseReport(
         name=config.name,
         output=str(config.output),
@@ -148,96 +147,78 @@ def _run_steps(steps: Sequence[Step], store: Store, *, dry_run: bool) -> tuple[d
     return made, reports
 
 
-class _Contents:
-    """The contents of a release, from the results of its steps.
+def _collect(config: ReleaseConfig, made: Mapping[str, Made]) -> tuple[ReleaseFacts, dict[str, Path]]:
+    """Return the facts of a release from the results of its steps, and its files by their path in the release.
 
-    Attributes:
-        sources: files by their path in the release, except those derived from the record.
+    Files derived from the record are not among them.
     """
+    sources: dict[str, Path] = {}
+    files: list[ReleasedFile] = []
+    models: list[ReleasedModel] = []
 
-    def __init__(self, config: ReleaseConfig, made: Mapping[str, Made]) -> None:
-        self.config = config
-        self.sources: dict[str, Path] = {}
-        self._made = made
+    def add(path: str, source: Path, role: str, precision: str = "", target: str = "") -> None:
+        sources[path] = source
+        files.append(ReleasedFile(path, file_sha256(source), source.stat().st_size, role, precision, target))
 
-    def facts(self) -> ReleaseFacts:
-        """Collect the facts, and `sources`."""
-        config = self.config
-        files: list[ReleasedFile] = []
-        models: list[ReleasedModel] = []
+    for precision in config.precisions:
+        optimized = made[f"optimize {precision}"]
+        name = file_name(config, precision)
+        for inside in optimized.files:
+            add(inside, optimized.folder / inside, MODEL if inside == name else WEIGHTS, precision)
+        models.append(replace(_model(name, optimized.folder / name), **_measurements(config, made, precision)))
+    exported = made[EXPORT]
+    for inside in exported.files:
+        if inside.startswith(f"{config.name}/"):
+            add(inside, exported.folder / inside, _role(inside))
+    for target in config.targets:
+        delivered = made[f"target {target}"]
+        for inside in delivered.files:
+            path = f"{target}/{inside}"
+            is_model = inside.endswith(".onnx")
+            is_weights = Path(inside).name.startswith(f"{Path(delivered.result).name}.data")
+            role = MODEL if is_model else WEIGHTS if is_weights else _role(inside)
+            add(path, delivered.folder / inside, role, target=target)
+            if is_model:
+                models.append(_model(path, delivered.folder / inside))
+    metadata = exported_file(config, exported).metadata
+    stamps = {
+        "source": "onnxtool.source",
+        "revision": "onnxtool.revision",
+        "weights_sha256": WEIGHTS_KEY,
+        "model_type": "model_type",
+        "architecture": "onnxtool.architecture",
+        "task": TASK_KEY,
+        "head": HEAD_KEY,
+        "date": "onnxtool.date",
+    }
+    facts = ReleaseFacts(
+        name=config.name,
+        provenance=Provenance(
+            is_on_hub=not Path(config.checkpoint).is_dir(),
+            **{field: metadata.get(key, "") for field, key in stamps.items()},
+        ),
+        license=checked_license(config, exported),
+        command=f"onnxtool release --config {config.path.name}",
+        versions=versions(),
+        files=tuple(sorted(files, key=lambda file: file.path)),
+        models=tuple(models),
+        signed=config.is_signed,
+    )
+    return facts, sources
 
-        def add(path: str, source: Path, role: str, precision: str = "", target: str = "") -> None:
-            self.sources[path] = source
-            files.append(ReleasedFile(path, file_sha256(source), source.stat().st_size, role, precision, target))
 
-        for precision in config.precisions:
-            made = self._made[f"optimize {precision}"]
-            name = file_name(config, precision)
-            for inside in made.files:
-                add(inside, made.folder / inside, MODEL if inside == name else WEIGHTS, precision)
-            models.append(self._model(name, made.folder / name, precision))
-        exported = self._made[EXPORT]
-        for inside in exported.files:
-            if inside.startswith(f"{config.name}/"):
-                add(inside, exported.folder / inside, _role(inside))
-        for target in config.targets:
-            made = self._made[f"target {target}"]
-            for inside in made.files:
-                path = f"{target}/{inside}"
-                is_model = inside.endswith(".onnx")
-                is_weights = Path(inside).name.startswith(f"{Path(made.result).name}.data")
-                add(
-                    path,
-                    made.folder / inside,
-                    MODEL if is_model else WEIGHTS if is_weights else _role(inside),
-                    "",
-                    target,
-                )
-                if is_model:
-                    models.append(_model(path, made.folder / inside))
-        metadata = exported_file(config, exported).metadata
-        is_local = Path(config.checkpoint).is_dir()
-        provenance = Provenance(
-            source=metadata.get("onnxtool.source", ""),
-            is_on_hub=not is_local,
-            revision=metadata.get("onnxtool.revision", ""),
-            weights_sha256=metadata.get(WEIGHTS_KEY, ""),
-            model_type=metadata.get("model_type", ""),
-            architecture=metadata.get("onnxtool.architecture", ""),
-            task=metadata.get(TASK_KEY, ""),
-            head=metadata.get(HEAD_KEY, ""),
-            date=metadata.get("onnxtool.date", ""),
-        )
-        return ReleaseFacts(
-            name=config.name,
-            provenance=provenance,
-            license=checked_license(config, exported),
-            command=f"onnxtool release --config {config.path.name}",
-            versions=versions(),
-            files=tuple(sorted(files, key=lambda file: file.path)),
-            models=tuple(models),
-            signed=config.is_signed,
-        )
-
-    def _model(self, name: str, path: Path, precision: str) -> ReleasedModel:
-        model = _model(name, path)
-        config = self.config
-        if config.data is not None:
-            found = self._made[f"evaluate {precision}"].result
-            result = EvaluationResult(
-                collection=config.data.name,
-                split=found["split"],
-                num_documents=found["num_documents"],
-                num_queries=found["num_queries"],
-                measures={key: Measure(**value) for key, value in found["measures"].items()},
-                base=found["base"],
-                differences={key: Difference(**value) for key, value in found["differences"].items()},
-            )
-            model = replace(model, evaluations=(result,))
-        if config.benchmark is not None:
-            rows = self._made[f"benchmark {precision}"].result
-            model = replace(model, latency=tuple(LatencyRow(**row) for row in rows))
-        return model
+def _measurements(config: ReleaseConfig, made: Mapping[str, Made], precision: str) -> dict[str, Any]:
+    """Return quality and latency of a model file, by the fields of `ReleasedModel`."""
+    found: dict[str, Any] = {}
+    if config.data is not None:
+        result = made[f"evaluate {precision}"].result
+        measures = {key: Measure(**value) for key, value in result["measures"].items()}
+        differences = {key: Difference(**value) for key, value in result["differences"].items()}
+        changed = {**result, "measures": measures, "differences": differences}
+        found["evaluations"] = (EvaluationResult(collection=config.data.name, **changed),)
+    if config.benchmark is not None:
+        found["latency"] = tuple(LatencyRow(**row) for row in made[f"benchmark {precision}"].result)
+    return found
 
 
 def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[VerifiedStep, ...]:
