@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
-from onnxtool.evaluation.measures import Difference
-from onnxtool.release.facts import FACTS_NAME, ReleasedFile, ReleasedModel, ReleaseFacts, facts_text
+from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, facts_text
 from onnxtool.reports import code_span
 
 CARD_NAME = "README.md"
 
-_NONE = "-"
 _TEXTS = '--text "A model is exported, optimized and verified." --text "The weather is fine today."'
 _PAIRS = f'--query "How is a model released?" {_TEXTS}'
 # The arguments of `onnxtool infer` by task; models with other inputs are only described.
@@ -101,10 +98,6 @@ def _body(facts: ReleaseFacts) -> str:
         count=_COUNTS[len(facts.models)] if len(facts.models) < len(_COUNTS) else len(facts.models),
         usage=_usage(facts),
         plain=_plain(facts),
-        evaluations=[row for model in facts.models for row in _evaluation_rows(model)],
-        verification=[row for model in facts.models for row in _verification_rows(model)],
-        latencies=[row for model in facts.models for row in _latency_rows(model)],
-        files=[_file_row(file) for file in facts.files],
         provenance=_provenance(facts),
     )
 
@@ -136,65 +129,6 @@ def _plain(facts: ReleaseFacts) -> str:
     model = facts.models[0].path
     own = f"{model.removesuffix('.onnx')}/tokenizer.json"
     return _PLAIN.format(model=model, tokenizer=own if own in tokenizers else tokenizers[0])
-
-
-def _file_row(file: ReleasedFile) -> Sequence[str]:
-    of_file = (code_span(name) if name else _NONE for name in (file.precision, file.target))
-    return code_span(file.path), file.role, *of_file, f"{file.size_bytes:,}", file.sha256
-
-
-def _evaluation_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
-    for result in model.evaluations:
-        for name, measure in result.measures.items():
-            yield (
-                code_span(model.path),
-                code_span(f"{result.collection}, {result.split}"),
-                f"{result.num_documents:,}",
-                f"{result.num_queries:,}",
-                code_span(name),
-                f"{measure.mean:.4f}",
-                _interval(measure.low, measure.high),
-                *_change(result.base, result.differences.get(name)),
-            )
-
-
-def _change(base: str, difference: Difference | None) -> tuple[str, str, str, str]:
-    if difference is None:
-        return _NONE, _NONE, _NONE, _NONE
-    relative = "" if difference.relative is None else f" ({difference.relative:+.2%})"
-    return (
-        code_span(base),
-        f"{difference.change:+.4f}{relative}",
-        _interval(difference.low, difference.high),
-        f"{difference.p_value:.4f}",
-    )
-
-
-def _interval(low: float, high: float) -> str:
-    return f"{low:.4f} to {high:.4f}"
-
-
-def _verification_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
-    for step in model.verification:
-        yield (
-            code_span(model.path),
-            code_span(step.step),
-            code_span(step.reference),
-            str(step.num_cases),
-            f"{step.max_abs_error:.3g}",
-            f"{step.atol:g} + {step.rtol:g} x largest value",
-            f"{step.cosine_min:.8f}",
-            f"{step.cosine_required:g}",
-            _NONE if step.error is None else f"{step.error:.3g}",
-            code_span(step.provider),
-        )
-
-
-def _latency_rows(model: ReleasedModel) -> Iterator[Sequence[str]]:
-    for row in model.latency:
-        sizes = (row.threads, row.batch_size, row.sequence_length)
-        times = (f"{row.p50_ms:.2f}", f"{row.p95_ms:.2f}", f"{row.throughput_samples_per_s:.1f}")
-        yield code_span(model.path), code_span(row.cpu), *map(str, sizes), *times
 
 
 def _provenance(facts: ReleaseFacts) -> dict[str, str]:
