@@ -205,30 +205,21 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_options_of_artifacts_load_no_heavy_library() -> None:
-    """The help of the command needs the options; what makes artifacts is imported when it is run."""
-    code = f"import sys, onnxtool.cli.artifacts; print({{*{HEAVY!r}}} & set(sys.modules))"
+@pytest.mark.parametrize(
+    ("modules", "libraries"),
+    [
+        # The help of the command needs the options; what makes artifacts is imported when it is run.
+        ("onnxtool.cli.artifacts", HEAVY),
+        # That the names of the package are imported on first use is what tests/docs/test_site.py and all tests of them
+        # need.
+        ("onnxtool.training", HEAVY),
+        ("onnxtool.cli.infer, onnxtool.infer", ("torch", "transformers", "onnx")),
+    ],
+)
+def test_modules_load_no_library_before_it_is_used(modules: str, libraries: tuple[str, ...]) -> None:
+    """Artifacts are made and trained with without PyTorch, and models served by onnxruntime and tokenizers alone."""
+    code = f"import sys, {modules}; print(sorted({{*{libraries!r}}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"
-
-
-def test_training_loads_pytorch_only_when_that_is_asked_for() -> None:
-    """Artifacts are made and trained with without it.
-
-    That the names of the package are imported on first use is what tests/docs/test_site.py and all tests of them need.
-    """
-    code = f"import sys, onnxtool.training; print(sorted({{*{HEAVY!r}}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_infer_loads_neither_torch_nor_transformers(tmp_path: Path) -> None:
-    """It serves models where only onnxruntime and tokenizers are installed."""
-    code = (
-        "import sys, onnxtool.cli.infer, onnxtool.infer\n"
-        "print(sorted({'torch', 'transformers', 'onnx'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.strip() == "[]"
 
 

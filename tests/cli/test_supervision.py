@@ -27,6 +27,14 @@ def run(command: str, before: str = "") -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def started(command: str, before: str = "") -> subprocess.Popen[str]:
+    """Start a process in which `command` is supervised, and wait until it says that it is ready."""
+    process = run(command, before)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
 def is_running(process: int) -> bool:
     """Return whether the process is there, and not only its exit code."""
     status = Path(f"/proc/{process}/stat")
@@ -90,9 +98,7 @@ def test_a_death_leaves_nothing_that_was_being_written(tmp_path: Path) -> None:
 )
 def test_a_signal_is_one_line(number: signal.Signals, line: str) -> None:
     """The command unwinds, and what it prints from then on is dropped, whatever it ends with."""
-    process = run("print('ready', flush=True); time.sleep(60)")
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = started("print('ready', flush=True); time.sleep(60)")
     process.send_signal(number)
     process.send_signal(signal.SIGTERM)
     assert process.communicate() == ("", line)
@@ -101,37 +107,31 @@ def test_a_signal_is_one_line(number: signal.Signals, line: str) -> None:
 
 def test_a_signal_that_a_destructor_drops_is_sent_again() -> None:
     """Python prints an exception of a destructor, and goes on."""
-    process = run(
+    process = started(
         "Slow().end(); time.sleep(60)",
         before="import onnxtool.cli.supervision as own\nown._AGAIN_SECONDS = 0.2\nclass Slow:\n"
         "    def end(self): pass\n    def __del__(self): print('ready', flush=True); time.sleep(60)\n",
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     process.terminate()
     assert process.communicate(timeout=30) == ("", "error: interrupted by SIGTERM\n")
 
 
 def test_a_signal_is_one_line_where_python_collects_what_libraries_print() -> None:
     """Then sys.stderr has no descriptor, and the child's own is silenced all the same."""
-    process = run(
+    process = started(
         "quiet().__enter__(); print('ready', file=sys.__stdout__, flush=True)\n    try: time.sleep(60)\n"
         "    except KeyboardInterrupt: os.write(max(own._spoken), b'said')",
         before="import onnxtool.cli.supervision as own\nfrom onnxtool.runtime.quiet import quiet\n",
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     process.terminate()
     assert process.communicate() == ("", "error: interrupted by SIGTERM\n")
 
 
 def test_a_command_started_by_nohup_goes_on() -> None:
     """`nohup` ignores SIGHUP before it starts the command."""
-    process = run(
+    process = started(
         "print('ready', flush=True); time.sleep(0.3)", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGHUP)
     process.communicate()
     assert process.returncode == 2
@@ -139,14 +139,12 @@ def test_a_command_started_by_nohup_goes_on() -> None:
 
 def test_a_command_that_hears_no_signal_is_killed_after_some_seconds(tmp_path: Path) -> None:
     """Python handles a signal between two instructions, and a library in C++ may not come back to the next."""
-    process = run(
+    process = started(
         "folder.make(); signal.signal(signal.SIGRTMIN, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)",
         before="import onnxtool.cli.supervision as own\nfrom pathlib import Path\n"
         "from onnxtool.model_file.commits import CommitFolder\nown._GRACE_SECONDS = 0.2\n"
         f"folder = CommitFolder(Path({str(tmp_path)!r}), 'm.onnx')\n",
     )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
     assert list(tmp_path.iterdir())
     process.terminate()
     line = "error: interrupted by SIGTERM, and killed as it did not end within 0 s\n"

@@ -32,6 +32,16 @@ from onnxtool.export.modalities.text import TextInputs
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.runtime.session import open_session
 from tests import generators
+from tests.export.planting import (
+    constant,
+    fix_the_batch,
+    ignore_the_mask,
+    invert_the_mask,
+    name_of,
+    replace_value,
+    round_to_half,
+    swap_outputs,
+)
 from tests.export.test_modalities import TEXT, VISION, save, with_tokenizer
 from tests.workshop import Workshop
 
@@ -237,37 +247,6 @@ def test_caches_are_named(path: str, past: str, present: str) -> None:
     assert present_name(past) == present
 
 
-def constant(model: onnx.ModelProto, array: Any) -> str:
-    name = f"planted_{len(model.graph.initializer)}"
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    return name
-
-
-def replace_value(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
-    """Let everything that reads `name` read the output of the last of `nodes` instead."""
-    for node in model.graph.node:
-        node.input[:] = [nodes[-1].output[0] if value == name else value for value in node.input]
-    for position, node in enumerate(nodes):
-        model.graph.node.insert(position, node)
-
-
-def swap_outputs(model: onnx.ModelProto, first: str, second: str) -> None:
-    swapped = {first: second, second: first}
-    for node in model.graph.node:
-        node.input[:] = [swapped.get(name, name) for name in node.input]
-        node.output[:] = [swapped.get(name, name) for name in node.output]
-
-
-def ignore_the_mask(model: onnx.ModelProto) -> None:
-    node = helper.make_node("Max", ["attention_mask", constant(model, np.array(1, np.int64))], ["planted"])
-    replace_value(model, "attention_mask", node)
-
-
-def invert_the_mask(model: onnx.ModelProto) -> None:
-    node = helper.make_node("Sub", [constant(model, np.array(1, np.int64)), "attention_mask"], ["planted"])
-    replace_value(model, "attention_mask", node)
-
-
 def swap_keys_and_values(model: onnx.ModelProto) -> None:
     swap_outputs(model, "present.0.key", "present.0.value")
 
@@ -310,18 +289,6 @@ def give_back_the_cache_of_the_step_before(model: onnx.ModelProto) -> None:
     )
 
 
-def fix_the_batch(model: onnx.ModelProto) -> None:
-    shape = constant(model, np.array([3, -1], np.int64))
-    replace_value(model, "input_ids", helper.make_node("Reshape", ["input_ids", shape], ["planted"]))
-
-
-def round_the_logits(model: onnx.ModelProto) -> None:
-    node = next(node for node in model.graph.node if "logits" in node.output)
-    node.output[list(node.output).index("logits")] = "planted_full"
-    half = helper.make_node("Cast", ["planted_full"], ["planted_half"], to=TensorProto.FLOAT16)
-    model.graph.node.extend([half, helper.make_node("Cast", ["planted_half"], ["logits"], to=TensorProto.FLOAT)])
-
-
 def spoil_where(model: onnx.ModelProto, rows: int, tokens: int, past: int) -> None:
     """Add a half to all logits where there are more rows, tokens and past tokens than these."""
     node = next(node for node in model.graph.node if "logits" in node.output)
@@ -352,12 +319,12 @@ PLANTED = (
     read_the_past_in_another_layout,
     forget_the_past,
     give_back_the_cache_of_the_step_before,
-    fix_the_batch,
-    round_the_logits,
+    partial(fix_the_batch, size=3),
+    round_to_half,
 )
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", PLANTED, ids=name_of)
 def test_a_planted_error_is_caught(
     parallel: Exported, tmp_path: Path, plant: Callable[[onnx.ModelProto], None]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from safetensors.numpy import load_file, save_file
 
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
@@ -25,6 +26,16 @@ from onnxtool.export.single_call import TorchReference, verify_file
 from onnxtool.export.source import Source
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.verification import Verification
+from tests.export.planting import (
+    constant,
+    fix_the_batch,
+    ignore_the_mask,
+    invert_the_mask,
+    name_of,
+    replace_value,
+    round_to_half,
+    swap_outputs,
+)
 from tests.workshop import Workshop
 
 
@@ -47,44 +58,14 @@ def verify_encoder(path: Path, outputs: ReferenceOutputs) -> Verification:
     return verify_file(path, outputs, TOLERANCES["fp32"])
 
 
-def replace_input(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
-    """Let everything that reads the input `name` read the output of the last of `nodes` instead."""
-    for node in model.graph.node:
-        for position, value in enumerate(node.input):
-            if value == name:
-                node.input[position] = nodes[-1].output[0]
-    for position, node in enumerate(nodes):
-        model.graph.node.insert(position, node)
-
-
-def constant(model: onnx.ModelProto, name: str, array: Any) -> str:
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(array), name))
-    return name
-
-
-def ignore_the_mask(model: onnx.ModelProto) -> None:
-    one = constant(model, "planted", np.array(1, np.int64))
-    replace_input(model, "attention_mask", helper.make_node("Max", ["attention_mask", one], ["planted_ones"]))
-
-
-def invert_the_mask(model: onnx.ModelProto) -> None:
-    one = constant(model, "planted", np.array(1, np.int64))
-    replace_input(model, "attention_mask", helper.make_node("Sub", [one, "attention_mask"], ["planted_inverted"]))
-
-
 def ignore_the_token_types(model: onnx.ModelProto) -> None:
-    zero = constant(model, "planted", np.array(0, np.int64))
-    replace_input(model, "token_type_ids", helper.make_node("Mul", ["token_type_ids", zero], ["planted_zeros"]))
-
-
-def fix_the_batch(model: onnx.ModelProto) -> None:
-    shape = constant(model, "planted", np.array([2, -1], np.int64))
-    replace_input(model, "input_ids", helper.make_node("Reshape", ["input_ids", shape], ["planted_fixed"]))
+    zero = constant(model, np.array(0, np.int64))
+    replace_value(model, "token_type_ids", helper.make_node("Mul", ["token_type_ids", zero], ["planted_zeros"]))
 
 
 def drop_the_last_token(model: onnx.ModelProto) -> None:
-    names = [constant(model, f"planted{i}", np.array([i], np.int64)) for i in (0, -1, 1)]
-    replace_input(
+    names = [constant(model, np.array([i], np.int64)) for i in (0, -1, 1)]
+    replace_value(
         model, "input_ids", helper.make_node("Slice", ["input_ids", *names[:2], names[2]], ["planted_shorter"])
     )
 
@@ -110,11 +91,7 @@ def approximate_gelu(model: onnx.ModelProto) -> None:
 
 
 def swap_the_outputs(model: onnx.ModelProto) -> None:
-    first, second = (value.name for value in model.graph.output)
-    swapped = {first: second, second: first}
-    for node in model.graph.node:
-        node.input[:] = [swapped.get(name, name) for name in node.input]
-        node.output[:] = [swapped.get(name, name) for name in node.output]
+    swap_outputs(model, *(value.name for value in model.graph.output))
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
 
@@ -128,19 +105,11 @@ def shorten_the_positions(model: onnx.ModelProto) -> None:
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[:40].copy(), tensor.name))
 
 
-def round_to_half(model: onnx.ModelProto) -> None:
-    value = model.graph.output[0].name
-    producer = next(node for node in model.graph.node if value in node.output)
-    producer.output[0] = "full"
-    half = helper.make_node("Cast", ["full"], ["half"], to=TensorProto.FLOAT16)
-    model.graph.node.extend([half, helper.make_node("Cast", ["half"], [value], to=TensorProto.FLOAT)])
-
-
 PLANTED = (
     ignore_the_mask,
     invert_the_mask,
     ignore_the_token_types,
-    fix_the_batch,
+    partial(fix_the_batch, size=2),
     drop_the_last_token,
     change_a_weight,
     loosen_a_normalization,
@@ -152,7 +121,7 @@ PLANTED = (
 )
 
 
-@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+@pytest.mark.parametrize("plant", PLANTED, ids=name_of)
 def test_a_planted_error_is_caught(
     workshop: Workshop,
     tmp_path: Path,
@@ -181,7 +150,7 @@ def test_a_head_that_pools_padding_is_caught(workshop: Workshop, tmp_path: Path)
         node for node in model.graph.node if node.op_type == "Unsqueeze" and node.input[1].startswith("onnxtool")
     ]
     source = next(node for node in model.graph.node if cast.input[0] in node.output)
-    one = constant(model, "planted", np.array(1, np.int64))
+    one = constant(model, np.array(1, np.int64))
     model.graph.node.insert(0, helper.make_node("Max", ["attention_mask", one], ["planted_ones"]))
     source.input[0] = "planted_ones"
     onnx.save(model, tmp_path / "broken.onnx")
@@ -198,7 +167,7 @@ def test_a_graph_that_runs_on_one_size_only_says_so(
 ) -> None:
     """The worst case is the one that does not run, with onnxruntime's reason."""
     model = onnx.load(workshop.exported("tiny-encoder"))
-    fix_the_batch(model)
+    fix_the_batch(model, size=2)
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="onnxruntime cannot run") as error:
         verify_encoder(tmp_path / "broken.onnx", encoder_outputs)
