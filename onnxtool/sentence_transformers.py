@@ -27,8 +27,7 @@ from sentence_transformers.base.model import BaseModel
 from onnxtool.checkpoint.limits import verified_limit
 from onnxtool.errors import InputError, OptionError, OutputExistsError, TrainingError
 from onnxtool.model_file.wire import read_structure
-from onnxtool.runtime.bounds import MAX_THREADS
-from onnxtool.runtime.providers import PROVIDERS, parse_provider
+from onnxtool.runtime.providers import MAX_THREADS, PROVIDERS, parse_provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
 

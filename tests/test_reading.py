@@ -23,7 +23,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.target import read_object
 from onnxtool.reading import load_array
 from onnxtool.release.config import read_config
-from onnxtool.runtime import sample_files
+from onnxtool.runtime import input_cases
 from onnxtool.runtime.tokens import load_by_transformers
 
 
@@ -187,11 +187,11 @@ def test_an_array_that_lies_about_its_size_gets_no_memory(tmp_path: Path, shape:
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("x.npy", array_of(shape))
     with pytest.raises(InputError, match="a.npz cannot be read as .npz"):
-        sample_files._read(archive)
+        input_cases._read(archive)
     archive.unlink()
     os.mkfifo(archive)
     with pytest.raises(InputError, match="it is no regular file"):
-        sample_files._read(archive)
+        input_cases._read(archive)
 
 
 # Calls by which a library or Python reads a file; `open` stands for one to read, and the two of Path have no argument.
@@ -236,7 +236,7 @@ ELSEWHERE = {
         "checkpoint/picture_files.py": {"open"},
         "encoding/parquet.py": {"ParquetFile"},
         "export/pickles.py": {"torch.load"},
-        "runtime/sample_files.py": {"ZipFile", "np.load"},
+        "runtime/input_cases.py": {"ZipFile", "np.load"},
         "training/checkpoints/odtc.py": {"memmap"},
     },
     "a stream, of which a line or a block is held at a time": {

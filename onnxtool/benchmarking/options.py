@@ -9,22 +9,20 @@ from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import OptionError
 from onnxtool.infer.options import ModelName
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
-from onnxtool.runtime.bounds import (
-    MAX_BATCH_SIZE,
-    MAX_BATCH_TOKENS,
-    MAX_DURATION_S,
-    MAX_RUNS,
-    MAX_SEQUENCE_LENGTH,
-    InterThreads,
-    Threads,
-)
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
-from onnxtool.runtime.providers import Provider, ProviderOptions
+from onnxtool.runtime.providers import InterThreads, Provider, ProviderOptions, Threads
 
 # Default limits per shape: enough runs for a p95, or an acceptable waiting time.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
 DEFAULT_BATCH_SIZES: Any = (1, 8)
 DEFAULT_LENGTHS: Any = (16, 128)
+
+# Beyond these bounds a number is a typing error; they protect memory.
+MAX_BATCH_SIZE = 65_536
+MAX_SEQUENCE_LENGTH = 1 << 20
+MAX_BATCH_TOKENS = 1 << 24  # 128 MB of ids
+MAX_RUNS = 10_000_000
+MAX_DURATION_S = 7 * 86_400.0
 
 if TYPE_CHECKING:
 

@@ -24,9 +24,8 @@ from onnxtool.errors import InputError
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.feeds import FeedShape, FixedSizes
-from onnxtool.runtime.input_cases import input_cases, names_of_ids, sized_feeds
+from onnxtool.runtime.input_cases import input_cases, names_of_ids, shaped, sized_feeds
 from onnxtool.runtime.input_stamp import InputStamp
-from onnxtool.runtime.sample_files import shaped
 from onnxtool.runtime.timing import Stopwatch
 
 Feeds = Mapping[str, NDArray[Any]]

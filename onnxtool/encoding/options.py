@@ -17,8 +17,7 @@ from onnxtool.infer.options import (
 )
 from onnxtool.options import UNSET, Force, Option, Options
 from onnxtool.progress import Stage
-from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider, ProviderOptions
+from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 # Output formats of vectors, and of term weights in them.
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")

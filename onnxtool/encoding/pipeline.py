@@ -12,11 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.encoding.progress import Event, OnEvent
-from onnxtool.encoding.shards import Vectors
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import Window
 from onnxtool.errors import InputError
@@ -25,7 +22,7 @@ from onnxtool.infer.heads.head import BatchRules
 from onnxtool.infer.loading import LoadedModel
 from onnxtool.infer.pictures import PictureModel, PreparedPicture
 from onnxtool.infer.text_model import VectorForm
-from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.infer.vectors import AnyVectors, in_order
 
 # Windows that are tokenized or run ahead of the one being finished, to keep the workers busy.
 _WINDOWS_AHEAD = 3
@@ -56,7 +53,7 @@ class EncodedWindow:
 
     window: Window
     rows: tuple[Document, ...]
-    vectors: Vectors | None
+    vectors: AnyVectors | None
     num_tokens: int
     num_padding: int
     num_truncated: int
@@ -106,7 +103,7 @@ class _Running:
     read: Sequence[EncodedText] | Sequence[PreparedPicture]
     rejects: tuple[Reject, ...]
     places: list[list[int]]
-    results: list[Future[Vectors]]
+    results: list[Future[AnyVectors]]
 
 
 def encode_windows(
@@ -195,13 +192,13 @@ def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> lis
     return model.windows(texts, prompt=plan.prompt, task=plan.task, long=long, with_offsets=in_windows)
 
 
-def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> Vectors:
+def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> AnyVectors:
     given: Any = (
         model.run(texts)
         if isinstance(model, PictureModel)
         else model.pool(model.run(texts), keep_special=plan.keep_special)
     )
-    vectors: Vectors = plan.form.apply(given)
+    vectors: AnyVectors = plan.form.apply(given)
     return vectors
 
 
@@ -219,7 +216,7 @@ def _finish(running: _Running, plan: Plan, on_event: OnEvent) -> EncodedWindow:
     return EncodedWindow(
         window=running.window,
         rows=running.rows,
-        vectors=_in_order(parts, running.places),
+        vectors=in_order(parts, [*chain(*running.places)]) if parts else None,
         num_tokens=num_tokens,
         num_padding=num_run - num_tokens,
         num_truncated=sum(text.truncated for text in running.read),
@@ -230,17 +227,6 @@ def _finish(running: _Running, plan: Plan, on_event: OnEvent) -> EncodedWindow:
 def _padded(batch: Sequence[int], lengths: Sequence[int], rules: BatchRules) -> int:
     """Return the number of tokens in a batch, including padding and filler texts of a fixed batch size."""
     return (rules.batch_size or len(batch)) * (rules.sequence_length or max(lengths[place] for place in batch))
-
-
-def _in_order(parts: Sequence[Vectors], places: Sequence[Sequence[int]]) -> Vectors | None:
-    if not parts:
-        return None
-    order = np.argsort(np.concatenate([np.asarray(batch) for batch in places]))
-    if sparse := [part for part in parts if isinstance(part, SparseVectors)]:
-        return SparseVectors.concatenate(sparse).take(order.tolist())
-    if tokens := [part for part in parts if isinstance(part, TokenVectors)]:
-        return TokenVectors.concatenate(tokens).take(order.tolist())
-    return np.asarray(np.concatenate([part for part in parts if isinstance(part, np.ndarray)])[order])
 
 
 def passages(document: Document, windows: Sequence[EncodedText], num_before: int) -> list[Document]:

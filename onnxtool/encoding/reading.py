@@ -19,9 +19,8 @@ from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.pipeline import document_of
-from onnxtool.encoding.shards import Vectors
 from onnxtool.errors import InputError
-from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.infer.vectors import AnyVectors, SparseVectors, TokenVectors
 from onnxtool.options import checked
 from onnxtool.reading import lines_of, load_array, open_lines, parse_json
 from onnxtool.reports import short_repr
@@ -38,7 +37,7 @@ class Shard(NamedTuple):
     """
 
     ids: list[str]
-    vectors: Vectors
+    vectors: AnyVectors
     starts: NDArray[np.int64] | None = None
 
 
@@ -104,7 +103,7 @@ def _read_table(path: Path, vocabulary: Sequence[str]) -> Shard:
         table = file.read(columns=["id", *kinds]).combine_chunks()
     columns = {name: table.column(name).combine_chunks() for name in kinds}
     ids = [str(name) for name in table.column("id").to_pylist()]
-    vectors: Vectors
+    vectors: AnyVectors
     if "vector" in columns:
         vectors = _rows(columns["vector"])
     elif "vectors" in columns:

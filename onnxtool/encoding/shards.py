@@ -21,12 +21,11 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.sources import Document
-from onnxtool.infer.vectors import DenseVectors, SparseVectors, TokenVectors
+from onnxtool.infer.vectors import AnyVectors, SparseVectors, TokenVectors
 from onnxtool.reports import Json
 
 PARQUET_METADATA = "onnxtool.vectors"
 
-Vectors = DenseVectors | SparseVectors | TokenVectors
 
 # Anserini reads a corpus as if each term occurred in its text as often as its weight says, and drops the fraction
 # (JsonVectorCollection), so weights are scaled before. Its own encoder has 256 steps for weights up to 5
@@ -105,7 +104,7 @@ class _JsonWriter:
         if shard_format.gzip:  # without name and time, which would make each file another
             self._file = gzip.GzipFile(filename="", mode="wb", fileobj=self._raw, mtime=0)
 
-    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
+    def append(self, documents: Sequence[Document], vectors: AnyVectors) -> None:
         for document, row in zip(documents, self._rows(vectors), strict=True):
             head = _fields(document, contents=self._format.contents)
             self._file.write(f'{{{head}, "vector": {row}}}\n'.encode())
@@ -114,7 +113,7 @@ class _JsonWriter:
         self._file.close()
         self._raw.close()
 
-    def _rows(self, vectors: Vectors) -> Iterator[str]:
+    def _rows(self, vectors: AnyVectors) -> Iterator[str]:
         if isinstance(vectors, SparseVectors):
             yield from self._terms(vectors)
         elif isinstance(vectors, TokenVectors):
@@ -157,7 +156,7 @@ class _ParquetWriter:
         self._metadata = {PARQUET_METADATA: json.dumps(dict(description))}
         self._writer: Any = None
 
-    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
+    def append(self, documents: Sequence[Document], vectors: AnyVectors) -> None:
         columns: dict[str, Any] = {"id": [document.id for document in documents]}
         if self._format.contents:
             columns["contents"] = [document.contents for document in documents]
@@ -174,7 +173,7 @@ class _ParquetWriter:
             )
         self._writer.write_table(table)
 
-    def _columns(self, vectors: Vectors) -> dict[str, Any]:
+    def _columns(self, vectors: AnyVectors) -> dict[str, Any]:
         if isinstance(vectors, SparseVectors):
             indptr, indices, values = _written_terms(vectors, self._format.weights)
             values = values.astype(np.int32 if self._format.weights == "int" else np.float32)
@@ -207,7 +206,7 @@ class _ArrayWriter:
         self._contents = contents
         self._num_tokens = 0
 
-    def append(self, documents: Sequence[Document], vectors: Vectors) -> None:
+    def append(self, documents: Sequence[Document], vectors: AnyVectors) -> None:
         if isinstance(vectors, TokenVectors):
             rows, places = self._arrays
             rows.append(vectors.vectors)

@@ -9,8 +9,7 @@ from typing import Annotated
 from onnxtool.checkpoint.vector_types import Dimensions
 from onnxtool.infer.options import Described, FileTask, ModelName, Overlap, Representation, check_overlap
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
-from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider, ProviderOptions
+from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 DEFAULT_SPLIT = "test"
 DEFAULT_MEASURES = ("nDCG@10", "MRR@10", "Recall@100", "MAP")

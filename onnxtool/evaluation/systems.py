@@ -21,7 +21,7 @@ from onnxtool.evaluation.collection import Collection, read_documents, read_run
 from onnxtool.evaluation.options import BM25, RERANKER, EvaluateOptions
 from onnxtool.evaluation.report import Terms
 from onnxtool.evaluation.search import Best, Run, search
-from onnxtool.infer.vectors import SparseVectors, TokenVectors
+from onnxtool.infer.vectors import SparseVectors, concatenated
 from onnxtool.progress import Stage, tell
 
 _TEXTS_AT_A_TIME = 256
@@ -108,7 +108,7 @@ class VectorSystem(System):
             tell(Stage("encoding queries", start, len(texts)))
             parts.append(self.encode_queries(texts[start : start + _TEXTS_AT_A_TIME]))
         tell("searching")
-        queries = _joined(parts)
+        queries = concatenated(parts)
         num_weights = num_vectors = 0
 
         def counted() -> Iterator[Shard]:
@@ -267,11 +267,6 @@ def grouped(documents: Iterator[Document]) -> Iterator[list[Document]]:
 def _ordered(documents: Mapping[str, float]) -> dict[str, float]:
     """Order documents from best to worst; among equals, the last id in sort order comes first."""
     return dict(sorted(documents.items(), key=lambda entry: (entry[1], entry[0]), reverse=True))
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    first = parts[0]
-    return type(first).concatenate(parts) if isinstance(first, SparseVectors | TokenVectors) else np.concatenate(parts)
 
 
 def _terms(queries: SparseVectors, num_weights: int, num_vectors: int) -> Terms:

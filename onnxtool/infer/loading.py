@@ -24,15 +24,14 @@ from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.options import FileDescription, Long, LongText, Representation, TextTask
 from onnxtool.infer.report import InferReport
 from onnxtool.infer.static_queries import QUERY, load_queries
-from onnxtool.infer.text_model import TASKS, AnyVector, AnyVectors, TextModel, find_file
-from onnxtool.infer.vectors import TopK
+from onnxtool.infer.text_model import TASKS, AnyVector, TextModel, find_file
+from onnxtool.infer.vectors import AnyVectors, TopK
 from onnxtool.model_file import ModelFile
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import short_repr
-from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.feeds import index_bounds
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import InterThreads, Provider, Threads
 from onnxtool.runtime.session import open_session
 from onnxtool.runtime.text_feeds import require_named_inputs
 from onnxtool.runtime.tokens import open_tokenizer

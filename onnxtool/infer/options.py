@@ -18,8 +18,7 @@ from onnxtool.options import (
     Options,
     PathField,
 )
-from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider, ProviderOptions
+from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 LONG_TEXTS = ("truncate", "window", "fail")
 TEXT_TASKS = ("query", "document")

@@ -31,16 +31,15 @@ from onnxtool.infer.heads.head import BatchRules, require_finite
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import InferReport, Ranking, Scored, TextAnswer
-from onnxtool.infer.vectors import DenseVectors, TokenVectors, cosine_similarities
+from onnxtool.infer.vectors import DenseVectors, TokenVectors, concatenated, cosine_similarities
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY, WEIGHTS_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import TensorInfo, short_repr
-from onnxtool.runtime.bounds import Threads
 from onnxtool.runtime.feeds import index_bounds
 from onnxtool.runtime.pictures import PAGE_INPUTS, PIXELS, Feeds, PageProcessor, PictureProcessor
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.text_feeds import text_feeds
 
@@ -192,9 +191,9 @@ class PictureModel:
         paths = tuple(paths)
         if not paths:
             raise InputError("no images to encode", "pass at least one")
-        most = self._most
-        starts = range(0, len(paths), most)
-        return _joined([self.run(self.tokenize(paths[start : start + most])) for start in starts])
+        batches = (paths[start : start + self._most] for start in range(0, len(paths), self._most))
+        joined: DenseVectors | TokenVectors = concatenated([self.run(self.tokenize(batch)) for batch in batches])
+        return joined
 
     @checked
     def run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
@@ -206,7 +205,8 @@ class PictureModel:
             SessionError: onnxruntime fails, or gives what is not a finite number.
         """
         groups = itertools.groupby(pictures, key=lambda picture: picture.shapes)
-        return _joined([self._run(list(group)) for _, group in groups])
+        joined: DenseVectors | TokenVectors = concatenated([self._run(list(group)) for _, group in groups])
+        return joined
 
     def _run(self, pictures: Sequence[PreparedPicture]) -> DenseVectors | TokenVectors:
         """Run images of one size; a graph with a fixed batch size is filled up with the last one."""
@@ -234,13 +234,6 @@ class PictureModel:
     def _fixed_batch(self) -> int | None:
         size = self.inputs[PIXELS].shape[0]
         return size if isinstance(size, int) else None
-
-
-def _joined(parts: Sequence[DenseVectors | TokenVectors]) -> DenseVectors | TokenVectors:
-    tokens = [part for part in parts if isinstance(part, TokenVectors)]
-    if tokens:
-        return TokenVectors.concatenate(tokens)
-    return np.concatenate([part for part in parts if isinstance(part, np.ndarray)])
 
 
 @checked

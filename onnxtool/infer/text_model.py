@@ -31,7 +31,7 @@ from onnxtool.infer.heads.masks import EXPORT_SPLADE, Masks
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.infer.options import LongText, TextTask
 from onnxtool.infer.static_queries import QUERY, StaticQueries
-from onnxtool.infer.vectors import DenseVectors, SparseVector, SparseVectors, TokenVectors
+from onnxtool.infer.vectors import AnyVectors, DenseVectors, SparseVector, SparseVectors, TokenVectors, in_order
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY, READS_KEY, ROUTE_KEY
 from onnxtool.options import checked
@@ -121,7 +121,6 @@ class VectorForm:
 
 # Tasks of texts, as for encode_query and encode_document of sentence-transformers.
 TASKS = (QUERY, "document")
-AnyVectors = DenseVectors | SparseVectors | TokenVectors
 # The vector of one text: float32 [H], its terms, or float32 [its tokens, W].
 AnyVector = NDArray[np.float32] | SparseVector
 
@@ -448,12 +447,7 @@ class TextModel:
         for together in self.batch_rules.batches([len(text) for text in flat]):
             positions += together
             parts.append(head.pool(self.run([flat[position] for position in together])))
-        order: list[int] = np.argsort(positions).tolist()
-        pooled: Any
-        if isinstance(parts[0], SparseVectors | TokenVectors):
-            pooled = type(parts[0]).concatenate(parts).take(order)
-        else:
-            pooled = np.concatenate(parts)[order]
+        pooled = in_order(parts, positions)
         if len(flat) > len(windows):
             head.require_windows()
             pooled = head.join(pooled, windows)

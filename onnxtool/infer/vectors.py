@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,9 +149,8 @@ class SparseVectors:
     @classmethod
     def concatenate(cls, parts: Sequence[SparseVectors]) -> SparseVectors:
         """Put the texts of several, at least one, one behind the other."""
-        counts = np.concatenate([np.diff(part.indptr) for part in parts])
         return cls(
-            np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            _indptr(np.concatenate([np.diff(part.indptr) for part in parts])),
             np.concatenate([part.indices for part in parts]),
             np.concatenate([part.weights for part in parts]),
             max((part.vocabulary for part in parts), key=len),
@@ -159,10 +158,7 @@ class SparseVectors:
 
     def take(self, places: Sequence[int]) -> SparseVectors:
         """Return the texts at `places`, in that order."""
-        counts = np.diff(self.indptr)[places]
-        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        # The position of each term of the result in this array: the start of its text plus its offset.
-        source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
+        indptr, source = _taken(self.indptr, places)
         return SparseVectors(indptr, self.indices[source], self.weights[source], self.vocabulary)
 
 
@@ -236,16 +232,39 @@ class TokenVectors:
     @classmethod
     def concatenate(cls, parts: Sequence[TokenVectors]) -> TokenVectors:
         """Put the texts of several, at least one, one behind the other."""
-        counts = np.concatenate([np.diff(part.indptr) for part in parts])
-        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        indptr = _indptr(np.concatenate([np.diff(part.indptr) for part in parts]))
         return cls(indptr, np.concatenate([part.vectors for part in parts]))
 
     def take(self, places: Sequence[int]) -> TokenVectors:
         """Return the texts at `places`, in that order."""
-        counts = np.diff(self.indptr)[places]
-        indptr = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-        source = np.repeat(self.indptr[:-1][places] - indptr[:-1], counts) + np.arange(indptr[-1])
+        indptr, source = _taken(self.indptr, places)
         return TokenVectors(indptr, self.vectors[source])
+
+
+AnyVectors = DenseVectors | SparseVectors | TokenVectors
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Put the vectors of several, at least one and all of one kind, one behind the other."""
+    several = isinstance(parts[0], SparseVectors | TokenVectors)
+    return type(parts[0]).concatenate(parts) if several else np.concatenate(parts)
+
+
+def in_order(parts: Sequence[Any], places: Sequence[int]) -> Any:
+    """Concatenate the vectors of several batches, and put each of the N texts at its place."""
+    vectors, order = concatenated(parts), np.argsort(places).tolist()
+    return vectors[order] if isinstance(vectors, np.ndarray) else vectors.take(order)
+
+
+def _indptr(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+
+
+def _taken(indptr: NDArray[np.int64], places: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return `indptr` of the texts at `places`, and the place of each of their values: its text's start and offset."""
+    counts = np.diff(indptr)[places]
+    taken = _indptr(counts)
+    return taken, np.repeat(indptr[:-1][places] - taken[:-1], counts) + np.arange(taken[-1])
 
 
 def _part(indptr: NDArray[np.int64], place: int) -> slice:

@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
-from onnxtool.errors import ProviderError, SessionError, VerificationError
+from onnxtool.errors import ProviderError, SessionError, VerificationError, first_line
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.runtime.accepted_cases import accepted_cases, require_accepted
 from onnxtool.runtime.comparison import (
     TOLERANCES,
     Case,
@@ -29,8 +28,9 @@ from onnxtool.runtime.comparison import (
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_cases import extreme_case, input_cases, turning_cases
+from onnxtool.runtime.input_stamp import InputStamp
 from onnxtool.runtime.providers import CPU, CUDA, ExecutionProvider, cuda_problem
-from onnxtool.runtime.session import open_alike
+from onnxtool.runtime.session import open_alike, open_session
 from onnxtool.verification import Verification
 
 Feeds = Mapping[str, "NDArray[Any]"]
@@ -308,3 +308,39 @@ def verification_feeds(source: ModelFile, given: GivenInputs = NO_INPUTS) -> lis
     # NaN in a row that is only padding is not a value that the model uses.
     cases = accepted_cases(source, longest=LONGEST_CASE, given=given)
     return [case.feeds for case in cases if not case.has_empty_rows]
+
+
+def accepted_cases(model: ModelFile, *, longest: int | None = None, given: GivenInputs = NO_INPUTS) -> list[Case]:
+    """Return the `input_cases` that the file itself runs on; cases of a stamp have already been run.
+
+    Raises:
+        InputError: as for `input_cases`.
+        SessionError: it runs on none of them.
+    """
+    cases = input_cases(model, longest=longest, given=given)
+    stamp = InputStamp.read(model)
+    if stamp is not None and stamp.cases and given == NO_INPUTS:
+        return cases
+    session = open_session(model.path, provider="cpu", frugal=True)
+    outputs = run_reference(session.run, cases, name=model.path.name, refusal=SessionError)
+    require_accepted(model, outputs.cases, cases, session.run)
+    return list(outputs.cases)
+
+
+def require_accepted(model: ModelFile, accepted: Sequence[Case], cases: Sequence[Case], run: Runner) -> None:
+    """Refuse a file that runs on none of `cases`.
+
+    Raises:
+        SessionError: it runs on none; with onnxruntime's message for the smallest.
+    """
+    if accepted:
+        return
+    try:
+        run(min(cases, key=lambda case: sum(array.size for array in case.feeds.values())).feeds)
+    except SessionError as error:
+        tried = "; ".join(dict.fromkeys(case.description for case in cases))
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise SessionError(
+            f"{model.path} itself runs on none of {len(cases)} inputs ({tried}): {first_line(cause)}",
+            "pass inputs that it takes with --sample_inputs FILE.npz, or their shapes with --input_shape NAME:1,128",
+        ) from error

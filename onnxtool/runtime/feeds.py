@@ -48,7 +48,6 @@ _OF_SOUNDS = frozenset({"Conv", "ConvInteger", "QLinearConv", "STFT"})
 MOST_BYTES = 1 << 30  # of the generated inputs of one run, as float64
 _NUM_ELEMENTS = 3  # of a sequence
 _FEWEST_POSITIONS = 9
-PAST_AXIS = "past_sequence"
 _SUM = " + "  # between names of axes whose sizes are added, as in `past_sequence + sequence`
 LONGEST_CASE = 1024  # with a longer window, a check would cost more than the work that it checks
 

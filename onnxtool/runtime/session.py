@@ -21,7 +21,6 @@ from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
 from onnxtool.reports import short_repr
-from onnxtool.runtime.bounds import InterThreads, Threads
 from onnxtool.runtime.comparison import TOLERANCES, Tolerance, failure, run_reference, verify
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_cases import input_cases
@@ -37,7 +36,9 @@ from onnxtool.runtime.providers import (
     PROVIDERS,
     ROWS,
     ExecutionProvider,
+    InterThreads,
     Provider,
+    Threads,
     apply_provider,
     has_bf16,
     products_saturate,

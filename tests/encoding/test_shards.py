@@ -10,16 +10,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from onnxtool.encoding.shards import ShardFormat, Vectors, quantize_weights
+from onnxtool.encoding.shards import ShardFormat, quantize_weights
 from onnxtool.encoding.sources import Document
 from onnxtool.infer import SparseVectors, TokenVectors
+from onnxtool.infer.vectors import AnyVectors
 from tests.encoding.corpora import lines_of
 
 DTYPES = ("float32", "float16", "int8", "uint8")
 COUNTS = (3, 0, 1, 5)  # tokens of each text
 
 
-def _write(folder: Path, kind: str, parts: Sequence[Vectors], **settings: Any) -> Path:
+def _write(folder: Path, kind: str, parts: Sequence[AnyVectors], **settings: Any) -> Path:
     """Write `parts`, a window each, with the texts t0, t1 and so on."""
     shard_format = ShardFormat(kind, False, False, **{"weights": "float", **settings})
     writer = shard_format.open([folder / name for name in shard_format.names("part-00000")])

@@ -11,8 +11,8 @@ import pytest
 from onnxtool.checkpoint.limits import EncodedText, ReadOptions, TokenOffsets
 from onnxtool.errors import InputError
 from onnxtool.infer import LoadedModel, LongTexts, SparseVectors, load
-from onnxtool.infer.heads.entities import Entities, TaggedToken
 from onnxtool.infer.heads.labels import LabelNames
+from onnxtool.infer.heads.spans import Entities, TaggedToken
 from tests.infer.tiny_models import (
     CLS,
     SEP,

@@ -17,7 +17,7 @@ from onnxtool.errors import GateError, InputError, OptionError, SessionError
 from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.calibration import make_calibration
-from onnxtool.runtime.accepted_cases import accepted_cases
+from onnxtool.optimize.verification import accepted_cases
 from onnxtool.runtime.comparison import measure
 from onnxtool.runtime.given_inputs import GivenInputs
 from onnxtool.runtime.input_cases import input_cases

@@ -31,8 +31,7 @@ from onnxtool.model_file.metadata import MAX_DECODER_LENGTH_KEY
 from onnxtool.options import CheckpointName, StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reports import Json
-from onnxtool.runtime.bounds import Threads
-from onnxtool.runtime.providers import Provider
+from onnxtool.runtime.providers import Provider, Threads
 from onnxtool.runtime.session import open_session
 
 if TYPE_CHECKING:

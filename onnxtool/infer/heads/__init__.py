@@ -14,11 +14,10 @@ from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.embeddings import EMBEDDING, SIDE, Embeddings
-from onnxtool.infer.heads.entities import Entities
 from onnxtool.infer.heads.head import Answer, AnswerContext, AnswerHead, Batch, VectorHead
 from onnxtool.infer.heads.labels import LabelNames, Labels, Scores
 from onnxtool.infer.heads.masks import Masks, NextTokens
-from onnxtool.infer.heads.spans import END, START, AnswerSpans
+from onnxtool.infer.heads.spans import END, START, AnswerSpans, Entities
 from onnxtool.infer.heads.terms import LexicalTerms, Terms
 from onnxtool.infer.heads.token_vectors import TokensOfTexts
 from onnxtool.model_file import ModelFile

@@ -19,7 +19,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.optimize.quantization.activations import Feeds
-from onnxtool.runtime.accepted_cases import accepted_cases
+from onnxtool.optimize.verification import accepted_cases
 from onnxtool.runtime.feeds import index_bounds, is_mask
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
