@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,6 @@ def _block_end(limits: Limits, left: Limits, count: int | None) -> BlockEnd:
     return is_done
 
 
-@dataclass
 class InterleavedRuns:
     """Blocks of runs, of one model or of several in turns; each model is a cycle of calls, one per batch of inputs.
 
@@ -121,14 +120,11 @@ class InterleavedRuns:
         blocks: the latencies in milliseconds of each block, for each model.
     """
 
-    models: Sequence[Sequence[Call]]
-    blocks: list[list[Floats]] = field(default_factory=list)
-    _places: list[int] = field(default_factory=list)
-    _num_rounds: int = 0
-
-    def __post_init__(self) -> None:
-        self.blocks = [[] for _ in self.models]
-        self._places = [0 for _ in self.models]
+    def __init__(self, models: Sequence[Sequence[Call]]) -> None:
+        self.models = models
+        self.blocks: list[list[Floats]] = [[] for _ in models]
+        self._places = [0 for _ in models]
+        self._num_rounds = 0
 
     def warm_up(self, runs: int) -> None:
         """Run each model `runs` times without counting."""
@@ -156,33 +152,23 @@ class InterleavedRuns:
 
     def _take_block(self, which: int, is_done: BlockEnd) -> int:
         """Take a block of one model, and return how many runs it has."""
-        if len(self.models) > 1:
-            self._settle(which)
         latencies_ns = self._runs(which, is_done)
         self.blocks[which].append(np.asarray(latencies_ns) / 1e6)
         return len(latencies_ns)
 
     def _runs(self, which: int, is_done: BlockEnd) -> list[int]:
-        clock = time.perf_counter_ns
+        calls, place, clock = self.models[which], self._places[which], time.perf_counter_ns
+        if len(self.models) > 1:  # run what comes next without counting it, and without leaving it out
+            calls[place % len(calls)]()
         latencies_ns: list[int] = []
-        begin = clock()
-        while True:
-            call = self._next(which)
+        begin = end = clock()
+        while not latencies_ns or not is_done(len(latencies_ns), (end - begin) / 1e9):
+            call = calls[(place + len(latencies_ns)) % len(calls)]
             start = clock()
             outputs = call()
             end = clock()
             latencies_ns.append(end - start)
             # Freed here, not when the next run assigns them: that would be inside its time.
             del outputs
-            if is_done(len(latencies_ns), (end - begin) / 1e9):
-                return latencies_ns
-
-    def _settle(self, which: int) -> None:
-        """Run what comes next without counting it, and without leaving it out."""
-        calls = self.models[which]
-        calls[self._places[which] % len(calls)]()
-
-    def _next(self, which: int) -> Call:
-        calls, place = self.models[which], self._places[which]
-        self._places[which] = place + 1
-        return calls[place % len(calls)]
+        self._places[which] += len(latencies_ns)
+        return latencies_ns

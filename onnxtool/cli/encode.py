@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -190,8 +190,6 @@ def _encoded(report: PartReport) -> str:
 
 
 def _merge_blocks(report: MergeReport) -> list[Block]:
-    if report.to_do:
-        return _problem_blocks(report.problems)
     facts = [
         ("Output", f"{report.output}: {report.num_files} files, {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
@@ -200,16 +198,11 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
         *([("Passages", str(report.num_passages))] if report.num_passages else ()),
         ("Tokens", str(report.num_tokens)),
     ]
-    if report.num_rejects:
-        facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
-    if report.num_removed:
-        facts.append(("Removed", f"{report.num_removed} files that workers left which were killed"))
-    return [Facts(facts), *(Note(note) for note in report.notes)]
+    removed = f"{report.num_removed} files that workers left which were killed"
+    return _published(report, facts, [("Removed", removed)] if report.num_removed else [])
 
 
 def _run_blocks(report: RunReport) -> list[Block]:
-    if report.to_do:
-        return _problem_blocks(report.problems)
     facts = [
         ("Output", f"{report.output}: {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
@@ -220,14 +213,16 @@ def _run_blocks(report: RunReport) -> list[Block]:
         ("Processes", f"{report.processes}, engine {report.engine}"),
         *_lost(report),
     ]
-    if report.num_rejects:
-        facts.append(("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"))
-    return [Facts(facts), *(Note(note) for note in report.notes)]
+    return _published(report, facts)
 
 
-def _problem_blocks(problems: Mapping[str, str]) -> list[Block]:
-    rows = [(reason, splits) for reason, splits in problems.items()]
-    return [Heading("Splits that cannot be merged"), Table(("problem", "splits"), rows)]
+def _published(
+    report: MergeReport | RunReport, facts: list[tuple[str, str]], last: Sequence[tuple[str, str]] = ()
+) -> list[Block]:
+    if report.to_do:
+        return [Heading("Splits that cannot be merged"), Table(("problem", "splits"), [*report.problems.items()])]
+    rejected = [("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}")] if report.num_rejects else []
+    return [Facts([*facts, *rejected, *last]), *map(Note, report.notes)]
 
 
 def _status_blocks(report: StatusReport) -> list[Block]:

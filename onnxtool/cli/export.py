@@ -14,7 +14,7 @@ import click
 from onnxtool.cli.options import derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_duration, format_tensor
-from onnxtool.cli.verification import verdict, verification_blocks
+from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.export.options import ExportOptions
 from onnxtool.export.report import ExportReport
 from onnxtool.model_file import check_writable

@@ -11,7 +11,7 @@ from onnxtool.cli.options import PathType, derived_options, dry_run_option, mode
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
-from onnxtool.cli.verification import verdict, verification_blocks
+from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking, Speed
 

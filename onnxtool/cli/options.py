@@ -197,17 +197,13 @@ def _value_type(kind: Any, described: Option) -> click.ParamType[Any]:
 class _Integer(click.IntRange):
     """An integer with bounds, shown in the help and checked by the field."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse it."""
-        return click.INT.convert(value, param, ctx)
+    convert = click.INT.convert
 
 
 class _Number(click.FloatRange):
     """A float with bounds, likewise."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse it."""
-        return click.FLOAT.convert(value, param, ctx)
+    convert = click.FLOAT.convert
 
 
 def report_options(command: Command) -> Command:

@@ -1,7 +1,8 @@
-"""`onnxtool verify`: compare a file with its source."""
+"""`onnxtool verify`: compare a file with its source; and how export and optimize lay out a verification."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -9,7 +10,8 @@ import click
 from onnxtool.agreement import VerifyOptions
 from onnxtool.cli.options import PathType, Result, derived_options, result_options
 from onnxtool.cli.progress import progress
-from onnxtool.cli.verification import verification_blocks
+from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.verification import Verification
 
 
 @click.command(epilog="Example: onnxtool verify models/all-MiniLM-L6-v2-optimized.onnx models/all-MiniLM-L6-v2.onnx")
@@ -29,3 +31,92 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
         verification = verify(model, reference, options)
     result.emit(verification, verification_blocks(verification))
     return 0 if verification.passed else 1
+
+
+def verdict(verification: Verification | None, output: str) -> Block:
+    """Conclude with the command's output, and whether it was verified."""
+    return Facts([("Not verified" if verification is None else "Verified", output)])
+
+
+def verification_blocks(verification: Verification | None) -> list[Block]:
+    """Describe a verification, or note that there was none."""
+    if verification is None:
+        return [Note("not verified (--no_verify): agreement with the source is unknown")]
+    facts = [
+        ("Verified against", verification.reference),
+        ("max_abs_error", f"{verification.max_abs_error:.3g}"),
+        ("Lowest cosine", f"{verification.cosine_min:.8f}"),
+        (
+            "Allowed",
+            f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}",
+        ),
+    ]
+    if verification.mask_effect is not None:
+        facts.append(("Moving the mask moves the outputs by", f"{verification.mask_effect:.3g}"))
+    if verification.padding_effect is not None:
+        facts.append(("Moving the padding moves them by", f"{verification.padding_effect:.3g}"))
+    if verification.own_variation is not None:
+        facts.append(("It moves by itself, between optimization levels, by", f"{verification.own_variation:.3g}"))
+    rows = [
+        (
+            case.description,
+            format_shape(next(iter(case.inputs.values()))),
+            f"{case.max_abs_error:.3g}",
+            f"{case.cosine:.8f}",
+            "yes" if case.passed else "NO",
+        )
+        for case in verification.cases
+    ]
+    columns = ("case", "shape", "max_abs_error", "cosine", "passed")
+    blocks: list[Block] = [
+        Heading("Verification"),
+        Facts(facts),
+        Table(columns, rows, frozenset({"max_abs_error", "cosine"})),
+    ]
+    if verification.refused:
+        blocks.append(Note(f"left out, because {verification.reference} itself rejects them: {_refused(verification)}"))
+    blocks += [Note(text) for text in _not_finite(verification)]
+    if verification.constant_outputs:
+        blocks.append(
+            Note(
+                f"{verification.reference} gives the same for all inputs, which shows little of this file: "
+                f"{', '.join(verification.constant_outputs)}"
+            )
+        )
+    if verification.padding_effect is not None and verification.padding_effect > verification.atol:
+        blocks.append(
+            Note(
+                f"what stands in the padding counts: other ids there move the outputs by "
+                f"{verification.padding_effect:.2g}, so pad with the tokenizer's own token, or not at all"
+            )
+        )
+    if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
+        blocks.append(
+            Note(
+                f"these weights do not show whether the mask is applied: ignoring it moves the outputs by "
+                f"{verification.mask_effect:.2g} only"
+            )
+        )
+    return blocks
+
+
+def _refused(verification: Verification) -> str:
+    """Return the skipped cases, each reason once."""
+    cases: dict[str, list[str]] = {}
+    for case in verification.refused:
+        description, _, reason = case.partition(" (")
+        cases.setdefault(reason, []).append(description)
+    return "; ".join(", ".join(names) + (f" ({reason}" if reason else "") for reason, names in cases.items())
+
+
+def _not_finite(verification: Verification) -> Iterator[str]:
+    """Say which outputs are NaN or infinite in both models, and in how many cases nothing else was compared."""
+    cases = verification.cases
+    for name in sorted({name for case in cases for name in case.equal_not_finite}):
+        num_cases = sum(name in case.equal_not_finite for case in cases)
+        nothing = sum(name in case.nothing_measured for case in cases)
+        yield (
+            f"{name} has NaN or infinity in {num_cases} of {len(cases)} cases, in the same places as "
+            f"{verification.reference}, which count as equal"
+            + (f"; in {nothing} of them there is nothing else to compare" if nothing else "")
+        )

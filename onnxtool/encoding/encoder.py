@@ -16,7 +16,7 @@ from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import encode_windows
 from onnxtool.encoding.progress import Event, OnEvent
-from onnxtool.encoding.records import Records, ShardEntry, ShardTexts, SplitRecord, begin_run, run_file
+from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, SplitRecord, begin_run
 from onnxtool.encoding.sources import Document, LineCounts, Reject, SourceReader
 from onnxtool.encoding.splits import SplitEnd, SplitWindows, Window, split_corpus
 from onnxtool.errors import InputError
@@ -66,7 +66,7 @@ class SplitEncoder:
         self._num_texts: dict[int, int] = {}  # of splits that are begun
 
     def _open(self, task: Task) -> Job:
-        options, measured = task.options, run_file(self.folder)
+        options, measured = task.options, self.folder.records_path / RUN_FILE
         if options.calibration is not None and not task.force and entry(measured):
             # The first part measured the ranges; another kind of CPU might measure different ones.
             with on_this_machine(measured) as path:

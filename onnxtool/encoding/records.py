@@ -15,7 +15,6 @@ import secrets
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +40,7 @@ from onnxtool.reading import parse_json
 
 _FORMAT = 2
 _DIGITS = 12
-_RUN = "run.json"
+RUN_FILE = "run.json"
 _OWN = re.compile(r"\.?(run|(part|split)-[0-9]{5,}(_[0-9]{5,})?(\.[0-9a-f]{12})?)\.json((\.[0-9a-f]{8})?\.partial)?")
 _FAULTS = (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, zlib.error)
 _PLACE = np.dtype([("file", "<u4"), ("line", "<u8")])
@@ -258,7 +257,7 @@ def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> 
     """Remove all records of any run, or those `found`."""
     path = folder.records_path
     # In reverse order, the file that identifies their owner is removed last.
-    names = sorted(entries(path) if found is None else found, key=lambda name: (name == _RUN, name))
+    names = sorted(entries(path) if found is None else found, key=lambda name: (name == RUN_FILE, name))
     remove(path / name for name in names if _OWN.fullmatch(name))
     remove_folder(path)  # unless someone put a file into it
 
@@ -269,7 +268,7 @@ def read_run(folder: OutputFolder) -> Run | None:
     Raises:
         InputError: the file was not written by a run.
     """
-    path = folder.records_path / _RUN
+    path = folder.records_path / RUN_FILE
     try:
         content = read_bytes(path)
         data = parse_json(content)
@@ -307,7 +306,7 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
     if earlier is not None and earlier.sha256 != run.sha256:
         raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
     # Before any shard, so that incomplete files of a killed run can be attributed to it.
-    if earlier is None and not create(folder.records_path / _RUN, content, secrets.token_hex(4)):
+    if earlier is None and not create(folder.records_path / RUN_FILE, content, secrets.token_hex(4)):
         raise _written_by_another(folder, "at the same time")
     if force:  # now that the records identify the files' owner
         remove([folder.manifest_path, folder.rejects_path])
@@ -319,8 +318,3 @@ def _written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
         f"{folder.path} was written by another command ({other})",
         "pass --force to remove it and start again, or another --output",
     )
-
-
-def run_file(folder: OutputFolder) -> Path | Location:
-    """Return the file that identifies the records' run."""
-    return folder.records_path / _RUN

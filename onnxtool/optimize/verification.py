@@ -336,7 +336,7 @@ def require_accepted(model: ModelFile, accepted: Sequence[Case], cases: Sequence
     if accepted:
         return
     try:
-        run(min(cases, key=lambda case: sum(array.size for array in case.feeds.values())).feeds)
+        run(min(cases, key=_num_elements).feeds)
     except SessionError as error:
         tried = "; ".join(dict.fromkeys(case.description for case in cases))
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error

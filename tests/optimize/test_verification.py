@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 import onnxtool.optimize.run
 import onnxtool.optimize.verification
 from onnxtool.cli.render import Facts, Note
-from onnxtool.cli.verification import verification_blocks
+from onnxtool.cli.verify import verification_blocks
 from onnxtool.errors import PassError, SessionError, VerificationError
 from onnxtool.model_file import ModelFile, Staging, save_model
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, stamp
