@@ -8,18 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import onnx_ir as ir
 
 from onnxtool.errors import OnnxtoolError, PassError, first_line
+from onnxtool.graph.shapes import find_shapes
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
 
 _LOGGER = logging.getLogger(__name__)
 MOST_ROUNDS = 4
-Match = TypeVar("Match")
 
 
 @dataclass(frozen=True)
@@ -160,9 +160,15 @@ def _apply(step: Pass, model: ir.Model, context: Context) -> Outcome:
         raise FailedPassError(step.name, f"{type(error).__name__}: {reason}") from error
 
 
-def rewrite_each(model: ir.Model, found: Sequence[Match], rewrite: Callable[[Match], str]) -> Outcome:
-    """Rewrite each match of a pattern with `rewrite`, which returns the precondition that does not hold, if any."""
-    reasons = [reason for match in found if (reason := rewrite(match))]
+def rewrite_each(
+    model: ir.Model, found: Sequence[Sequence[Any]], rewrite: Callable[..., str], *shared: object
+) -> Outcome:
+    """Rewrite each match of a pattern by `rewrite(*match, shapes of the model, *shared)`.
+
+    `rewrite` returns the precondition that does not hold, if any.
+    """
+    shapes = find_shapes(model) if found else None
+    reasons = [reason for match in found if (reason := rewrite(*match, shapes, *shared))]
     return Outcome(model, len(found) - len(reasons), refusals(reasons))
 
 

@@ -53,7 +53,7 @@ class FallbackLayer:
 
 
 @short_repr
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Quantization:
     """The error of a quantized model, measured on calibration texts.
 
@@ -75,16 +75,16 @@ class Quantization:
     """
 
     precision: str
-    activations: str
-    cpu: str
+    activations: str = ""
+    cpu: str = ""
     num_layers: int
     kept: tuple[FallbackLayer, ...]
     num_embeddings: int
     embedding_precision: str
-    num_texts: int
+    num_texts: int = 0
     error: float
     mean_error: float
-    note: str
+    note: str = ""
     arithmetic: Mapping[str, float | None] = field(default_factory=dict)
 
     @property

@@ -23,7 +23,7 @@ from onnxtool.graph.edit import (
     value_graph,
 )
 from onnxtool.graph.operators import MICROSOFT
-from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
+from onnxtool.graph.shapes import Shapes, fill_types
 from onnxtool.graph.writer import Writer
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
@@ -253,10 +253,7 @@ def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
         and (len(node.inputs) == 1 or node.inputs[1] is None)
         and (add := producer(node.inputs[0], "Add")) is not None
     ]
-    if not found:
-        return Outcome(model, 0)
-    shapes = find_shapes(model)
-    return rewrite_each(model, found, lambda match: _fuse_bias(*match, shapes))
+    return rewrite_each(model, found, _fuse_bias)
 
 
 def _fuse_bias(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:

@@ -93,10 +93,9 @@ def _take_first(model: ir.Model, _context: Context) -> Outcome:
             chain = _follow(node)
             if chain.product is not None and (chain.steps or chain.mask is not None):
                 found.append((node, chain, chain.product))
-    if not found or default_opset(model.opset_imports) < _FIRST_OPSET:
+    if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0)
-    shapes = find_shapes(model)
-    return rewrite_each(model, found, lambda match: _rewrite(*match, shapes))
+    return rewrite_each(model, found, _rewrite)
 
 
 def _follow(reduce: ir.Node) -> _Chain:

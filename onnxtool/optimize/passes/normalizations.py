@@ -19,7 +19,7 @@ from onnxtool.graph.edit import (
 )
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import Normalized, match_normalized, mean_of, scaled
-from onnxtool.graph.shapes import Shapes, fill_types, find_shapes
+from onnxtool.graph.shapes import Shapes, fill_types
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
@@ -32,13 +32,10 @@ def _fuse_layer_normalizations(model: ir.Model, _context: Context) -> Outcome:
 
     The fused operator is `LayerNormalization(x, gamma, beta)`; beta may be missing, and Reciprocal may stand for Div.
     """
-    found = [(node, match) for node in model.graph if (match := _match_centred(node)) is not None]
-    if not found:
-        return Outcome(model, 0)
+    found = [(node, *match) for node in model.graph if (match := _match_centred(node)) is not None]
     if default_opset(model.opset_imports) < _FIRST_OPSET:
         return Outcome(model, 0, refusals([f"LayerNormalization needs opset {_FIRST_OPSET}"] * len(found)))
-    shapes = find_shapes(model)
-    return rewrite_each(model, found, lambda match: _fuse_centred(*match, shapes))
+    return rewrite_each(model, found, _fuse_centred)
 
 
 def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
@@ -54,9 +51,8 @@ def _match_centred(node: ir.Node) -> tuple[Normalized, ir.Value] | None:
     return Normalized(match.value, match.epsilon, (*match.nodes, subtract, average)), value
 
 
-def _fuse_centred(node: ir.Node, found: tuple[Normalized, ir.Value], shapes: Shapes) -> str:
+def _fuse_centred(node: ir.Node, match: Normalized, value: ir.Value, shapes: Shapes) -> str:
     """Write one LayerNormalization, or return the precondition that does not hold."""
-    match, value = found
     scaled = only_consumer(node.outputs[0], "Mul")
     gamma = None if scaled is None else _vector(scaled, node.outputs[0], value, shapes)
     if scaled is None or gamma is None:
@@ -94,11 +90,9 @@ def _fuse_rms_normalizations(model: ir.Model, _context: Context) -> Outcome:
     float32 and back. Gemma's scale of 1 + w is an ordinary vector here.
     """
     found = [(node, match) for node in model.graph if (match := _match_uncentred(node)) is not None]
-    if not found:
-        return Outcome(model, 0)
-    fill_types(model)
-    shapes = find_shapes(model)
-    return rewrite_each(model, found, lambda match: _fuse_uncentred(*match, shapes))
+    if found:
+        fill_types(model)
+    return rewrite_each(model, found, _fuse_uncentred)
 
 
 def _match_uncentred(node: ir.Node) -> Normalized | None:
@@ -169,10 +163,7 @@ def _fuse_residuals(model: ir.Model, _context: Context) -> Outcome:
         and (add := producer(node.inputs[0], "Add")) is not None
         and operands(add, is_weight) is None
     ]
-    if not found:
-        return Outcome(model, 0)
-    shapes = find_shapes(model)
-    return rewrite_each(model, found, lambda match: _fuse_residual(*match, shapes))
+    return rewrite_each(model, found, _fuse_residual)
 
 
 def _fuse_residual(node: ir.Node, add: ir.Node, shapes: Shapes) -> str:
@@ -278,12 +269,10 @@ def _fuse_embeddings(model: ir.Model, _context: Context) -> Outcome:
         for node in model.graph
         if not node.domain and node.op_type == "LayerNormalization" and (lookups := _match_lookups(node)) is not None
     ]
-    if not found:
-        return Outcome(model, 0)
-    fill_types(model)
-    shapes = find_shapes(model)
+    if found:
+        fill_types(model)
     casts: dict[ir.Value, ir.Value] = {}
-    return rewrite_each(model, found, lambda match: _fuse_lookups(*match, shapes, casts))
+    return rewrite_each(model, found, _fuse_lookups, casts)
 
 
 def _match_lookups(node: ir.Node) -> list[_Lookup] | None:

@@ -25,7 +25,7 @@ from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.shapes import Shapes, find_shapes
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
-from onnxtool.optimize.pipeline import Context, Outcome, Pass, rewrite_each
+from onnxtool.optimize.pipeline import Context, Outcome, Pass, refusals, rewrite_each
 
 _EQUATION = re.compile(r"([a-z]+),([a-z]+)->([a-z]+)", re.IGNORECASE)
 
@@ -172,11 +172,8 @@ def _transpose_weights(model: ir.Model, _context: Context) -> Outcome:
         and is_weight(transpose.inputs[0], 2)
         and attribute(transpose, "perm", [1, 0]) == [1, 0]
     ]
-    if not found:
-        return Outcome(model, 0)
-    shapes = find_shapes(model)
     made: dict[ir.Value, ir.Value] = {}
-    outcome = rewrite_each(model, found, lambda match: _fuse_transpose(*match, shapes, made))
+    outcome = rewrite_each(model, found, _fuse_transpose, made)
     drop_unused(made)
     return outcome
 
@@ -247,7 +244,8 @@ def _fuse_biases(model: ir.Model, _context: Context) -> Outcome:
         return Outcome(model, 0)
     shapes = find_shapes(model)
     matrices = [row for row in found if shapes.rank(row[2].inputs[0]) in (None, 2)]
-    return rewrite_each(model, matrices, lambda match: _fuse_bias(*match, shapes))
+    reasons = [reason for row in matrices if (reason := _fuse_bias(*row, shapes))]
+    return Outcome(model, len(matrices) - len(reasons), refusals(reasons))
 
 
 def _fuse_bias(add: ir.Node, bias: ir.Value, times: ir.Node, shapes: Shapes) -> str:

@@ -18,7 +18,7 @@ from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.fallback_layers import MARGIN, Level, find_fallback_layers, open_switchable
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.quantization.written import nothing_to_quantize
-from onnxtool.optimize.report import FallbackLayer
+from onnxtool.optimize.report import FallbackLayer, Quantization
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,12 @@ class Quantized:
 
     Attributes:
         outcome: the model, as the outcome of a pass.
-        kept: the fallback layers, by error per weight, largest first.
-        num_layers: number of linear layers, including `kept`.
-        num_embeddings: number of lookups in quantized tables.
-        embedding_precision: precision of these tables; empty without any.
-        error: the largest 1 - cosine of any row of an output, or of an output as a whole, on the calibration inputs,
-            under the worst arithmetic.
-        mean_error: the average over all of them, under the same.
-        errors: the largest under each arithmetic that was computed; see `by_arithmetic`.
+        report: its layers, and the errors on the calibration inputs, under the worst arithmetic.
+        errors: the largest error under each arithmetic that was computed; see `by_arithmetic`.
     """
 
     outcome: Outcome
-    kept: tuple[FallbackLayer, ...]
-    num_layers: int
-    num_embeddings: int
-    embedding_precision: str
-    error: float
-    mean_error: float
+    report: Quantization
     errors: Mapping[str, float]
 
 
@@ -113,17 +102,20 @@ def quantize_within(
             notes = "; ".join(outcome.note for outcome in outcomes if outcome.note)
             return Quantized(
                 Outcome(converted, sum(outcome.num_changes for outcome in outcomes), notes),
-                tuple(layer for layer in fallbacks if layer.precision != precision),
-                len({layer.name for layer in layers}),
-                num_embeddings,
-                embeddings[0] if embeddings and num_embeddings else "",
-                errors[worst],
-                float(measured[worst].mean()),
+                Quantization(
+                    precision=precision,
+                    num_layers=len({layer.name for layer in layers}),
+                    kept=tuple(layer for layer in fallbacks if layer.precision != precision),
+                    num_embeddings=num_embeddings,
+                    embedding_precision=embeddings[0] if embeddings and num_embeddings else "",
+                    error=errors[worst],
+                    mean_error=float(measured[worst].mean()),
+                ),
                 errors,
             )
 
         result = quantize((), config.embeddings[0])
-        if max_error is not None and result.error > MARGIN * max_error:
+        if max_error is not None and result.report.error > MARGIN * max_error:
             errors = result.errors
             # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
             # matter.
@@ -135,13 +127,14 @@ def quantize_within(
                 # Embeddings in the lowest precision first, finally none.
                 for embeddings in (*config.embeddings, None):
                     result = quantize(fallbacks, embeddings)
-                    if not result.num_embeddings or result.error <= MARGIN * max_error:
+                    if not result.report.num_embeddings or result.report.error <= MARGIN * max_error:
                         break
-                if result.error <= max_error:
+                if result.report.error <= max_error:
                     break
-    if max_error is not None and result.error > max_error:
+    report = result.report
+    if max_error is not None and report.error > max_error:
         raise PassError(
-            f"the error in {precision} is {result.error:.2g} with {len(result.kept)} layers in higher precision, and "
+            f"the error in {precision} is {report.error:.2g} with {len(report.kept)} layers in higher precision, and "
             f"{max_error:g} is allowed",
             "pass a larger --max_error",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -129,25 +129,16 @@ class Conversion:
             """Return the converted model the first time; the search for a faulty pass converts its models again."""
             return done.pop() if done else self._quantize(fused, precision, activations).outcome
 
-        quantization = Quantization(
-            precision=precision,
-            activations=activations if precision == "int8" else "",
-            cpu=self.cpu if precision == "int8" else "",
-            num_layers=result.num_layers,
-            kept=result.kept,
-            num_embeddings=result.num_embeddings,
-            embedding_precision=result.embedding_precision,
-            num_texts=self.calibration.num_texts,
-            error=result.error,
-            mean_error=result.mean_error,
-            arithmetic=figures_of(result.errors, small_pairs=not self.is_for_exact_cpus) if precision == "int8" else {},
-            note="; ".join(note for note in (self.calibration.note, self._caveat(precision, activations)) if note),
-        )
-        return Pass(precision, apply), quantization
+        report = replace(result.report, num_texts=self.calibration.num_texts, note=self.calibration.note)
+        if precision == "int8":
+            arithmetic = figures_of(result.errors, small_pairs=not self.is_for_exact_cpus)
+            note = "; ".join(note for note in (report.note, self._caveat(activations)) if note)
+            report = replace(report, activations=activations, cpu=self.cpu, arithmetic=arithmetic, note=note)
+        return Pass(precision, apply), report
 
-    def _caveat(self, precision: str, activations: str) -> str:
-        """Return a note on the limits of the error on calibration inputs."""
-        if precision != "int8" or activations not in (MIXED, STATIC):
+    def _caveat(self, activations: str) -> str:
+        """Return a note on the limits of the error of int8 on calibration inputs."""
+        if activations not in (MIXED, STATIC):
             return ""
         where, headroom = ("", HEADROOM) if activations == STATIC else (" behind normalizations", NORMALIZED_HEADROOM)
         return (

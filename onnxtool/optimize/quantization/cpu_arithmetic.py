@@ -120,15 +120,9 @@ def _write_per_row(node: ir.Node, opset: int) -> None:
     def number(one: float, name: str) -> ir.Value:
         return writer.constant(np.array(one, np.float32), f"onnxtool.{name}")
 
-    def extreme(operator: str) -> ir.Value:
-        if opset < _AXES_AS_INPUT:
-            return writer.op(operator, value, axes=[-1], keepdims=1)
-        axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
-        return writer.op(operator, value, axes, keepdims=1)
-
     zero, steps = number(0, "zero"), number(NUM_STEPS, "steps")
-    low = writer.op("Min", extreme("ReduceMin"), zero)
-    high = writer.op("Max", extreme("ReduceMax"), zero)
+    low = writer.op("Min", extreme("ReduceMin", value, opset, writer), zero)
+    high = writer.op("Max", extreme("ReduceMax", value, opset, writer), zero)
     span = writer.op("Div", writer.op("Sub", high, low), steps)
     scale = writer.op("Max", span, number(float(SMALLEST), "smallest_scale"))
     place = writer.op("Round", writer.op("Neg", writer.op("Div", low, scale)))
@@ -143,6 +137,14 @@ def _write_per_row(node: ir.Node, opset: int) -> None:
     if inputs.get("bias") is not None:
         result = writer.node("Add", [result, _given(inputs, "bias")], like=node.outputs[0])
     replace_and_erase(node.outputs[0], result)
+
+
+def extreme(operator: str, value: ir.Value, opset: int, writer: Writer) -> ir.Value:
+    """Write ReduceMax or ReduceMin of each row: [..., 1]."""
+    if opset < _AXES_AS_INPUT:
+        return writer.op(operator, value, axes=[-1], keepdims=1)
+    axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
+    return writer.op(operator, value, axes, keepdims=1)
 
 
 def _given(inputs: dict[str, ir.Value | None], name: str) -> ir.Value:

@@ -28,11 +28,13 @@ from onnxtool.optimize.quantization.arithmetic import (
     SMALLEST,
     ActivationGrid,
     Adjustment,
+    Codes,
     Floats,
     RowGrid,
     quantize_weight,
 )
 from onnxtool.optimize.quantization.bounded import QuantizationConfig, Quantized, quantize_within
+from onnxtool.optimize.quantization.cpu_arithmetic import extreme
 from onnxtool.optimize.quantization.fallback_layers import Level
 from onnxtool.optimize.quantization.linear_layers import (
     LinearLayer,
@@ -45,7 +47,6 @@ from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted
 
 _FIRST_OPSET = 11  # of DynamicQuantizeLinear
-_AXES_AS_INPUT = 18  # the opset since which ReduceMax takes them so
 _BLOCKED_OPSET = 21  # since which QuantizeLinear takes a scale per row
 # Lower bounds of activations, whose minimum need not be computed in each run.
 _LOWEST = {"Relu": 0.0, "Gelu": -0.1701, "FastGelu": -0.1701, "QuickGelu": -0.1701, "BiasGelu": -0.1701, "Sigmoid": 0.0}
@@ -265,20 +266,13 @@ def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: W
 
 def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:
     """Write the reach of each row of `value`, as `RowGrid.reach` computes it: float32 [..., 1]."""
-
-    def extreme(operator: str) -> ir.Value:
-        if opset < _AXES_AS_INPUT:
-            return writer.op(operator, value, axes=[-1], keepdims=1)
-        axes = writer.constant(np.array([-1], np.int64), "onnxtool.last_axis")
-        return writer.op(operator, value, axes, keepdims=1)
-
-    bounds = [extreme("ReduceMax")]
+    bounds = [extreme("ReduceMax", value, opset, writer)]
     made_by = value.producer()
     # Operators in other domains are excluded, such as a model-local function with the same name.
     lowest = _LOWEST.get(made_by.op_type) if made_by is not None and made_by.domain in ("", MICROSOFT) else None
     if lowest is None:
         mirrored = writer.constant(np.array(grid.mirror, np.float32), f"onnxtool.mirror_{grid.zero}")
-        bounds.append(writer.op("Mul", extreme("ReduceMin"), mirrored))
+        bounds.append(writer.op("Mul", extreme("ReduceMin", value, opset, writer), mirrored))
     # Never zero: activations are divided by it.
     least = max(SMALLEST, np.float32((lowest or 0.0) * grid.mirror))
     reach = writer.op("Max", *bounds, writer.constant(np.array(least, np.float32), f"onnxtool.least_{grid.zero}"))
@@ -350,18 +344,23 @@ def _lazy_weights(
     layer: LinearLayer, adjustment: Adjustment, *, exact: bool
 ) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [K, N] and its scale, float32 [N], computed when their bytes are read."""
-    result_smoothing_scale = adjustment.result_smoothing_scale
     read = layer.weight_reader()
 
-    def quantized(index: int) -> ir.TensorProtocol:
-        found = adjustment.quantize(read(), exact=exact)[index]
-        return ir.tensor(found / result_smoothing_scale if index and result_smoothing_scale is not None else found)
+    def quantized() -> tuple[Codes, Floats]:
+        codes, scale = adjustment.quantize(read(), exact=exact)
+        divisor = adjustment.result_smoothing_scale
+        return codes, scale if divisor is None else scale / divisor
 
-    rows, columns = layer.size
+    return _lazy(quantized, layer.size, layer.size[1:])
+
+
+def _lazy(
+    quantized: Callable[[], tuple[Codes, Floats]], size: Sequence[int], scale_size: Sequence[int]
+) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     return (
-        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
+        ir.LazyTensor(lambda: ir.tensor(quantized()[0]), ir.DataType.INT8, ir.Shape(size)),
         # Cached: it is small, and every conversion of the graph to a protobuf reads it.
-        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([columns]), cache=True),
+        ir.LazyTensor(lambda: ir.tensor(quantized()[1]), ir.DataType.FLOAT, ir.Shape(scale_size), cache=True),
     )
 
 
@@ -427,15 +426,12 @@ def _write_lookup(node: ir.Node, table: ir.Value, written: dict[ir.Value, tuple[
 def _lazy_table(tensor: ir.TensorProtocol) -> tuple[ir.TensorProtocol, ir.TensorProtocol]:
     """Return int8 [V, H] and its scale, float32 [V, 1], computed when their bytes are read."""
 
-    def quantized(index: int) -> ir.TensorProtocol:
+    def quantized() -> tuple[Codes, Floats]:
         columns, scale = quantize_weight(tensor.numpy().T)
-        return ir.tensor(scale[:, None] if index else np.ascontiguousarray(columns.T))
+        return np.ascontiguousarray(columns.T), scale[:, None]
 
     rows, columns = (int(size) for size in tensor.shape.numpy())
-    return (
-        ir.LazyTensor(lambda: quantized(0), ir.DataType.INT8, ir.Shape([rows, columns])),
-        ir.LazyTensor(lambda: quantized(1), ir.DataType.FLOAT, ir.Shape([rows, 1]), cache=True),
-    )
+    return _lazy(quantized, (rows, columns), (rows, 1))
 
 
 def _unfuse_embeddings(model: ir.Model) -> list[str]:

@@ -73,7 +73,7 @@ def test_only_a_kernel_that_rounds_activations_itself_differs(activations: str) 
     model = build("g (float[B, 8] x) => (float[B, 12] y) { y = MatMul(x, w) }", {"w": W})
     found = to_int8(model, [{"x": ROWS}], activations=activations)
     assert tuple(found.errors) == ((EXACT, PER_ROW) if activations == "dynamic" else (EXACT,))
-    assert found.error == max(found.errors.values())
+    assert found.report.error == max(found.errors.values())
 
 
 def test_an_error_of_one_arithmetic_alone_keeps_layers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +92,12 @@ def test_an_error_of_one_arithmetic_alone_keeps_layers(monkeypatch: pytest.Monke
                 held.const_value = ir.tensor(scale, name=held.name)
         return found
 
-    assert not to_int8(model, feeds, 0.02, activations="dynamic").kept
+    assert not to_int8(model, feeds, 0.02, activations="dynamic").report.kept
     for module in ("bounded", "fallback_layers"):
         monkeypatch.setattr(f"onnxtool.optimize.quantization.{module}.by_arithmetic", with_a_bad_weight)
     found = to_int8(model, feeds, 0.02, activations="dynamic")
-    assert [layer.name for layer in found.kept] == ["w"]
-    assert found.error <= 0.02
+    assert [layer.name for layer in found.report.kept] == ["w"]
+    assert found.report.error <= 0.02
 
 
 @pytest.mark.parametrize(

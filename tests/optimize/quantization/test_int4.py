@@ -31,11 +31,11 @@ def test_without_a_bound_all_layers_are_int4() -> None:
     """And the error is the one that a session outside measures; the model that went in stays."""
     model = layers()
     result = to_int4(model, FEEDS)
-    assert (result.num_layers, result.kept, bits(result)) == (2, (), [4, 4])
+    assert (result.report.num_layers, result.report.kept, bits(result)) == (2, (), [4, 4])
     assert count(model, "MatMul") == 2
     # The two run with other graph optimizations.
-    assert result.error == pytest.approx(errors_of(result, model, FEEDS), rel=1e-3)
-    assert 0 < result.mean_error < result.error < 0.1
+    assert result.report.error == pytest.approx(errors_of(result.outcome, model, FEEDS), rel=1e-3)
+    assert 0 < result.report.mean_error < result.report.error < 0.1
 
 
 def test_the_layer_that_costs_most_error_gets_8_bits() -> None:
@@ -43,10 +43,10 @@ def test_the_layer_that_costs_most_error_gets_8_bits() -> None:
     model = layers(10.0)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)} for given in FEEDS]
     free = to_int4(model, feeds)
-    result = to_int4(model, feeds, max_error=free.error / 4)
-    assert [(layer.name, layer.precision) for layer in result.kept] == [("w", "int8")]
+    result = to_int4(model, feeds, max_error=free.report.error / 4)
+    assert [(layer.name, layer.precision) for layer in result.report.kept] == [("w", "int8")]
     assert bits(result) == [8, 4]
-    assert result.error <= free.error / 4 < (result.kept[0].error or 0)
+    assert result.report.error <= free.report.error / 4 < (result.report.kept[0].error or 0)
 
 
 def test_a_small_bound_leaves_layers_in_float32() -> None:
@@ -54,8 +54,8 @@ def test_a_small_bound_leaves_layers_in_float32() -> None:
     eight = errors_of_8_bits()
     result = to_int4(layers(), FEEDS, max_error=0.9 * eight)
     assert sorted(bits(result)) == [8, 32]
-    assert {layer.precision for layer in result.kept} == {"int8", "float32"}
-    assert result.error <= 0.9 * eight
+    assert {layer.precision for layer in result.report.kept} == {"int8", "float32"}
+    assert result.report.error <= 0.9 * eight
 
 
 def errors_of_8_bits() -> float:
@@ -77,9 +77,9 @@ def test_channels_that_carry_more_lose_less(monkeypatch: pytest.MonkeyPatch) -> 
     """What the calibration inputs say of them is used."""
     model = build_body(BODY, {"w": normal(8, 8, seed=1), "v": normal(8, 8, seed=2)})
     feeds: list[Feeds] = [{"x": one["x"] * np.array([9, 1, 1, 1, 1, 1, 1, 9], np.float32)} for one in FEEDS]
-    informed = to_int4(model, feeds).mean_error
+    informed = to_int4(model, feeds).report.mean_error
     monkeypatch.setattr(int4, "_activations", lambda *_: {})
-    assert informed < 0.9 * to_int4(model, feeds).mean_error
+    assert informed < 0.9 * to_int4(model, feeds).report.mean_error
 
 
 @pytest.mark.parametrize(("max_error", "expected"), [(None, "int4"), (0.005, "int8"), (1e-5, "")])
@@ -91,7 +91,7 @@ def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None,
     generator = np.random.default_rng(0)
     feeds: list[Feeds] = [{"i": generator.integers(0, 2000, (4, 6))} for _ in range(3)]
     result = to_int4(model, feeds, max_error)
-    assert (result.embedding_precision, result.num_embeddings) == (expected, int(bool(expected)))
+    assert (result.report.embedding_precision, result.report.num_embeddings) == (expected, int(bool(expected)))
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) ->
     fused = trained.with_name("fused.onnx")
     model = load_model(fused)
     result = to_int4(model, make_calibration(fused).feeds, max_error=0.005)
-    assert 0 < len(result.kept) < result.num_layers == 12
-    assert {layer.precision for layer in result.kept} == {"int8"}
+    assert 0 < len(result.report.kept) < result.report.num_layers == 12
+    assert {layer.precision for layer in result.report.kept} == {"int8"}
     exact, converted = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
         output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()

@@ -18,7 +18,6 @@ from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.optimize.quantization import int8
 from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.arithmetic import Adjustment
-from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
@@ -35,11 +34,10 @@ def layers(factor: float = 1.0) -> ir.Model:
     return build_body(BODY, {"w": first, "v": normal(8, 8, seed=2)})
 
 
-def errors_of(result: Quantized, model: ir.Model, feeds: list[Feeds]) -> float:
+def errors_of(result: Outcome, model: ir.Model, feeds: list[Feeds]) -> float:
     """Measure the error with the sessions of the tests."""
     worst = [
-        output_errors({"y": run(result.outcome.model, given)[0]}, {"y": run(model, given)[0]}, None).max()
-        for given in feeds
+        output_errors({"y": run(result.model, given)[0]}, {"y": run(model, given)[0]}, None).max() for given in feeds
     ]
     return float(max(worst))
 
@@ -48,11 +46,11 @@ def test_without_a_bound_all_layers_are_int8() -> None:
     """And the error is the one that a session outside measures; the model that went in stays."""
     model = layers()
     result = to_int8(model, FEEDS)
-    assert (result.num_layers, result.kept, result.outcome.num_changes) == (2, (), 2)
+    assert (result.report.num_layers, result.report.kept, result.outcome.num_changes) == (2, (), 2)
     assert count(model, "MatMul") == 2
     # The two run with other graph optimizations.
-    assert result.error == pytest.approx(errors_of(result, model, FEEDS), rel=1e-3)
-    assert 0 < result.mean_error < result.error < 0.01
+    assert result.report.error == pytest.approx(errors_of(result.outcome, model, FEEDS), rel=1e-3)
+    assert 0 < result.report.mean_error < result.report.error < 0.01
 
 
 def test_the_layer_that_costs_most_error_is_kept_and_named() -> None:
@@ -60,10 +58,10 @@ def test_the_layer_that_costs_most_error_is_kept_and_named() -> None:
     model = layers(300.0)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)} for given in FEEDS]
     free = to_int8(model, feeds)
-    result = to_int8(model, feeds, max_error=free.error / 4)
-    assert [layer.name for layer in result.kept] == ["w"]
-    assert (result.kept[0].error or 0) > free.error / 4
-    assert result.error <= free.error / 4
+    result = to_int8(model, feeds, max_error=free.report.error / 4)
+    assert [layer.name for layer in result.report.kept] == ["w"]
+    assert (result.report.kept[0].error or 0) > free.report.error / 4
+    assert result.report.error <= free.report.error / 4
     assert count(result.outcome.model, "MatMul") == 1
 
 
@@ -79,7 +77,7 @@ def test_outliers_in_one_channel_cost_little() -> None:
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 60, 1, 1, 1, 1], np.float32)} for given in FEEDS]
     result = to_int8(model, feeds)
     plain = replace(result, outcome=quantize_int8().apply(model.clone(), Context()))
-    assert result.error < errors_of(plain, model, feeds) / 4
+    assert result.report.error < errors_of(plain.outcome, model, feeds) / 4
 
 
 @pytest.mark.parametrize("activations", ["per_row", "dynamic"])
@@ -96,12 +94,10 @@ def test_activations_are_divided_only_where_the_error_needs_it(factor: float, nu
     """A bound that all layers hold without costs no multiplication, and a division comes before float32."""
     model = layers(1 / 60)
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 60, 1, 1, 1, 1], np.float32)} for given in FEEDS]
-    plain = errors_of(
-        Quantized(quantize_int8().apply(model.clone(), Context()), (), 2, 0, "", 0.0, 0.0, {}), model, feeds
-    )
+    plain = errors_of(quantize_int8().apply(model.clone(), Context()), model, feeds)
     result = to_int8(model, feeds, max_error=plain * factor, activations="dynamic")
-    assert (result.kept, count(result.outcome.model, "Mul")) == ((), num_divisions)
-    assert result.error <= plain * factor
+    assert (result.report.kept, count(result.outcome.model, "Mul")) == ((), num_divisions)
+    assert result.report.error <= plain * factor
 
 
 def test_a_scale_that_is_off_by_two_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +146,7 @@ def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path,
     fused = trained.with_name("fused.onnx")
     model = load_model(fused)
     result = to_int8(model, make_calibration(fused).feeds, max_error=0.0003)
-    assert 0 < len(result.kept) < result.num_layers == 12
+    assert 0 < len(result.report.kept) < result.report.num_layers == 12
     exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
         output_errors(found.run(given), exact.run(given), padding_mask(given)).max()

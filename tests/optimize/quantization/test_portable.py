@@ -131,7 +131,7 @@ def test_layers_that_share_a_weight_have_rows_of_their_own() -> None:
         result = to_int8(build_body(body, {"w": normal(8, 8) / 4}), [{"x": X}])
         found = operators(result.outcome.model)
         assert (found.count("ReduceMax"), found.count("DynamicQuantizeLinear")) == (2, 0)
-        assert result.error < 1e-3
+        assert result.report.error < 1e-3
 
 
 def test_errors_of_channels_make_up_for_each_other() -> None:

@@ -76,10 +76,10 @@ def test_the_bound_holds_as_that_of_dynamic_ranges_does() -> None:
     feeds: list[Feeds] = [{"x": given["x"] * np.array([1, 1, 1, 0, 1, 1, 1, 1], np.float32)} for given in FEEDS]
     free = to_int8(model, feeds, activations="static")
     assert operators(free.outcome.model).count("MatMulIntegerToFloat") == 2
-    result = to_int8(model, feeds, max_error=free.error / 4, activations="static")
-    assert [layer.name for layer in result.kept] == ["w"]
-    assert result.error == pytest.approx(errors_of(result, model, feeds), rel=1e-2)
-    assert result.error <= free.error / 4
+    result = to_int8(model, feeds, max_error=free.report.error / 4, activations="static")
+    assert [layer.name for layer in result.report.kept] == ["w"]
+    assert result.report.error == pytest.approx(errors_of(result.outcome, model, feeds), rel=1e-2)
+    assert result.report.error <= free.report.error / 4
 
 
 def test_an_outlier_is_cut_off_where_that_costs_less_than_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
