@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,13 @@ def test_blocks_of_a_round_have_the_same_inputs() -> None:
     ours, theirs = turns.blocks
     assert list(map(len, ours)) == list(map(len, theirs))
     assert seen[0] == seen[1]
+
+
+def test_a_block_goes_on_where_the_last_one_ended() -> None:
+    """So that every text is run as often, in blocks of five."""
+    seen: list[int] = []
+    InterleavedRuns([[partial(seen.append, batch) for batch in range(7)]]).take(Limits(14, 60.0))
+    assert seen == [*range(7), *range(7)]
 
 
 @pytest.mark.usefixtures("made_up")

@@ -153,6 +153,12 @@ def test_shards_that_are_done_are_passed_over_and_compared(tmp_path: Path) -> No
             windows_of(texts[:count], tmp_path, done)
 
 
+def test_an_id_is_a_part_of_what_identifies_a_text() -> None:
+    """Another id is another text, and letters cannot move from the id to the text."""
+    texts = (("a", "bc"), ("ab", "c"), ("b", "bc"))
+    assert len({Document(name, text, "c.jsonl", 1).digest for name, text in texts}) == 3
+
+
 def test_an_array_of_jobs_says_which_part() -> None:
     """An array need not begin at 0, nor count by one; Kubernetes counts from 0."""
     slurm = {"SLURM_ARRAY_TASK_MIN": "5", "SLURM_ARRAY_TASK_COUNT": "3", "SLURM_ARRAY_TASK_STEP": "2"}

@@ -297,6 +297,7 @@ def test_every_format_has_the_figures(tmp_path: Path, data: Path, format_name: s
     measure = evaluate(path, data).measures["nDCG@10"].mean
     assert f"{measure:.4f}" in done.stdout
     assert "<script>" not in done.stdout or format_name == "text"
+    assert ("<text" in done.stdout and "the time of a query" in done.stdout) == (format_name == "html")
 
 
 def test_a_run_has_no_place_for_ids_with_spaces(tmp_path: Path, data: Path) -> None:

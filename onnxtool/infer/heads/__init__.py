@@ -62,10 +62,6 @@ def _embeddings(model: ModelFile, folder: CheckpointFolder, tokenizer: TextToken
     return Embeddings.of(folder, in_graph=in_graph, stored=VectorType.of_model(model))
 
 
-def _token_vectors(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return TokensOfTexts.of(folder, tokenizer, in_graph=_has_output(model, TOKENS))
-
-
 def _features(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     """A feature extractor with stated pooling is an embedder."""
     pools = folder.sentence_modules.find("Pooling") is not None or _has_output(model, EMBEDDING)
@@ -78,10 +74,6 @@ def _labels(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer
     return Scores.of(folder) if num_labels == 1 else Labels.of(folder)
 
 
-def _scores(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
-    return Scores.of(folder)
-
-
 def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTokenizer) -> AnyHead:
     return AnswerSpans() if _has_output(model, START) and _has_output(model, END) else Shapes()
 
@@ -90,11 +82,13 @@ def _answer_spans(model: ModelFile, folder: CheckpointFolder, tokenizer: TextTok
 _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead]] = {
     "sparse-encoding": _terms,
     "sentence-similarity": _embeddings,
-    LATE_INTERACTION: _token_vectors,
+    LATE_INTERACTION: lambda model, folder, tokenizer: TokensOfTexts.of(
+        folder, tokenizer, in_graph=_has_output(model, TOKENS)
+    ),
     "feature-extraction": _features,
     "fill-mask": lambda _model, folder, tokenizer: Masks.of(folder, tokenizer),
     "text-classification": _labels,
-    RANKING: _scores,
+    RANKING: lambda _model, folder, _tokenizer: Scores.of(folder),
     "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),
     "question-answering": _answer_spans,
     "text-generation": lambda _model, _folder, tokenizer: NextTokens(tokenizer),

@@ -24,16 +24,26 @@ from onnxtool.infer.vectors import SparseVectors
 _ANSERINI = frozenset({"output_idx", "output_weights"})
 
 
+class SparseHead(VectorHead[SparseVectors]):
+    """Weights of terms."""
+
+    kind = "terms"
+
+    def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
+        """Take the largest weight of each term over the windows of a text."""
+        texts = np.repeat(np.arange(len(windows)), [len(group) for group in windows])
+        rows = np.repeat(texts, np.diff(vectors.indptr))
+        return SparseVectors.of_entries(rows, vectors.indices, vectors.weights, len(windows), vectors.vocabulary)
+
+
 @dataclass(frozen=True)
-class Terms(VectorHead[SparseVectors]):
+class Terms(SparseHead):
     """Weights from logits, or weights pooled by the graph.
 
     Attributes:
         pooling: the pooling of logits over tokens, here or in the graph.
         after: modules after pooling; empty if the graph contains them.
     """
-
-    kind = "terms"
 
     tokenizer: TextTokenizer
     pooling: SpladePooling
@@ -85,10 +95,6 @@ class Terms(VectorHead[SparseVectors]):
                 "cut long texts (--long truncate)",
             )
 
-    def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
-        """Take the largest weight of each term over the windows of a text."""
-        return joined(vectors, windows)
-
     def finish(self, vectors: SparseVectors) -> SparseVectors:
         """Apply the modules after pooling."""
         if not self.after:
@@ -96,22 +102,13 @@ class Terms(VectorHead[SparseVectors]):
         return SparseVectors.from_dense(apply_all(self.after, vectors.to_dense()), vectors.vocabulary)
 
 
-def joined(vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
-    """Take the largest weight of each term over the windows of a text."""
-    texts = np.repeat(np.arange(len(windows)), [len(group) for group in windows])
-    rows = np.repeat(texts, np.diff(vectors.indptr))
-    return SparseVectors.of_entries(rows, vectors.indices, vectors.weights, len(windows), vectors.vocabulary)
-
-
 @dataclass(frozen=True)
-class LexicalTerms(VectorHead[SparseVectors]):
+class LexicalTerms(SparseHead):
     """Token weights from the graph, as in M3 embedders: a term weighs as much as its heaviest token.
 
     Attributes:
         left_out: tokens that are never terms: framing tokens and the unknown token, as in FlagEmbedding.
     """
-
-    kind = "terms"
 
     tokenizer: TextTokenizer
     left_out: tuple[int, ...]
@@ -135,7 +132,3 @@ class LexicalTerms(VectorHead[SparseVectors]):
 
     def require_windows(self) -> None:
         """Allow windows: the maximum over windows is the maximum over their tokens."""
-
-    def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
-        """Take the largest weight of each term over the windows of a text."""
-        return joined(vectors, windows)
