@@ -158,9 +158,9 @@ class Records:
     def _file(self, stem: str) -> Location:
         return self.path / f"{stem}.{self.run.sha256[:_DIGITS]}.json"
 
-    def done(self, found: Mapping[str, Entry] | None = None) -> dict[int, Entry]:
-        """Return the splits with a record, and the time of each, from one listing or from `found`."""
-        found = entries(self.path) if found is None else found
+    def done(self) -> dict[int, Entry]:
+        """Return the splits with a record, and the time of each, from one listing."""
+        found = entries(self.path)
         names = {number: self._file(f"split-{number:05d}").name for number in range(self.run.num_splits)}
         return {number: found[name] for number, name in names.items() if name in found}
 
@@ -253,11 +253,11 @@ class Records:
         remove([self._file(f"split-{number:05d}"), *(self._file(name.stem) for name in shards)])
 
 
-def remove_records(folder: OutputFolder, found: Iterable[str] | None = None) -> None:
-    """Remove all records of any run, or those `found`."""
+def remove_records(folder: OutputFolder) -> None:
+    """Remove all records of any run."""
     path = folder.records_path
     # In reverse order, the file that identifies their owner is removed last.
-    names = sorted(entries(path) if found is None else found, key=lambda name: (name == RUN_FILE, name))
+    names = sorted(entries(path), key=lambda name: (name == RUN_FILE, name))
     remove(path / name for name in names if _OWN.fullmatch(name))
     remove_folder(path)  # unless someone put a file into it
 

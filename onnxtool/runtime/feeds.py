@@ -227,20 +227,18 @@ def random_feeds(
     *,
     seed: int = 0,
     kinds: Mapping[str, InputKind] | None = None,
-    sizes: Mapping[str, int] | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Make one array for each of `inputs`, taking the sizes of named axes from `shape`.
 
     Masks follow the lengths of `shape`; other integers are drawn below their bound (see `index_bounds`), also on
     padding, to reveal a mask that is not applied; floats are standard normal. The first axis of a tensor is the batch,
-    and every other named axis is the sequence, except for the axes in `sizes`. Ids with a stamped kind follow the
-    stamp.
+    and every other named axis is the sequence, except for the axes in the sizes of `shape`. Ids with a stamped kind
+    follow the stamp.
 
     Raises:
         InputError: an input has a dtype or shape that cannot be generated.
     """
     generator = np.random.default_rng(seed)
-    shape = replace(shape, sizes=sizes or shape.sizes)
     inputs = [part for info in inputs for part in _parts(info)]
     num_bytes = 8 * sum(math.prod(_dimension(info, axis, shape) for axis in range(len(info.shape))) for info in inputs)
     if num_bytes > MOST_BYTES:

@@ -362,9 +362,9 @@ def test_a_signal_does_not_part_the_manifest_from_the_records(tmp_path: Path, mo
     model, corpus = dense_model(tmp_path), collection(tmp_path, "jsonl")
     encode(tmp_path, model, corpus)
 
-    def interrupted(folder: OutputFolder, found: Any = None) -> None:
+    def interrupted(folder: OutputFolder) -> None:
         interruption.stop(KeyboardInterrupt(), sys._getframe())
-        remove_records(folder, found)
+        remove_records(folder)
 
     monkeypatch.setattr("onnxtool.encoding.merge.remove_records", interrupted)
     assert merge_parts(tmp_path / "vectors").manifest
