@@ -265,7 +265,21 @@ def _answer_part(model: TextModel, texts: Sequence[TextInput], asked: Asked, rea
     read.vectors += vectors
     read.notes += [answer.note for answer in answers if answer.note]
     for position, (text, group, answer) in enumerate(zip(texts, windows, answers, strict=True)):
-        read.answers.append(_text_answer(text, group, answer, vectors[position] if vectors else None))
+        read.answers.append(
+            TextAnswer(
+                text=text.contents,
+                num_tokens=sum(map(len, group)),
+                truncated=any(window.truncated for window in group),
+                candidates=answer.candidates,
+                outputs=answer.outputs,
+                id=text.id,
+                query=text.query,
+                num_windows=len(group),
+                spans=answer.spans,
+                vector=numbers_of(vectors[position]) if vectors else (),
+                token_vectors=tuple(map(numbers_of, answer.token_vectors)),
+            )
+        )
 
 
 def _token_answers(model: TextModel, texts: Sequence[TextInput], encoded: TokenVectors, read: Read) -> Iterator[Answer]:
@@ -305,24 +319,6 @@ def _read_answers(
         reading = own[0] if len(own) == 1 else head.join(own, group)
         answers.append(head.answer(reading, AnswerContext(text.contents, group, top_k)))
     return answers
-
-
-def _text_answer(
-    text: TextInput, windows: Sequence[EncodedText], answer: Answer, vector: DenseVectors | None
-) -> TextAnswer:
-    return TextAnswer(
-        text=text.contents,
-        num_tokens=sum(map(len, windows)),
-        truncated=any(window.truncated for window in windows),
-        candidates=answer.candidates,
-        outputs=answer.outputs,
-        id=text.id,
-        query=text.query,
-        num_windows=len(windows),
-        spans=answer.spans,
-        vector=() if vector is None else numbers_of(vector),
-        token_vectors=tuple(map(numbers_of, answer.token_vectors)),
-    )
 
 
 def numbers_of(vector: NDArray[Any]) -> tuple[float, ...]:

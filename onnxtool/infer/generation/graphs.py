@@ -37,7 +37,7 @@ def find_encoder(decoder: ModelFile, path: Path | None = None) -> ModelFile | No
         )
     if not any(info.name == ENCODER_MASK for info in decoder.structure.inputs):
         return None
-    path = _beside(decoder) if path is None else path
+    path = path or decoder.path.with_name(decoder.plain_name(ENCODER_KEY) or f"{decoder.path.stem}-encoder.onnx")
     if not path.is_file():
         raise InputError(
             f"the encoder of {decoder.path} is not there: {path}",
@@ -102,10 +102,6 @@ def _fits(taken: TensorInfo, given: TensorInfo) -> bool:
 def _shown(info: TensorInfo) -> str:
     """Format a tensor for errors."""
     return f"{info.name} {info.dtype} {list(info.shape)}"
-
-
-def _beside(decoder: ModelFile) -> Path:
-    return decoder.path.with_name(decoder.plain_name(ENCODER_KEY) or f"{decoder.path.stem}-encoder.onnx")
 
 
 def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:

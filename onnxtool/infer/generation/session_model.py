@@ -177,7 +177,8 @@ class SessionModel(GenerationMixin):  # type: ignore[misc]  # transformers has n
         cache = SessionCache(self._decoder, self._encoder, prompts, self._longest)
         start = 1 if self._encoder is not None else prompts.arrays[IDS].shape[1]
         criteria = StoppingCriteriaList([_RowEnds(prompts.rows, start)])
-        with _seeded(prompts.rows[0].seed):
+        with torch.random.fork_rng(devices=[]):  # of beam sampling, which has no generator of its own
+            torch.manual_seed(prompts.rows[0].seed)
             written = self.generate(
                 inputs=torch.from_numpy(prompts.arrays[IDS]),
                 attention_mask=torch.from_numpy(prompts.arrays[MASK]),
@@ -335,11 +336,3 @@ class _Streamer(BaseStreamer):  # type: ignore[misc]
 
     def end(self) -> None:
         """Ignore the end, which shows in the return value."""
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seed torch for beam sampling, and restore its generator afterwards."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

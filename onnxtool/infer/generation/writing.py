@@ -277,8 +277,8 @@ class Writer:
 
     def _before_stop(self, text: str) -> str | None:
         """Return the text before the first stop text; None without one."""
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        return text[: min(places)] if places else None
+        place = _place_of_stop(text, self._stops)
+        return None if place is None else text[:place]
 
     def _written(self, row: Row, ids: Sequence[int]) -> _Written:
         """Strip batch padding from an answer, and determine why it ended."""
@@ -345,8 +345,7 @@ class _Shown:
         """Receive the next token."""
         self._ids.append(token)
         text = self._decode(self._ids).rstrip(_REPLACEMENT)
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if not places:
+        if _place_of_stop(text, self._stops) is None:
             held = (size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size]))
             self.show(text[: len(text) - max(held, default=0)])
 
@@ -355,6 +354,10 @@ class _Shown:
         if text.startswith(self._shown) and len(text) > len(self._shown):
             self._on_text(text[len(self._shown) :])
             self._shown = text
+
+
+def _place_of_stop(text: str, stops: Sequence[str]) -> int | None:
+    return min((place for stop in stops if (place := text.find(stop)) >= 0), default=None)
 
 
 def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[GenerationConfig, tuple[str, ...]]:
