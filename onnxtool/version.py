@@ -5,6 +5,16 @@ __version__ = "0.1.0"
 DISTRIBUTION = "onnxtool-cli"
 
 
+def installed(name: str) -> str:
+    """Return the version of an installed package; empty if it is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def commit() -> str:
     """Return the commit that a checkout is at or a package was built from, `-dirty` if changed; empty if unknown."""
     from pathlib import Path

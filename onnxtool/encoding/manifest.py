@@ -20,6 +20,7 @@ from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import parse_json
 from onnxtool.reports import Json
+from onnxtool.version import __version__, installed
 
 _FORMAT = 1
 # Files that determine how texts are read and outputs interpreted.
@@ -176,17 +177,10 @@ def make_identity(
     vectors: dict[str, Json],
 ) -> Identity:
     """Collect what determines the vectors: model, tokenizer, input, `options`, versions; and describe the vectors."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    from onnxtool.version import __version__
-
     versions = {"onnxtool": __version__, "shard_digest": DIGEST_VERSION}
     for name in _VERSIONED[1:]:
-        for package in (name, f"{name}-gpu"):
-            try:
-                versions[name] = version(package)
-            except PackageNotFoundError:
-                continue
+        if version := installed(f"{name}-gpu") or installed(name):
+            versions[name] = version
     model_files = (model.path, *(model.path.parent / location for location in model.external_locations))
     places = {folder.path, folder.path / folder.transformer_folder}
     present = sorted({path for place in places for pattern in _CHECKPOINT_FILES for path in place.glob(pattern)})

@@ -23,7 +23,7 @@ from onnxtool.runtime.providers import (
     is_built_in,
     is_installed,
 )
-from onnxtool.version import DISTRIBUTION, commit
+from onnxtool.version import DISTRIBUTION, commit, installed
 
 # Both write the module `onnxruntime`; if both are installed, the last one written runs.
 _RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
@@ -47,7 +47,8 @@ def describe_environment() -> EnvironmentReport:
     """Read versions from the packages' metadata; of the packages, only onnxruntime is imported."""
     requirements, problems = _requirements()
     names = sorted({*_RUNTIMES, *(requirement.name for requirement in requirements)})
-    packages = {"onnxtool": _version(DISTRIBUTION), **{name: _version(name) for name in names}}
+    found = {"onnxtool": installed(DISTRIBUTION), **{name: installed(name) for name in names}}
+    packages = {name: version or _MISSING for name, version in found.items()}
     problems += _runtime_problems(packages)
     problems += [problem for requirement in requirements for problem in _requirement_problems(requirement, packages)]
     if packages.get("transformers", _MISSING) != _MISSING and not _has_exporters():
@@ -64,13 +65,6 @@ def describe_environment() -> EnvironmentReport:
         providers=providers,
         problems=(*problems, *provider_problems),
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return _MISSING
 
 
 def _requirements() -> tuple[list[Requirement], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import os
 import platform
 import subprocess
@@ -11,7 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from onnxtool.version import __version__
+from onnxtool.version import __version__, installed
 
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
 
@@ -22,9 +21,8 @@ def processor_name() -> str:
         command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         return found or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+    lines = _lines_of_cpuinfo()
+    if not lines:
         return platform.processor() or platform.machine()
     facts = dict(reversed([(key.strip(), value.strip()) for key, _, value in (line.partition(":") for line in lines)]))
     # ARM has no name there, only manufacturer and part numbers.
@@ -40,23 +38,20 @@ def available_cores() -> int:
 
 def processor_features() -> frozenset[str]:
     """Return Linux' names of the instructions that the processor has, e.g. `avx512_bf16`; empty elsewhere."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return frozenset()
-    line = next((line for line in text.splitlines() if line.startswith(("flags", "Features"))), "")
+    line = next((line for line in _lines_of_cpuinfo() if line.startswith(("flags", "Features"))), "")
     return frozenset(line.partition(":")[2].split())
+
+
+def _lines_of_cpuinfo() -> list[str]:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def installed_versions() -> dict[str, str]:
     """Return the versions of installed packages that a figure may depend on."""
-    versions = {"onnxtool": __version__}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {"onnxtool": __version__, **{name: version for name in _PACKAGES if (version := installed(name))}}
 
 
 _NAME_LENGTH = 96

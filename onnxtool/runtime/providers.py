@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -27,6 +26,7 @@ from urllib.parse import parse_qsl, quote
 from onnxtool.errors import OptionError, ProviderError, first_line
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, Options, not_a_choice
 from onnxtool.runtime.machine import available_cores, processor_features
+from onnxtool.version import installed
 
 BF16, FP32 = "bf16", "fp32"
 _LIBRARY, _FALLBACK = "library", "allow_fallback"  # in the text of a provider, beside its own options
@@ -327,10 +327,7 @@ def is_installed(row: Row) -> bool:
 
 def plugin_version(row: Row) -> str:
     """Return the version of a plugin's package; empty without one."""
-    try:
-        return importlib.metadata.version(row.distribution) if row.distribution else ""
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+    return installed(row.distribution) if row.distribution else ""
 
 
 def provider_version(provider: ExecutionProvider) -> str:
