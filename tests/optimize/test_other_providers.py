@@ -35,6 +35,7 @@ from onnxtool.runtime import providers, session
 from onnxtool.runtime.providers import ExecutionProvider, ProviderOptions, has_bf16
 from onnxtool.runtime.session import Session, find_provider, open_session
 from tests.cli.entry_point import json_of, run_onnxtool
+from tests.workshop import Workshop
 
 PACKAGE = "onnxruntime_ep_openvino"
 _SOURCE = Path(__file__).with_name("any_vendor.c")
@@ -71,6 +72,12 @@ def openvino(library: Path) -> str:
 def fused(trained: Path) -> Path:
     """A trained encoder, fused for the CPU."""
     return trained.with_name("fused.onnx")
+
+
+@pytest.fixture(scope="session")
+def tiny(workshop: Workshop) -> Path:
+    """An encoder of random weights, of 32 numbers a token: compiled, quantized and compared in moments."""
+    return workshop.exported("tiny-encoder", exporter="torchscript")
 
 
 def _feeds(opened: Session) -> dict[str, NDArray[np.int64]]:
@@ -301,10 +308,10 @@ def test_a_pass_that_the_provider_misreads_is_left_out(tmp_path: Path, openvino:
     assert "not timed" not in done.stdout
 
 
-def test_a_provider_that_cannot_verify_is_refused_first(trained: Path, tmp_path: Path, library: Path) -> None:
+def test_a_provider_that_cannot_verify_is_refused_first(tiny: Path, tmp_path: Path, library: Path) -> None:
     """A dry run refuses it as well; without a verification, the file may be written anywhere."""
     provider = f"openvino:NPU?library={library}"
-    options = OptimizeOptions(trained, output=tmp_path / "m.onnx", provider=provider)
+    options = OptimizeOptions(tiny, output=tmp_path / "m.onnx", provider=provider)
     for step in (plan_optimization, optimize_model):
         with pytest.raises(ProviderError, match="openvino:NPU cannot run here"):
             step(options)
@@ -312,11 +319,11 @@ def test_a_provider_that_cannot_verify_is_refused_first(trained: Path, tmp_path:
     assert report.not_timed == "it has no device 'NPU', only CPU"
 
 
-def test_int8_holds_its_bound_on_the_provider(tmp_path: Path, trained: Path, library: Path) -> None:
+def test_int8_holds_its_bound_on_the_provider(tmp_path: Path, tiny: Path, library: Path) -> None:
     """The error in the report is the one measured there."""
     output = tmp_path / "m.onnx"
     options = OptimizeOptions(
-        trained, output=output, provider="openvino", provider_library=library, precision="int8", timing=False
+        tiny, output=output, provider="openvino", provider_library=library, precision="int8", timing=False
     )
     report = optimize_model(options)
     assert report.quantization is not None
@@ -343,7 +350,7 @@ def test_auto_is_the_provider_of_the_file_or_says_why_not(
 
 
 def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, trained: Path, library: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, library: Path
 ) -> None:
     """Every command takes the provider and its precision from the stamp, and a judge runs candidates there as well."""
     package = tmp_path / PACKAGE
@@ -361,7 +368,7 @@ def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
         return Judgement({"ndcg@10": 0.5}, "" if judged[-1] == "openvino" else "too low")
 
     output = tmp_path / "m.onnx"
-    options = OptimizeOptions(trained, output=output, provider="auto", precision="auto", timing=False)
+    options = OptimizeOptions(tiny, output=output, provider="auto", precision="auto", timing=False)
     report = optimize_model(options, judge=judge)
     assert [(one.provider, one.precision) for one in report.candidates] == [
         *(("cpu", "fp32"), ("openvino", "fp32"), ("openvino", "bf16"))
@@ -373,7 +380,7 @@ def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
     assert report.verification is not None
     assert report.verification.provider == "openvino"
     monkeypatch.setattr(session, "prove_elsewhere", None)  # the stamp says that it was verified
-    assert run_texts(InferOptions(output, model_name=trained.with_suffix(""), texts=("a",))).provider == "openvino"
+    assert run_texts(InferOptions(output, model_name=tiny.with_suffix(""), texts=("a",))).provider == "openvino"
     changed = output.with_name("changed.onnx")  # by a tool that keeps metadata
     proto = onnx.load(output)
     proto.graph.node[0].name = "another"
@@ -422,6 +429,6 @@ def test_commands_take_a_provider_and_its_details(tmp_path: Path, trained: Path,
     np.testing.assert_allclose(vectors[1], vectors[0], atol=1e-5)
 
 
-def test_answers_say_where_they_come_from(trained: Path, openvino: str) -> None:
+def test_answers_say_where_they_come_from(tiny: Path, openvino: str) -> None:
     """In the report, for a Makefile's log."""
-    assert run_texts(InferOptions(trained, texts=("a",), provider=openvino)).provider == openvino
+    assert run_texts(InferOptions(tiny, texts=("a",), provider=openvino)).provider == openvino
