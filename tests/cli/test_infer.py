@@ -244,6 +244,8 @@ def test_a_benchmark_of_a_longer_text_than_the_model_takes_fails(folder: Path) -
         ((), "nothing to run: pass --text, --image, --input or --benchmark"),
         (("--text", "cat", "--runs", "3"), "without --benchmark; pass it, or leave out --runs\n"),
         (("--text", "cat", "--duration", "3"), "without --benchmark; pass it, or leave out --duration\n"),
+        (("--text", "cat", "--compare", "x.onnx"), "without --benchmark; pass it, or leave out --compare\n"),
+        (("--text", "cat", "--fail_if", "p50>3"), "without --benchmark; pass it, or leave out --fail_if\n"),
         (("--text", "cat", "--warmup", "3"), "without --benchmark; pass it, or leave out --warmup\n"),
         (("--text", "cat", "--batch_size", "1,8"), "without --benchmark; pass it, or leave out --batch_size\n"),
         (

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from onnxtool.runtime.providers import cuda_problem
 from tests.cli.entry_point import json_of, run_infer
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
 
@@ -144,16 +143,6 @@ def test_usage_errors_exit_2(folder: Path, arguments: tuple[str, ...], message: 
     assert process.stderr.endswith("hint: see onnxtool infer --help\n")
 
 
-@pytest.mark.parametrize(
-    "arguments", [("--text", "cat", "--compare", "x.onnx"), ("--text", "cat", "--fail_if", "p50>3")]
-)
-def test_options_of_benchmarks_need_one(folder: Path, arguments: tuple[str, ...]) -> None:
-    """A gate that nobody checks would pass for ever."""
-    process = run_infer(folder, *MODEL, *arguments)
-    assert process.returncode == 2
-    assert f"nothing is timed without --benchmark; pass it, or leave out {arguments[2]}" in process.stderr
-
-
 def test_csv_is_no_format_of_answers(folder: Path) -> None:
     """It has no place for them."""
     process = run_infer(folder, *MODEL, "--text", "cat", "--format", "csv")
@@ -214,14 +203,6 @@ def test_an_interrupted_benchmark_leaves_nothing(folder: Path) -> None:
     assert (process.returncode, stdout) == (130, "")
     assert stderr.strip() == "error: interrupted"
     assert sorted(folder.rglob("*")) == before
-
-
-@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
-def test_a_benchmark_on_cuda_says_what_is_missing(folder: Path) -> None:
-    """It never runs on the CPU in its place."""
-    process = run_infer(folder, *MODEL, "--benchmark", "--provider", "cuda", "--sequence_length", "4")
-    assert (process.returncode, process.stdout) == (1, "")
-    assert f"error: the provider cuda cannot run here: {cuda_problem()}" in process.stderr
 
 
 def test_io_binding_and_inter_threads_are_in_the_report(folder: Path) -> None:

@@ -373,32 +373,6 @@ def test_a_projection_is_read_with_its_weights(tmp_path: Path) -> None:
     assert (dense.activation, head.width(4)) == ("Tanh", 2)
 
 
-def test_weights_in_a_pickle_are_refused(tmp_path: Path) -> None:
-    """They could run code."""
-    source = dense_checkpoint(tmp_path)
-    (tmp_path / "2_Dense/pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match="in a pickle"):
-        read_head("embedding", source)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"activation_function": "torch.nn.modules.activation.PReLU"}, "activated by torch.nn.*PReLU"),
-        ({"activation_function": "mine.Tanh"}, "activated by mine.Tanh"),
-        ({"module_input_name": "token_embeddings"}, "computes Dense behind its Pooling, on token_emb"),
-        ({"in_features": 5}, r"of shape \[2, 4\], and its config.json says \[2, 5\]"),
-    ],
-)
-def test_a_projection_that_cannot_be_computed_is_refused(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    """By its activation, its input or its weights."""
-    source = dense_checkpoint(tmp_path, **settings)
-    tensors = {"linear.weight": np.zeros((2, 4), np.float32), "linear.bias": np.ones(2, np.float32)}
-    save_file(tensors, tmp_path / "2_Dense/model.safetensors")
-    with pytest.raises(CheckpointError, match=reason):
-        read_head("embedding", source)
-
-
 def test_instructors_leave_the_prompt_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By their ids on the hub, as sentence-transformers does; copies of them say it in their files."""
     source = checkpoint(tmp_path, ("Pooling", {"pooling_mode": "mean"}))

@@ -13,11 +13,10 @@ from onnx import TensorProto, helper
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.tokenizer import TextTokenizer
-from onnxtool.errors import InputError, ModelFileError, ProviderError
+from onnxtool.errors import InputError, ModelFileError
 from onnxtool.infer import TextInput, answering
 from onnxtool.infer.heads import head as heads
 from onnxtool.progress import listening
-from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import (
     POOLED,
@@ -224,12 +223,3 @@ def test_a_text_without_a_single_token_is_refused(
     with pytest.raises(InputError, match=message) as caught:
         infer(path, texts)
     assert "leave it out" in caught.value.hint
-
-
-@pytest.mark.skipif(not cuda_problem(), reason="CUDA runs here")
-def test_the_provider_is_the_one_that_ran(tmp_path: Path) -> None:
-    """Auto says cpu where there is no GPU, and cuda is never replaced by anything."""
-    path = write_model(tmp_path, model_for("sparse-encoding", table(V, V), "logits"))
-    assert infer(path, ["cat"]).provider == "cpu"
-    with pytest.raises(ProviderError, match="cuda cannot run here: "):
-        infer(path, ["cat"], provider="cuda")
