@@ -35,6 +35,7 @@ from onnxtool.export.sidecar_files import (
     write_sidecar_files,
 )
 from onnxtool.export.source import all_files
+from onnxtool.export.target import write_json
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.export.verification import ShorterError, Verifier, lengths_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT, some
@@ -322,8 +323,7 @@ def _write_sidecar_files(job: Job, folder: Path) -> None:
     with_weights = specification is not None and specification.needs_module_weights
     write_sidecar_files(source, job.tokenizer, folder, job.request.paths.files, module_weights=with_weights)
     if source.base is not None:
-        content = json.dumps(checkpoint.adapted_config, indent=2, ensure_ascii=False) + "\n"
-        (folder / "config.json").write_text(content, encoding="utf-8")
+        write_json(folder / "config.json", checkpoint.adapted_config)
     if job.lengths.longest is not None and job.lengths.longest < (job.lengths.stated or 0):
         state_length(folder, job.lengths.longest)
     if specification is not None:

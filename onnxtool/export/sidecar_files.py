@@ -6,7 +6,6 @@ a tokenizer.json if transformers tokenizes differently from the checkpoint's.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from onnxtool.checkpoint.static_embeddings import IDF_NAME, TOKENIZER_CONFIG, Sp
 from onnxtool.checkpoint.tokenizer_library import EffectiveTokenizer
 from onnxtool.errors import CheckpointError
 from onnxtool.export.source import Source, all_files, files_of, own_files
+from onnxtool.export.target import write_json
 from onnxtool.reading import read_json, read_text
 from onnxtool.reports import Json
 
@@ -97,7 +97,7 @@ def write_sidecar_files(
             shutil.copyfile(found, target)
     for name, content in derived.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(folder / name, content)
     if modules.kinds[:1] != (STATIC,):  # sentence-transformers reads its tokenizer.json unchanged
         _write_effective(source, tokenizer, folder, existing)
     found = source.locate(_VOCABULARY)
@@ -125,8 +125,7 @@ def _write_effective(source: Source, tokenizer: Any, folder: Path, existing: Pat
         config = source.read(TOKENIZER_CONFIG)
         missing = effective.missing(config, source.read("special_tokens_map.json"))
         if missing:
-            config = {**config, **missing}
-            (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+            write_json(folder / TOKENIZER_CONFIG, {**config, **missing})
 
 
 def _is_vocabulary(path: Path | None, tokenizer: Any) -> bool:
@@ -152,8 +151,7 @@ def state_length(folder: Path, longest: int) -> None:
         content = read_json(path)
         stated = content.get(key)
         if (positive(stated) or longest + 1) > longest and (stated is not None or name == TOKENIZER_CONFIG):
-            content = {**content, key: longest}
-            path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            write_json(path, {**content, key: longest})
 
 
 def obsolete_sidecar_files(source: Source, folder: Path, existing: Path) -> list[Path]:

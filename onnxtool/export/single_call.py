@@ -20,6 +20,7 @@ from onnxtool.export.modalities.modality import (
     SEQUENCE,
     DescribedInputs,
     Modality,
+    size_notes,
     text_case,
     usual_sizes,
 )
@@ -112,12 +113,7 @@ class SingleCallPipeline:
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """Report fixed axes, with what fixed them, and missing inputs."""
-        given, fixed = (
-            ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-            for sizes in (self.signature.given, strategy.fixed)
-        )
-        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
-        notes += [f"fixed in this file, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        notes = size_notes(architecture, self.signature.given, strategy.fixed, "this file")
         return (*notes, *left_out_notes(self.modality, architecture))
 
 

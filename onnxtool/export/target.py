@@ -399,7 +399,7 @@ def read_object(path: Path) -> dict[str, Json]:
     return content if isinstance(content, dict) else {}
 
 
-def write_json(path: Path, content: dict[str, Any] | list[Any]) -> None:
+def write_json(path: Path, content: Any) -> None:
     """Write a JSON object or list."""
     path.unlink(missing_ok=True)  # never write through a link into the checkpoint
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

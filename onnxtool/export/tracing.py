@@ -11,6 +11,7 @@ file is written.
 from __future__ import annotations
 
 import gc
+import inspect
 import io
 import math
 import re
@@ -331,6 +332,19 @@ _NO_SEED_OF_A_MODEL = 0x6F6E6E78746F6F6C
 
 
 @contextmanager
+def patched(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Replace attributes of a class, a module or an object inside the block."""
+    before = {name: inspect.getattr_static(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@contextmanager
 def traceable_calls() -> Iterator[None]:
     """Make models traceable that use strides or their own autograd functions, or draw with a seed."""
     with _strides_of_contiguous_tensors(), _autograd_functions_called(), _seeded_draws_as_constants():
@@ -354,11 +368,8 @@ def _strides_of_contiguous_tensors() -> Iterator[None]:
         pairs = zip(stride, tensor.stride(), contiguous.stride(), strict=True)
         return original(contiguous, size, [int(wanted * after // before) for wanted, before, after in pairs])
 
-    torch.Tensor.as_strided = as_strided
-    try:
+    with patched(torch.Tensor, as_strided=as_strided):
         yield
-    finally:
-        torch.Tensor.as_strided = original
 
 
 @contextmanager
@@ -383,11 +394,8 @@ def _autograd_functions_called() -> Iterator[None]:
         context.needs_input_grad = (False,) * len(args)
         return cls.forward(context, *args, **kwargs)
 
-    function.apply = classmethod(apply)
-    try:
+    with patched(function, apply=classmethod(apply)):
         yield
-    finally:
-        function.apply = original
 
 
 @contextmanager
@@ -398,8 +406,6 @@ def _seeded_draws_as_constants() -> Iterator[None]:
     torch's generator is restored.
     """
     import torch
-
-    originals = {name: getattr(torch, name) for name in _DRAWS}
 
     def constant(original: Any) -> Any:
         def draw(*args: Any, **kwargs: Any) -> Any:
@@ -412,13 +418,8 @@ def _seeded_draws_as_constants() -> Iterator[None]:
 
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(_NO_SEED_OF_A_MODEL)
-        for name, original in originals.items():
-            setattr(torch, name, constant(original))
-        try:
+        with patched(torch, **{name: constant(getattr(torch, name)) for name in _DRAWS}):
             yield
-        finally:
-            for name, original in originals.items():
-                setattr(torch, name, original)
 
 
 @contextmanager

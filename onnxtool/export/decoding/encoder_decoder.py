@@ -33,6 +33,7 @@ from onnxtool.export.modalities.modality import (
     Feeds,
     Modality,
     Sizes,
+    size_notes,
     text_case,
 )
 from onnxtool.export.signature import Shape, Signature, detect_signature, tidy, to_tensors
@@ -408,11 +409,8 @@ class EncoderDecoderPipeline:
 
     def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
         """List fixed axes and missing inputs."""
-        sizes = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
-        given = ", ".join(f"{axis} {size}" for axis, size in sizes.items())
-        fixed = ", ".join(f"{axis} {size}" for axis, size in strategy.fixed.items())
-        notes = [f"{architecture} itself takes one size only: {given}"] if given else []
-        notes += [f"fixed in these files, though {architecture} takes other sizes: {fixed}"] if fixed else []
+        given = {**({} if self.in_parallel else {DECODER_SEQUENCE: 1}), **self.signature.given}
+        notes = list(size_notes(architecture, given, strategy.fixed, "these files"))
         if self._longest_answer != self.longest:
             stated = "" if self.longest is None else f", of the {self.longest} that the checkpoint states"
             notes.append(f"for answers of up to {self._longest_answer} tokens{stated}: longer ones are not verified")

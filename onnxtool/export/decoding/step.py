@@ -18,7 +18,7 @@ import copy
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ import onnx_ir as ir
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.signature import name_nodes, rename_axes, strip
-from onnxtool.export.tracing import guarded, operators_apart, reason_of
+from onnxtool.export.tracing import guarded, operators_apart, patched, reason_of
 from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.graph.writer import Writer, scoped
 from onnxtool.reports import Dimension
@@ -167,11 +167,8 @@ def plain_generation(model: Any, **ids: int) -> Iterator[None]:
     before = model.generation_config
     names = ("bos_token_id", "pad_token_id", "decoder_start_token_id")
     kept: dict[str, Any] = {**ids} or {name: getattr(before, name, None) for name in names}
-    model.generation_config = GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **kept)
-    try:
+    with patched(model, generation_config=GenerationConfig(do_sample=False, num_beams=1, use_cache=True, **kept)):
         yield
-    finally:
-        model.generation_config = before
 
 
 def cache_name(path: str) -> str:
@@ -232,14 +229,8 @@ def _whole_windows() -> Iterator[None]:
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     names = ("update", "get_mask_sizes", "get_seq_length")
-    before = {name: vars(DynamicSlidingWindowLayer)[name] for name in names}
-    try:
-        for name in names:
-            setattr(DynamicSlidingWindowLayer, name, vars(DynamicLayer)[name])
+    with patched(DynamicSlidingWindowLayer, **{name: vars(DynamicLayer)[name] for name in names}):
         yield
-    finally:
-        for name, method in before.items():
-            setattr(DynamicSlidingWindowLayer, name, method)
 
 
 def _axes(path: str, shape: tuple[int, ...], other: tuple[int, ...], *, parallel: bool) -> tuple[Dimension, ...]:
@@ -409,10 +400,7 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
     """
     outer = Writer(naming=scoped("tokens"))
     given = {str(value.name): ir.val(str(value.name), value.dtype) for value in prompts.graph.inputs}
-    length, total = (
-        outer.op("Gather", outer.op("Shape", given[name]), outer.constant(np.array(1), "tokens/axis"), axis=0)
-        for name in (IDS, MASK)
-    )
+    length, total = (_num_columns(outer, given[name]) for name in (IDS, MASK))
     is_one = outer.op("Equal", length, outer.constant(np.array(1), "tokens/one"))
     is_step = outer.op("And", is_one, outer.op("Greater", total, length))
     own = _share_weights(step.graph, prompts.graph)
@@ -425,7 +413,6 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
             node.name = f"{_STEP}/{node.name}"
             for output in node.outputs:
                 output.name = f"{_STEP}/{output.name}"
-    opsets = dict(prompts.opset_imports)
     branches = [
         ir.AttrGraph("then_branch", _branch(step.graph, given, _STEP)),
         ir.AttrGraph("else_branch", _branch(prompts.graph, given, "prompt")),
@@ -434,15 +421,27 @@ def choose_by_length(prompts: ir.Model, step: ir.Model) -> ir.Model:
     outer.nodes.append(choice)
     for value, (name, kind, shape) in zip(choice.outputs, outputs, strict=True):
         value.name, value.type, value.shape = name, kind, shape
+    return _around(prompts, list(given.values()), choice.outputs, outer, weights)
+
+
+def _num_columns(outer: Writer, tensor: ir.Value) -> ir.Value:
+    """Return the size of the second axis, int64 []."""
+    return outer.op("Gather", outer.op("Shape", tensor), outer.constant(np.array(1), "tokens/axis"), axis=0)
+
+
+def _around(
+    part: ir.Model, inputs: list[ir.Value], outputs: Sequence[ir.Value], outer: Writer, weights: list[ir.Value]
+) -> ir.Model:
+    """Make the model of what `outer` has written around a part, which gives its weights, opsets and name."""
     graph = ir.Graph(
-        list(given.values()),
-        list(choice.outputs),
+        inputs,
+        outputs,
         nodes=outer.nodes,
         initializers=[*weights, *outer.initializers.values()],
-        opset_imports=opsets,
-        name=prompts.graph.name,
+        opset_imports=dict(part.opset_imports),
+        name=part.graph.name,
     )
-    return ir.Model(graph, ir_version=prompts.ir_version, producer_name=prompts.producer_name)
+    return ir.Model(graph, ir_version=part.ir_version, producer_name=part.producer_name)
 
 
 def _share_weights(graph: ir.Graph, other: ir.Graph) -> list[ir.Value]:
@@ -504,10 +503,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]])
     ids, mask = (ir.val(name, ir.DataType.INT64) for name in (IDS, MASK))
     taken = {str(value.name): value for value in step.graph.inputs}
     given = {name: ir.val(name, taken[name].dtype) for name in cache}
-    length, total = (
-        outer.op("Gather", outer.op("Shape", tensor), outer.constant(np.array(1), "tokens/axis"), axis=0)
-        for tensor in (ids, mask)
-    )
+    length, total = (_num_columns(outer, tensor) for tensor in (ids, mask))
     before = outer.op("Sub", total, length)
     logits, *presents = step.graph.outputs
     body = _body(step, cache, ids, mask, before, outer.initializers)
@@ -531,15 +527,7 @@ def loop_over_tokens(step: ir.Model, cache: Mapping[str, tuple[Dimension, ...]])
         value.name = f"step/{value.name}"
     weights = list(step.graph.initializers.values())
     step.graph.initializers.clear()
-    graph = ir.Graph(
-        [ids, mask, *given.values()],
-        [result, *loop.outputs[:-1]],
-        nodes=outer.nodes,
-        initializers=[*weights, *outer.initializers.values()],
-        opset_imports=dict(step.opset_imports),
-        name=step.graph.name,
-    )
-    return ir.Model(graph, ir_version=step.ir_version, producer_name=step.producer_name)
+    return _around(step, [ids, mask, *given.values()], [result, *loop.outputs[:-1]], outer, weights)
 
 
 def _body(

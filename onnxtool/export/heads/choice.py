@@ -127,7 +127,6 @@ def recognize_head(source: Source, architecture: str) -> Choice:
     Returns:
         The head named `splade`, `embedding`, `late-interaction` or `m3`, with the reason in words; or `none` if no file
         mentions one.
-        file speaks of one.
 
     Raises:
         CheckpointError: the checkpoint has modules or settings that are not supported.

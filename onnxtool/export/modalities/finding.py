@@ -26,7 +26,7 @@ from onnxtool.export.modalities.image import ImageInputs
 from onnxtool.export.modalities.modality import Modality, usual_sizes
 from onnxtool.export.modalities.pages import find_page_inputs, restrict_to_pages
 from onnxtool.export.modalities.text import FEW_IDS, TextInputs, vocabulary_size
-from onnxtool.export.signature import run_torch_tensors
+from onnxtool.export.signature import run_own_forward, run_torch_tensors
 
 # Far above float32 rounding, and far below the effect of a different formula.
 _SAME = 1e-4
@@ -102,11 +102,7 @@ def scales_to_length_one(model: Any, modality: Modality, both: Modality, side: S
         ExportError: it compares neither these features, nor the features at length one.
     """
     feeds = both.feeds(usual_sizes(both), seed=3)
-    restricted = vars(model).pop("forward")
-    try:
-        whole = run_torch_tensors(model, feeds)
-    finally:
-        model.forward = restricted
+    whole = run_own_forward(model, feeds)
     names = modality.feeds(usual_sizes(modality))
     own = run_torch_tensors(model, {name: feeds[name] for name in names})[side.features]
     features: NDArray[Any] = own.float().cpu().numpy()

@@ -5,7 +5,7 @@ Also what modalities share: running a tokenizer or processor, and scaling inputs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -95,6 +95,16 @@ def text_case(modality: Modality, fixed: Sizes, length: int) -> Case:
 def usual_sizes(modality: Modality) -> dict[str, int]:
     """Return the usual size of every axis."""
     return {axis.name: axis.usual for axis in modality.axes}
+
+
+def size_notes(architecture: str, given: Sizes, fixed: Sizes, files: str) -> Iterator[str]:
+    """Yield notes for the user about the axes of one size: `given` by the model, and `fixed` in its `files`."""
+    for sizes, note in (
+        (given, f"{architecture} itself takes one size only"),
+        (fixed, f"fixed in {files}, though {architecture} takes other sizes"),
+    ):
+        if sizes:
+            yield f"{note}: {', '.join(f'{axis} {size}' for axis, size in sizes.items())}"
 
 
 PROCESSOR_FILE = "preprocessor_config.json"

@@ -36,7 +36,7 @@ from onnxtool.export.modalities.modality import (
     scaled,
     usual_sizes,
 )
-from onnxtool.export.signature import run_torch_tensors
+from onnxtool.export.signature import run_own_forward, run_torch_tensors
 from onnxtool.model_file.metadata import PLACEHOLDER_KEY, PLACEHOLDERS_KEY, PROCESSOR_KEY
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_stamp import GIVEN, MASK, NORMAL, InputKind
@@ -228,11 +228,7 @@ def find_page_inputs(model: Any, checkpoint: Checkpoint, accepted: tuple[str, ..
     inputs = PageInputs.of(checkpoint.load_processor("processor"), accepted, model, image_id)
     pages = inputs.pages()
     found = run_torch_tensors(model, {name: pages[name] for name in accepted})[TOKENS]
-    restricted = vars(model).pop("forward")
-    try:
-        own = run_torch_tensors(model, pages)["embeddings"]
-    finally:
-        model.forward = restricted
+    own = run_own_forward(model, pages)["embeddings"]
     if found.shape != own.shape or not (found - own).abs().max() <= _SAME:
         raise ExportError(
             f"{type(model).__name__} computes other vectors of pages than onnxtool's form of it",
