@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -49,7 +50,7 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
     job = _with_storage(job, file)
     strategy = _strategy_of(job, file)
     if samples:
-        return _compare_on(samples, file, job, strategy)
+        return _compare_on(samples, file, job)
     lengths = lengths_of(job, strategy).seen_in(load_model(file.path))
     return Verifier(job).measure(file.path, strategy, lengths)[0]
 
@@ -102,14 +103,14 @@ def _strategy_of(job: Job, file: ModelFile) -> ExportStrategy:
     return strategy
 
 
-def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job, strategy: ExportStrategy) -> Verification:
+def _compare_on(samples: Sequence[Case], file: ModelFile, job: Job) -> Verification:
     pipeline = job.plan.pipeline
     if not isinstance(pipeline, SingleCallPipeline):
         raise ExportError(
             f"{file.path} generates step by step, and is compared on its own prompts", "leave --sample_inputs out"
         )
-    reference = pipeline.reference(job.models.reference(), strategy)
-    outputs = run_reference(reference.run, samples, name="PyTorch", sequences=reference.sequences)
+    run = partial(pipeline.run, job.models.reference())
+    outputs = run_reference(run, samples, name="PyTorch", sequences=pipeline.sequences)
     try:
         return pipeline.verify(file.path, outputs, job.request.options.tolerance)
     except VerificationError as error:

@@ -51,6 +51,7 @@ from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
 from onnxtool.export.target import Layout, Target, find_target, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
+from onnxtool.export.tracing import attention_of
 from onnxtool.export.weights import as_floats, is_quantized
 from onnxtool.model_file import check_model_output
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
@@ -374,7 +375,8 @@ def _plan_single_call(subject: _Subject) -> Plan:
     if head is not None and head.name == "embedding" and options.vectors_as is not None:
         stored, few = choose_storage(options, subject.model, head, modality, request.source)
         head, reasons = head.stored_as(stored, signature), reasons + few
-    pipeline = SingleCallPipeline.of(subject.model, modality, signature, head, specification, options)
+    attention = attention_of(subject.model)
+    pipeline = SingleCallPipeline(modality, signature, head, options.keep_raw, specification, attention)
     task = checkpoint.task if head is None else head.task
     return Plan(task, pipeline, choice.name, head, specification, states, reasons)
 

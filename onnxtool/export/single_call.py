@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,6 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, some_prompts
-from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError
 from onnxtool.export.heads.head import Head, append_head, keep_read_rows
 from onnxtool.export.modalities.finding import left_out_notes
@@ -20,15 +20,15 @@ from onnxtool.export.modalities.modality import (
     SEQUENCE,
     DescribedInputs,
     Modality,
+    Sizes,
     size_notes,
     text_case,
     usual_sizes,
 )
 from onnxtool.export.modalities.pages import PageInputs
-from onnxtool.export.options import ExportOptions
-from onnxtool.export.signature import Shape, Signature, detect_signature, run_torch_tensors, tidy, to_numpy, to_tensors
+from onnxtool.export.signature import Signature, detect_signature, run_torch_tensors, tidy, to_numpy, to_tensors
 from onnxtool.export.target_specification import TargetSpecification
-from onnxtool.export.tracing import ExportStrategy, attention_of, strategies_for, trace
+from onnxtool.export.tracing import ExportStrategy, strategies_for, trace
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
 from onnxtool.runtime.session import open_session
@@ -58,14 +58,6 @@ class SingleCallPipeline:
     specification: TargetSpecification | None
     default_attention: str | None
 
-    @classmethod
-    def of(
-        cls, model: Any, modality: Modality, signature: Signature, head: Head | None,
-        specification: TargetSpecification | None, options: ExportOptions,
-    ) -> SingleCallPipeline:  # fmt: skip
-        """Determine everything about a loaded model that does not depend on the strategy."""
-        return cls(modality, signature, head, options.keep_raw, specification, attention_of(model))
-
     def strategies(self, exporter: str, *, verified: bool) -> Iterator[ExportStrategy]:
         """List the strategies; ones that fix axes come last."""
         return strategies_for(exporter, self.signature.axes, self.default_attention, verified=verified)
@@ -89,51 +81,6 @@ class SingleCallPipeline:
         return (graph,)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Run the model on all cases of its modality that fit the fixed axes; with `lengths`, on such texts instead."""
-        return self.reference(model, strategy).reference_outputs(lengths)
-
-    def reference(self, model: Any, strategy: ExportStrategy) -> TorchReference:
-        """Return the reference that a file must match."""
-        sizes = {**self.signature.given, **strategy.fixed}
-        return TorchReference(model, self.modality, self.signature.outputs, sizes, self.head, self.keep_raw)
-
-    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Compare all outputs."""
-        stored = None if self.head is None else self.head.stored
-        return verify_file(path, reference, tolerance, self.specification, stored)
-
-    def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
-        """Describe the inputs by the cases that PyTorch ran on, or by all cases if unverified."""
-        sizes = {**self.signature.given, **strategy.fixed}
-        return ((self.modality.kinds, self.modality.cases(sizes) if cases is None else cases),)
-
-    def links(self, path: Path) -> tuple[dict[str, str], ...]:
-        """Return the graphs' metadata about each other: there is none."""
-        return ({},)
-
-    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
-        """Report fixed axes, with what fixed them, and missing inputs."""
-        notes = size_notes(architecture, self.signature.given, strategy.fixed, "this file")
-        return (*notes, *left_out_notes(self.modality, architecture))
-
-
-@dataclass(frozen=True)
-class TorchReference:
-    """The PyTorch model that an exported file must match, and how to call it.
-
-    Attributes:
-        outputs: the file's outputs, before a head, with their shapes.
-        fixed: the sizes of non-dynamic axes.
-    """
-
-    model: Any
-    modality: Modality
-    outputs: Mapping[str, Shape]
-    fixed: Mapping[str, int]
-    head: Head | None
-    keep_raw: bool = False
-
-    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
         """Run the model on the inputs that the file will be run on: several sizes and masks, and real content.
 
         With `lengths`, these are texts with the given numbers of tokens, in order, and may be few.
@@ -146,17 +93,19 @@ class TorchReference:
         """
         import torch
 
-        cases = [text_case(self.modality, self.fixed, length) for length in lengths] or self.modality.cases(self.fixed)
+        fixed = self._sizes(strategy)
+        run = partial(self.run, model)
+        cases = [text_case(self.modality, fixed, length) for length in lengths] or self.modality.cases(fixed)
         if self.head is not None:
-            cases += [] if lengths else self._unseen_tokens(self.head.unseen_length)
+            cases += [] if lengths else self._unseen_tokens(self.head.unseen_length, fixed)
             if self.head.leaves_prompt_out:
                 cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
         before = torch.get_rng_state()
-        outputs = run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=self.sequences)
+        outputs = run_reference(run, cases, name="PyTorch", refusal=ExportError, sequences=self.sequences)
         if lengths:
             return outputs
         if not torch.equal(before, torch.get_rng_state()):
-            self._require_same_outputs(outputs)
+            _require_same_outputs(type(model).__name__, run, outputs)
         if len(outputs.cases) < _FEWEST_CASES:
             raise ExportError(
                 f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
@@ -167,12 +116,12 @@ class TorchReference:
     @property
     def sequences(self) -> frozenset[str]:
         """The outputs whose first axes are B and S."""
-        names = {name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,)}
+        names = {name for name, shape in self.signature.outputs.items() if shape[1:2] == (SEQUENCE,)}
         return frozenset(names | {one.output for one in (self.head.all if self.head else ()) if one.keeps_tokens})
 
-    def _unseen_tokens(self, length: int) -> list[Case]:
+    def _unseen_tokens(self, length: int, fixed: Sizes) -> list[Case]:
         """Return texts followed by tokens that the model does not see, but whose vectors count."""
-        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **self.fixed}
+        sizes = {**usual_sizes(self.modality), SEQUENCE: length, **fixed}
         if not length or sizes[SEQUENCE] != length:
             return []
         feeds = self.modality.feeds(sizes)
@@ -182,71 +131,87 @@ class TorchReference:
         mask[0, max(1, length // 2) :] = 0
         return [Case("tokens that the model does not see", {**feeds, "attention_mask": mask}, None)]
 
-    def _require_same_outputs(self, outputs: ReferenceOutputs) -> None:
-        """Run a model that draws random numbers twice more: with its own seed, it draws the same ones.
-
-        Its first outputs do not count: running may have changed the model, which is not randomness.
-        """
-        for case in outputs.cases:
-            first = self.run(case.feeds)
-            for name, again in self.run(case.feeds).items():
-                one, other = first[name].astype(np.float64), again.astype(np.float64)
-                with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones in both runs
-                    apart = float(np.nanmax(np.abs(one - other), initial=0.0))
-                if apart > _SAME_ANSWER * max(1.0, float(np.nanmax(np.abs(one), initial=0.0))):
-                    raise ExportError(
-                        f"{type(self.model).__name__} draws random numbers and answers differently each time: {name} "
-                        f"by {apart:.3g} on the same input ({case.description})",
-                        "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
-                        "--no_verify exports it unverified",
-                    )
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Run the PyTorch model, with the head computed in PyTorch."""
         import torch
 
-        tensors = run_torch_tensors(self.model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
+        tensors = run_torch_tensors(model, {name: feeds[name] for name in feeds if name != POOLING_MASK})
         if self.head is not None:
             mask, pooled = (
-                torch.from_numpy(feeds[name]).to(self.model.device) if name in feeds else None
+                torch.from_numpy(feeds[name]).to(model.device) if name in feeds else None
                 for name in ("attention_mask", POOLING_MASK)
             )
             raw = {self.head.source: tensors[self.head.source]} if self.keep_raw else {}
             tensors = {one.output: one.reference(tensors[one.source], mask, pooled) for one in self.head.all} | raw
-        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.outputs}
+        return {name: to_numpy(tensors[name]) for name in tensors if self.head or name in self.signature.outputs}
+
+    def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
+        """Compare the outputs of a file with the model's; a file for a target runs as its target runs it.
+
+        Vectors that the file stores as codes or bits are compared by nearest vectors among such codes.
+
+        Raises:
+            VerificationError: an output differs by more than `tolerance`.
+        """
+        specification = self.specification
+        run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
+        dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
+
+        def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            # Floats are passed in the file's dtype: half precision for a half-precision model.
+            return run_file(
+                {
+                    name: array.astype(dtypes.get(name, "float32"))
+                    if np.issubdtype(array.dtype, np.floating)
+                    else array
+                    for name, array in feeds.items()
+                }
+            )
+
+        verification = verify(run, reference, tolerance, None if self.head is None else self.head.stored)
+        require_passed(verification, "try the other --exporter; --no_verify keeps the file despite the error")
+        return verification
+
+    def inputs(self, strategy: ExportStrategy, cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
+        """Describe the inputs by the cases that PyTorch ran on, or by all cases if unverified."""
+        return ((self.modality.kinds, self.modality.cases(self._sizes(strategy)) if cases is None else cases),)
+
+    def links(self, path: Path) -> tuple[dict[str, str], ...]:
+        """Return the graphs' metadata about each other: there is none."""
+        return ({},)
+
+    def notes(self, architecture: str, strategy: ExportStrategy) -> tuple[str, ...]:
+        """Report fixed axes, with what fixed them, and missing inputs."""
+        notes = size_notes(architecture, self.signature.given, strategy.fixed, "this file")
+        return (*notes, *left_out_notes(self.modality, architecture))
+
+    def _sizes(self, strategy: ExportStrategy) -> Sizes:
+        """Return the sizes of the axes that are not dynamic."""
+        return {**self.signature.given, **strategy.fixed}
+
+
+def _require_same_outputs(
+    name_of_model: str, run: Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]], outputs: ReferenceOutputs
+) -> None:
+    """Run a model that draws random numbers twice more: with its own seed, it draws the same ones.
+
+    Its first outputs do not count: running may have changed the model, which is not randomness.
+    """
+    for case in outputs.cases:
+        first = run(case.feeds)
+        for name, again in run(case.feeds).items():
+            one, other = first[name].astype(np.float64), again.astype(np.float64)
+            with np.errstate(invalid="ignore"):  # a model that masks with infinities has the same ones in both runs
+                apart = float(np.nanmax(np.abs(one - other), initial=0.0))
+            if apart > _SAME_ANSWER * max(1.0, float(np.nanmax(np.abs(one), initial=0.0))):
+                raise ExportError(
+                    f"{name_of_model} draws random numbers and answers differently each time: {name} "
+                    f"by {apart:.3g} on the same input ({case.description})",
+                    "a seed in its configuration makes it answer once and for all, as Reformer's hash_seed does; "
+                    "--no_verify exports it unverified",
+                )
 
 
 def _with_prompts(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Make each text begin with a prompt of a different length, which is not pooled over."""
     return {**feeds, POOLING_MASK: some_prompts(feeds["attention_mask"].astype(bool)).astype(np.int64)}
-
-
-def verify_file(
-    path: Path,
-    reference: ReferenceOutputs,
-    tolerance: Tolerance,
-    specification: TargetSpecification | None = None,
-    stored: VectorType | None = None,
-) -> Verification:
-    """Compare the file at `path` with the PyTorch model's outputs; with a `specification`, run it as its target does.
-
-    Vectors that the file has `stored` as codes or bits are compared by nearest vectors among such codes.
-
-    Raises:
-        VerificationError: an output differs by more than `tolerance`.
-    """
-    run_file = specification.runner(path) if specification else open_session(path, provider="cpu", frugal=True).run
-    dtypes = {info.name: info.dtype for info in ModelFile.open(path).structure.inputs}
-
-    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        # Floats are passed in the file's dtype: half precision for a half-precision model.
-        return run_file(
-            {
-                name: array.astype(dtypes.get(name, "float32")) if np.issubdtype(array.dtype, np.floating) else array
-                for name, array in feeds.items()
-            }
-        )
-
-    verification = verify(run, reference, tolerance, stored)
-    require_passed(verification, "try the other --exporter; --no_verify keeps the file despite the error")
-    return verification

@@ -16,8 +16,10 @@ from onnx import numpy_helper
 
 from onnxtool.errors import ExportError, OutputExistsError, VerificationError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.decoding.encoder_decoder import EncoderDecoder, EncoderDecoderReference, verify_encoder_decoder
+from onnxtool.export.decoding.encoder_decoder import EncoderDecoder, EncoderDecoderPipeline
 from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.signature import Signature
+from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import TOLERANCES
 from tests import generators
@@ -110,13 +112,15 @@ def test_a_decoder_of_one_token_at_a_time_says_so(workshop: Workshop) -> None:
     assert any("itself takes one size only: decoder_sequence 1" in note for note in report(path)["notes"])
 
 
-def reference(workshop: Workshop) -> EncoderDecoderReference:
+def pipeline(workshop: Workshop) -> EncoderDecoderPipeline:
     from transformers import AutoTokenizer
 
-    model = generators.make_model("t5")
     tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "t5"))
-    texts = TextInputs.of(model, tokenizer, ("input_ids", "attention_mask"))
-    return EncoderDecoderReference(EncoderDecoder(model, 0), texts, None, 40)
+    texts = TextInputs.of(generators.make_model("t5"), tokenizer, ("input_ids", "attention_mask"))
+    return EncoderDecoderPipeline(
+        texts, Signature({}, {}), start_id=0, in_parallel=True, longest=79, vocabulary_size=40, default_attention=None,
+        is_verified=True,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("broken", ["t5.onnx", "t5-encoder.onnx"])
@@ -129,9 +133,9 @@ def test_another_weight_in_either_file_is_caught(broken: str, workshop: Workshop
             tensor = next(tensor for tensor in model.graph.initializer if len(tensor.dims) == 2)
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.5, tensor.name))
         onnx.save(model, tmp_path / name)
-    outputs = reference(workshop).reference_outputs({})
+    outputs = pipeline(workshop).reference_outputs(generators.make_model("t5"), ExportStrategy(EXPORTERS[0], None))
     with pytest.raises(VerificationError, match="differs from PyTorch"):
-        verify_encoder_decoder(tmp_path / "t5-encoder.onnx", tmp_path / "t5.onnx", outputs, TOLERANCES["fp32"])
+        pipeline(workshop).verify(tmp_path / "t5.onnx", outputs, TOLERANCES["fp32"])
 
 
 def test_a_decoder_that_reads_the_encoder_beside_its_cache_is_refused(workshop: Workshop) -> None:

@@ -331,7 +331,9 @@ def test_the_report_says_what_a_file_of_text_leaves_out(
     if task == TASK_WITH_CACHE:
         pipeline = GenerationPipeline(modality)
     else:
-        pipeline = SingleCallPipeline.of(model, modality, Signature({}, {}), None, None, ExportOptions("m"))
+        pipeline = SingleCallPipeline(
+            modality, Signature({}, {}), None, keep_raw=False, specification=None, default_attention=None
+        )
     assert pipeline.notes("M", ExportStrategy(EXPORTERS[0], None, prompts=PROMPTS[0])) == said
 
 

@@ -21,9 +21,10 @@ from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import read_head
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.report import ExportReport
-from onnxtool.export.signature import detect_signature
-from onnxtool.export.single_call import TorchReference, verify_file
+from onnxtool.export.signature import Signature, detect_signature
+from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
+from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.verification import Verification
 from tests.export.planting import (
@@ -39,23 +40,32 @@ from tests.export.planting import (
 from tests.workshop import Workshop
 
 
-def reference(workshop: Workshop, name: str, head: str = "none") -> TorchReference:
-    """Load the model that files are compared with."""
+def reference(workshop: Workshop, name: str, head: str = "none") -> tuple[Any, SingleCallPipeline]:
+    """Load the model that files are compared with, and how they are."""
     checkpoint = Checkpoint.open(Source.find(str(workshop.checkpoint(name))))
     model = checkpoint.load_model(dtype="float32", device="cpu", attention=None)
     modality = find_modality(model, checkpoint)
     signature = detect_signature(model, modality)
-    return TorchReference(model, modality, signature.outputs, signature.sizes, read_head(head, checkpoint.source))
+    head_ = read_head(head, checkpoint.source)
+    return model, SingleCallPipeline(
+        modality, signature, head_, keep_raw=False, specification=None, default_attention=None
+    )
+
+
+def outputs_of(model: Any, pipeline: SingleCallPipeline) -> ReferenceOutputs:
+    return pipeline.reference_outputs(model, ExportStrategy(EXPORTERS[0], None))
 
 
 @pytest.fixture(scope="module")
 def encoder_outputs(workshop: Workshop) -> ReferenceOutputs:
     """What PyTorch gives for the encoder that errors are planted in."""
-    return reference(workshop, "tiny-encoder").reference_outputs()
+    return outputs_of(*reference(workshop, "tiny-encoder"))
 
 
 def verify_encoder(path: Path, outputs: ReferenceOutputs) -> Verification:
-    return verify_file(path, outputs, TOLERANCES["fp32"])
+    anything: Any = None  # of what a file is compared by, only the outputs count
+    plain = SingleCallPipeline(anything, Signature({}, {}), None, False, None, None)
+    return plain.verify(path, outputs, TOLERANCES["fp32"])
 
 
 def ignore_the_token_types(model: onnx.ModelProto) -> None:
@@ -155,11 +165,7 @@ def test_a_head_that_pools_padding_is_caught(workshop: Workshop, tmp_path: Path)
     source.input[0] = "planted_ones"
     onnx.save(model, tmp_path / "broken.onnx")
     with pytest.raises(VerificationError, match="ragged|real text"):
-        verify_file(
-            tmp_path / "broken.onnx",
-            reference(workshop, "tiny-splade", "splade").reference_outputs(),
-            TOLERANCES["fp32"],
-        )
+        verify_encoder(tmp_path / "broken.onnx", outputs_of(*reference(workshop, "tiny-splade", "splade")))
 
 
 def test_a_graph_that_runs_on_one_size_only_says_so(
@@ -176,31 +182,31 @@ def test_a_graph_that_runs_on_one_size_only_says_so(
 
 def test_a_model_that_answers_differently_each_time_cannot_be_verified(workshop: Workshop) -> None:
     """No file could be right; a Reformer without a seed for its hashes is so."""
-    drawing = reference(workshop, "tiny-encoder")
+    model, drawing = reference(workshop, "tiny-encoder")
 
     def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
         output["last_hidden_state"] = output["last_hidden_state"] + torch.rand(1)
         return output
 
-    drawing.model.register_forward_hook(add_noise)
+    model.register_forward_hook(add_noise)
     with pytest.raises(
         ExportError, match="draws random numbers and answers differently each time: last_hidden_state by"
     ):
-        drawing.reference_outputs()
+        outputs_of(model, drawing)
 
 
 def test_a_model_that_draws_under_its_own_seed_can_be_verified(workshop: Workshop) -> None:
     """What it draws is the same in every run."""
-    drawing = reference(workshop, "tiny-encoder")
+    model, drawing = reference(workshop, "tiny-encoder")
 
     def add_noise(_model: Any, _inputs: Any, output: Any) -> Any:
         torch.manual_seed(5)
         output["last_hidden_state"] = output["last_hidden_state"] + torch.rand(1)
         return output
 
-    drawing.model.register_forward_hook(add_noise)
+    model.register_forward_hook(add_noise)
     with torch.random.fork_rng(devices=()):
-        assert drawing.reference_outputs().cases
+        assert outputs_of(model, drawing).cases
 
 
 Weights = dict[str, Any]

@@ -56,6 +56,10 @@ WITHOUT_CACHE = "export it with --task text2text-generation, which uses no cache
 _CACHES = {"decoder": "self_attention_cache", "encoder": "cross_attention_cache"}
 _PARTS = {"key": "keys", "value": "values"}
 _SAME = 1e-3  # relative to the largest logit: far above rounding, far below the effect of another token
+PROMPT = "decoder_input_ids"
+
+# K for successive cases. The longest exceeds the distances that T5 distinguishes, which fall into 32 buckets.
+_LENGTHS = (1, 5, 1, 70, 2)
 _STEPS = 2  # tokens in the traced step; with one, the tracer would fix the number
 
 Cache = dict[str, Any]
@@ -376,14 +380,68 @@ class EncoderDecoderPipeline:
         return trace_encoder_decoder(parts, sample, strategy, shapes, opset)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Make the model generate; with `lengths`, from texts with these numbers of tokens."""
-        parts = EncoderDecoder(model, self.start_id, self.in_parallel)
-        reference = EncoderDecoderReference(parts, self.modality, self._verified_answer, self.vocabulary_size)
-        return reference.reference_outputs({**self.signature.given, **strategy.fixed}, lengths)
+        """Make the model generate from texts of many lengths, alone and batched.
+
+        With `lengths`, from texts with these numbers of tokens.
+        """
+        fixed = {**self.signature.given, **strategy.fixed}
+
+        def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            """Generate N tokens greedily after a prompt: logits float32 [B, N, V]."""
+            tokens = {"decoder_start_token_id": self.start_id, "pad_token_id": 0}
+            return {LOGITS: generate_with_pytorch(model, feeds, WITHOUT_CACHE, **tokens)}
+
+        # Everything in a row depends on all of its text, and none of it is padding.
+        if not lengths:
+            cases = list(self._cases(fixed, type(model).__name__))
+            return run_reference(run, cases, name="PyTorch", sequences=frozenset())
+        texts = [text_case(self.modality, fixed, length) for length in lengths]
+        cases = [replace(text, feeds={**text.feeds, PROMPT: np.array([[self.start_id]])}) for text in texts]
+        return run_reference(run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Make the files generate, token by token."""
-        return verify_encoder_decoder(encoder_path(path), path, reference, tolerance)
+        """Make the files generate from the same texts, using their own choices and cache, and compare.
+
+        Decoder prompts are passed as a whole and, if long, also in two pieces.
+
+        Raises:
+            VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
+        """
+        first, step = (open_session(one, provider="cpu") for one in (encoder_path(path), path))
+        cases = [
+            replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS].argmax(-1)})
+            for case, outputs in zip(reference.cases, reference.outputs, strict=True)
+        ]
+
+        def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            return {LOGITS: generate_from_text(first, step, feeds, tolerance)}
+
+        verification = verify(run, replace(reference, cases=tuple(cases)), tolerance)
+        require_passed(verification, "--no_verify keeps the files despite the errors")
+        return verification
+
+    def _cases(self, fixed: Sizes, name: str) -> Iterator[Case]:
+        limit = self._verified_answer
+        longest = min(limit or max(_LENGTHS) + NEW_TOKENS, max(_LENGTHS) + NEW_TOKENS) - NEW_TOKENS
+        if longest < 1:
+            raise ExportError(
+                f"the decoder of {name} takes {limit} tokens, too few to generate {NEW_TOKENS}",
+                "pass --no_verify to export it as it is",
+            )
+        lengths = tuple(min(length, longest) for length in _LENGTHS) if self.in_parallel else (1,)
+        numbers: dict[str, int] = {}
+        for number, case in enumerate(self.modality.cases(fixed)):
+            number = numbers[case.description] = numbers.get(case.like, number)  # the same prompt apart from padding
+            length = lengths[number % len(lengths)]
+            batch = len(next(iter(case.feeds.values())))
+            prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
+            prompt[:, 0] = self.start_id
+            yield replace(case, feeds={**case.feeds, PROMPT: prompt})
+        if self.in_parallel and limit is not None and limit - NEW_TOKENS > max(lengths):
+            prompt = np.random.default_rng(0).integers(0, self.vocabulary_size, (1, limit - NEW_TOKENS))
+            prompt[:, 0] = self.start_id
+            text = text_case(self.modality, fixed, fixed.get(SEQUENCE, 8))
+            yield replace(text, description=f"a long answer, {limit} tokens", feeds={**text.feeds, PROMPT: prompt})
 
     @property
     def _verified_answer(self) -> int | None:
@@ -428,95 +486,6 @@ def _start_of(model: Any, otherwise: int) -> int:
     names = ("decoder_start_token_id", "bos_token_id")
     found = (getattr(config, name, None) for name in names for config in configs)
     return next((token for token in found if isinstance(token, int)), otherwise)
-
-
-PROMPT = "decoder_input_ids"
-
-# K for successive cases. The longest exceeds the distances that T5 distinguishes, which fall into 32 buckets.
-_LENGTHS = (1, 5, 1, 70, 2)
-
-
-@dataclass(frozen=True)
-class EncoderDecoderReference:
-    """The PyTorch model that the two graphs must match.
-
-    Attributes:
-        modality: the encoder's inputs.
-        longest: the maximum number of decoder tokens; None for no limit.
-        vocabulary_size: the number of ids the decoder knows.
-    """
-
-    parts: EncoderDecoder
-    modality: Modality
-    longest: int | None
-    vocabulary_size: int
-
-    def reference_outputs(self, fixed: Sizes, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Make the model generate from texts of many lengths, alone and batched; with `lengths`, from such texts."""
-        if lengths:
-            start = np.array([[self.parts.start_id]])
-            texts = [text_case(self.modality, fixed, length) for length in lengths]
-            cases = [replace(text, feeds={**text.feeds, PROMPT: start}) for text in texts]
-            return run_reference(self.run, cases, name="PyTorch", refusal=ExportError, sequences=frozenset())
-        # Everything in a row depends on all of its text, and none of it is padding.
-        return run_reference(self.run, list(self._cases(fixed)), name="PyTorch", sequences=frozenset())
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Generate N tokens greedily after a prompt: logits float32 [B, N, V]."""
-        generated = generate_with_pytorch(
-            self.parts.model, feeds, WITHOUT_CACHE, decoder_start_token_id=self.parts.start_id, pad_token_id=0
-        )
-        return {LOGITS: generated}
-
-    def _cases(self, fixed: Sizes) -> Iterator[Case]:
-        longest = min(self.longest or max(_LENGTHS) + NEW_TOKENS, max(_LENGTHS) + NEW_TOKENS) - NEW_TOKENS
-        if longest < 1:
-            raise ExportError(
-                f"the decoder of {type(self.parts.model).__name__} takes {self.longest} tokens, too few to generate "
-                f"{NEW_TOKENS}",
-                "pass --no_verify to export it as it is",
-            )
-        lengths = tuple(min(length, longest) for length in _LENGTHS) if self.parts.in_parallel else (1,)
-        numbers: dict[str, int] = {}
-        for number, case in enumerate(self.modality.cases(fixed)):
-            number = numbers[case.description] = numbers.get(case.like, number)  # the same prompt apart from padding
-            length = lengths[number % len(lengths)]
-            batch = len(next(iter(case.feeds.values())))
-            prompt = np.random.default_rng(number).integers(0, self.vocabulary_size, (batch, length))
-            prompt[:, 0] = self.parts.start_id
-            yield replace(case, feeds={**case.feeds, PROMPT: prompt})
-        if self.parts.in_parallel and self.longest is not None and self.longest - NEW_TOKENS > max(lengths):
-            prompt = np.random.default_rng(0).integers(0, self.vocabulary_size, (1, self.longest - NEW_TOKENS))
-            prompt[:, 0] = self.parts.start_id
-            text = text_case(self.modality, fixed, fixed.get(SEQUENCE, 8))
-            yield replace(
-                text, description=f"a long answer, {self.longest} tokens", feeds={**text.feeds, PROMPT: prompt}
-            )
-
-
-def verify_encoder_decoder(
-    encoder: Path, decoder: Path, reference: ReferenceOutputs, tolerance: Tolerance
-) -> Verification:
-    """Make the files generate from the same texts, using their own choices and cache, and compare.
-
-    Decoder prompts are passed as a whole and, if long, also in two pieces.
-
-    Raises:
-        VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
-    """
-    first, step = (open_session(path, provider="cpu") for path in (encoder, decoder))
-    cases: list[Case] = []
-    wanted: list[Mapping[str, NDArray[Any]]] = []
-    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
-        cases.append(replace(case, feeds={**case.feeds, GENERATED: outputs[LOGITS].argmax(-1)}))
-        wanted.append(outputs)
-
-    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return {LOGITS: generate_from_text(first, step, feeds, tolerance)}
-
-    verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
-    require_passed(verification, "--no_verify keeps the files despite the errors")
-    return verification
 
 
 def generate_from_text(
