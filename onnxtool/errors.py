@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxtool.verification import Verification
@@ -91,6 +92,18 @@ class SessionError(OnnxtoolError):
 
 class InputError(OnnxtoolError):
     """The input texts, files or tensors cannot be used."""
+
+
+def imported(module: str, need: str, hint: str) -> Any:
+    """Return a module of an optional package; `need` says what needs it.
+
+    Raises:
+        InputError: it cannot be imported.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise InputError(f"{need}, which cannot be imported: {error}", hint) from error
 
 
 class OptionError(InputError, ValueError, TypeError):

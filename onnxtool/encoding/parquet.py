@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from onnxtool.checkpoint.text_files import LineError
 from onnxtool.encoding.files import open_file
 from onnxtool.encoding.locations import Location
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, imported
 from onnxtool.reading import MOST_LINE_BYTES
 
 _LEAST_ROWS, _MOST_ROWS = 16, 1024  # at a time; one by one takes 30 us each
@@ -24,15 +24,8 @@ def require_pyarrow() -> tuple[ModuleType, ModuleType]:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise InputError(
-            f"Parquet needs pyarrow, which cannot be imported: {error}",
-            "pip install 'onnxtool-cli[parquet]', or use jsonl or npy",
-        ) from error
-    return pa, pq
+    why = "Parquet needs pyarrow", "pip install 'onnxtool-cli[parquet]', or use jsonl or npy"
+    return imported("pyarrow", *why), imported("pyarrow.parquet", *why)
 
 
 def read_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import sys
@@ -10,7 +9,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,7 @@ from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent
 from onnxtool.encoding.workers import Opened, Worker
-from onnxtool.errors import InputError, OnnxtoolError
+from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
 from onnxtool.infer.loading import load
 from onnxtool.infer.text_model import find_file
@@ -32,22 +30,6 @@ from onnxtool.runtime.providers import is_on_cuda
 
 _POLL_S = 0.5
 _MOST_LOSSES = 20  # of one split
-
-
-def require_ray() -> ModuleType:
-    """Return Ray.
-
-    Raises:
-        InputError: it is not installed.
-    """
-    try:
-        ray: ModuleType = importlib.import_module("ray")
-    except ImportError as error:
-        raise InputError(
-            f"the engine ray needs Ray, which cannot be imported: {error}",
-            "pip install 'onnxtool-cli[ray]', or leave out --engine",
-        ) from error
-    return ray
 
 
 class RayWorkers:
@@ -64,7 +46,8 @@ class RayWorkers:
     """
 
     def __init__(self, task: Task, options: ProcessOptions, on_event: OnEvent) -> None:
-        self._ray = ray = require_ray()
+        hint = "pip install 'onnxtool-cli[ray]', or leave out --engine"
+        self._ray = ray = imported("ray", "the engine ray needs Ray", hint)
         self._task, self._on_event = task, on_event
         self._memory_bytes = options.memory_limit * 1_000_000
         self._until_closed = ExitStack()

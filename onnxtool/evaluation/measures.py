@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, imported
 from onnxtool.evaluation.collection import Judgements
 from onnxtool.evaluation.options import DEFAULT_MEASURES
 
@@ -66,14 +66,7 @@ def require_library() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import ir_measures
-    except ImportError as error:
-        raise InputError(
-            f"measures of retrieval need ir_measures, which cannot be imported: {error}",
-            "pip install 'onnxtool-cli[evaluate]'",
-        ) from error
-    return ir_measures
+    return imported("ir_measures", "measures of retrieval need ir_measures", "pip install 'onnxtool-cli[evaluate]'")
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, Any]:

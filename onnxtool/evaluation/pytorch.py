@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from onnxtool.encoding.reading import Shard
-from onnxtool.errors import CheckpointError, InputError
+from onnxtool.errors import CheckpointError, InputError, imported
 from onnxtool.evaluation.collection import Collection, read_documents
 from onnxtool.evaluation.options import COSINE, DENSE, DOT, LATE_INTERACTION, MAXSIM, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.systems import Reranking, System, VectorSystem, grouped
@@ -50,13 +50,11 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
             f"--long {options.long} is for ONNX files, and sentence-transformers cuts what is long",
             "leave out --long, or compare with an ONNX file",
         )
-    try:
-        import sentence_transformers
-    except ImportError as error:
-        raise InputError(
-            f"a checkpoint is run by sentence-transformers, which cannot be imported: {error}",
-            "pip install 'onnxtool-cli[sentence-transformers]', or compare with an ONNX file",
-        ) from error
+    sentence_transformers = imported(
+        "sentence_transformers",
+        "a checkpoint is run by sentence-transformers",
+        "pip install 'onnxtool-cli[sentence-transformers]', or compare with an ONNX file",
+    )
     tell(f"loading {name} in PyTorch")
     device = "cuda" if is_on_cuda(options.provider) else "cpu"
     pickles: list[str] = []

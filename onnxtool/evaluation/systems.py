@@ -16,7 +16,7 @@ import numpy as np
 
 from onnxtool.encoding.reading import Shard
 from onnxtool.encoding.sources import Document
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, imported
 from onnxtool.evaluation.collection import Collection, read_documents, read_run
 from onnxtool.evaluation.options import BM25, RERANKER, EvaluateOptions
 from onnxtool.evaluation.report import Terms
@@ -183,12 +183,7 @@ class Bm25(System):
         Raises:
             InputError: bm25s is not installed, or no document has a word.
         """
-        try:
-            import bm25s
-        except ImportError as error:
-            raise InputError(
-                f"BM25 needs bm25s, which cannot be imported: {error}", "pip install 'onnxtool-cli[evaluate]'"
-            ) from error
+        bm25s = imported("bm25s", "BM25 needs bm25s", "pip install 'onnxtool-cli[evaluate]'")
         rejects: Counter[str] = Counter()
         tell("indexing for BM25")
         ids, texts = [], []

@@ -134,6 +134,14 @@ def test_tokens_are_drawn_as_often_as_they_are_likely(loaded: dict[str, LoadedMo
     np.testing.assert_allclose(found, chances / chances.sum(), atol=0.04)  # 3.5 standard deviations of 2000 draws
 
 
+def test_drawn_beams_depend_on_the_seed(loaded: dict[str, LoadedModel], tmp_path: Path) -> None:
+    """They share a generator, and a text is searched by itself."""
+    model = with_settings(loaded["llama"], tmp_path, {**TOKENS, "max_new_tokens": 8, "num_beams": 3, "do_sample": True})
+    report, again, other = (Writer(model, GenerateOptions(seed=seed)).write(TEXTS[:3]) for seed in (5, 5, 6))
+    assert (report.decoding, report.answers) == ("beam_sample", again.answers)
+    assert report.answers != other.answers
+
+
 def test_what_is_drawn_depends_on_the_seed_and_on_no_other_text(loaded: dict[str, LoadedModel]) -> None:
     """A text by itself is answered as among others."""
     options = GenerateOptions(max_new_tokens=8, decoding="sample", seed=5)
