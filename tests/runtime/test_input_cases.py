@@ -72,9 +72,21 @@ def test_a_file_that_runs_on_nothing_is_refused_in_its_own_words(tmp_path: Path)
         optimize_model(OptimizeOptions(model.path, output=tmp_path / "out.onnx"))
     assert "--sample_inputs" in caught.value.hint
     assert "--input_shape" in caught.value.hint
+    with pytest.raises(SessionError, match="runs on none"):
+        accepted_cases(model)
     report = optimize_model(OptimizeOptions(model.path, output=tmp_path / "out.onnx", input_shapes=("x:7,1009",)))
     assert report.verification is not None
     assert {case.inputs["x"] for case in report.verification.cases} == {(7, 1009)}
+
+
+def test_the_mask_of_a_sample_says_what_counts(tmp_path: Path) -> None:
+    """What stands in the padding is not compared."""
+    inputs = [_value(name, ["b", "s"], _INT64) for name in ("input_ids", "attention_mask")]
+    model = _save(tmp_path / "m.onnx", [helper.make_node("Add", ["input_ids", "attention_mask"], ["y"])], inputs)
+    np.savez(tmp_path / "s.npz", input_ids=np.array([[0, 3, 0]]), attention_mask=np.array([[1, 1, 0]]))
+    (case,) = input_cases(model, given=GivenInputs((tmp_path / "s.npz",)))
+    assert case.valid is not None
+    assert case.valid.tolist() == [[True, True, False]]
 
 
 @pytest.mark.parametrize(
