@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import numpy as np
 import pytest
@@ -90,3 +91,13 @@ def test_the_interval_of_a_mean_is_that_of_its_standard_error() -> None:
     assert found.low == pytest.approx(values.mean() - 1.96 * error, abs=0.1 * error)
     assert found.high == pytest.approx(values.mean() + 1.96 * error, abs=0.1 * error)
     assert mean_of({"a": 0.5, "b": 0.5}).low == 0.5
+
+
+def test_a_library_that_is_not_there_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the reason that Python gives."""
+    monkeypatch.setitem(sys.modules, "ir_measures", None)
+    with pytest.raises(
+        InputError, match="measures of retrieval need ir_measures, which cannot be imported: "
+    ) as caught:
+        parse_measures(("nDCG@10",))
+    assert caught.value.hint == "pip install 'onnxtool-cli[evaluate]'"
