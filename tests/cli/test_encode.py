@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from onnxtool.cli.encode import _merge_blocks
+from onnxtool.cli.render import Facts, Heading, Table
+from onnxtool.encoding.report import MergeReport
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.docs.documents import blocks
 from tests.encoding.corpora import make_texts, sparse_model, write_corpus
@@ -83,3 +87,17 @@ def test_merge_is_strict_where_that_is_asked(folder: Path) -> None:
     failed = run_onnxtool(folder, *merge, "--strict")
     assert (failed.returncode, "corpus.jsonl:2" in failed.stderr) == (1, True)
     assert json_of(run_onnxtool(folder, *merge))["num_rejects"] == 1
+
+
+def test_merge_says_what_it_removed_and_what_it_cannot_merge() -> None:
+    """Rejected lines come first; where splits are missing, their problems are all there is."""
+    report = MergeReport("v", "v.manifest.json", 3, num_rejects=2, rejects_path="v.rejects.jsonl", num_removed=4)
+    (facts,) = _merge_blocks(report)
+    assert isinstance(facts, Facts)
+    assert list(facts.rows[-2:]) == [
+        ("Rejected lines", "2, in v.rejects.jsonl"),
+        ("Removed", "4 files that workers left which were killed"),
+    ]
+    heading, table = _merge_blocks(replace(report, to_do="1", problems={"is missing": "1"}))
+    assert heading == Heading("Splits that cannot be merged")
+    assert table == Table(("problem", "splits"), [("is missing", "1")])
