@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.decoding.generation import GenerationReference, generate, verify_generation
+from onnxtool.export.decoding.generation import GenerationPipeline, generate
 from onnxtool.export.decoding.step import (
     cache_name,
     capture_step,
@@ -29,6 +29,7 @@ from onnxtool.export.decoding.step import (
 )
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
+from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
 from onnxtool.runtime.session import open_session
 from tests import generators
@@ -93,11 +94,22 @@ def tiny(make: Callable[[], Any]) -> Any:
     return make().eval()
 
 
+def pipeline(tokenizer: Any, longest: int) -> GenerationPipeline:
+    return GenerationPipeline(TextInputs(tokenizer, {}, {}, longest, None))
+
+
+def answers_of(model: Any, tokenizer: Any, longest: int) -> ReferenceOutputs:
+    return pipeline(tokenizer, longest).reference_outputs(model, ExportStrategy(EXPORTERS[0], None))
+
+
+verify_generation = pipeline(None, 96).verify
+
+
 def export(make: Callable[[], Any], prompts: str, path: Path, tokenizer: Any = None) -> Exported:
     import onnx_ir as ir
 
     ir.save(trace_with_cache(tiny(make), prompts=prompts, opset=None), path)
-    answers = GenerationReference(tiny(make), tokenizer, 96).reference_outputs()
+    answers = answers_of(tiny(make), tokenizer, 96)
     return Exported(tiny(make), answers, path)
 
 
@@ -112,7 +124,7 @@ def parallel(workshop: Workshop) -> Exported:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "llama"))
-    answers = GenerationReference(llama(), tokenizer, 96).reference_outputs()
+    answers = answers_of(llama(), tokenizer, 96)
     return Exported(llama(), answers, generators.exported(workshop, "llama"))
 
 
@@ -227,7 +239,7 @@ def test_a_decoder_without_a_cache_is_refused() -> None:
 def test_a_model_that_takes_too_few_tokens_is_refused() -> None:
     """There must be room for what verification generates."""
     with pytest.raises(ExportError, match="takes 9 tokens"):
-        GenerationReference(tiny(llama), None, 9).reference_outputs()
+        answers_of(tiny(llama), None, 9)
 
 
 @pytest.mark.parametrize(
@@ -504,7 +516,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ReferenceO
     """The file of such a model, and what PyTorch answers."""
     path = tmp_path_factory.mktemp("branches") / "model.onnx"
     ir.save(trace_with_cache(nemotron_h(), prompts="parallel", opset=None), path)
-    return path, GenerationReference(nemotron_h(), None, 96).reference_outputs()
+    return path, answers_of(nemotron_h(), None, 96)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,14 +78,48 @@ class GenerationPipeline:
         return (trace_with_cache(model, prompts=strategy.prompts, opset=opset),)
 
     def reference_outputs(self, model: Any, strategy: ExportStrategy, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Make the model generate; with `lengths`, up to these numbers of tokens."""
-        text = text_of(self.modality)
-        tokenizer, longest = (None, None) if text is None else (text.tokenizer, text.longest)
-        return GenerationReference(model, tokenizer, longest).reference_outputs(lengths)
+        """Make the model generate from prompts of many lengths, alone and batched.
+
+        With `lengths`, from prompts that end in these total numbers of tokens, in order.
+        """
+        run = partial(_run, model)
+        if not lengths:
+            text = text_of(self.modality)
+            tokenizer, longest = (None, None) if text is None else (text.tokenizer, text.longest)
+            return run_reference(run, list(_cases(model, tokenizer, longest)), name="PyTorch")
+        generator, words = np.random.default_rng(0), _words(model)
+        masks = [np.ones((1, length - NEW_TOKENS), np.int64) for length in lengths]
+        cases = [
+            _case(f"up to {length} tokens", generator.choice(words, mask.shape), mask)
+            for length, mask in zip(lengths, masks, strict=True)
+        ]
+        return run_reference(run, cases, name="PyTorch", refusal=ExportError)
 
     def verify(self, path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-        """Make the file generate, token by token."""
-        return verify_generation(path, reference, tolerance)
+        """Make the file at `path` generate from the same prompts, using its own choices and cache, and compare.
+
+        Prompts with padding are passed once as a whole and once in two pieces, the second on the cache of the first, as
+        in a chat; the reference outputs for the whole prompt hold for both.
+
+        Raises:
+            VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
+        """
+        session = open_session(path, provider="cpu")
+        cases: list[Case] = []
+        wanted: list[Mapping[str, NDArray[Any]]] = []
+        for case, outputs in zip(reference.cases, reference.outputs, strict=True):
+            generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
+            given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
+            cases += given
+            wanted += [outputs] * len(given)
+
+        def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+            logits, _ = generate(session, feeds, tolerance=tolerance)
+            return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
+
+        verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
+        require_passed(verification, "--no_verify keeps the file despite the error")
+        return verification
 
     def inputs(self, _strategy: ExportStrategy, _cases: Sequence[Case] | None) -> tuple[DescribedInputs, ...]:
         """Describe ids and mask: the graph takes any number of tokens, after any number of tokens."""
@@ -103,86 +138,60 @@ class GenerationPipeline:
         return (*((slow,) if strategy.prompts != PROMPTS[0] else ()), *left_out_notes(self.modality, architecture))
 
 
-@dataclass(frozen=True)
-class GenerationReference:
-    """The PyTorch model that a graph with a cache must match.
+def _run(model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] for the prompt and each step."""
+    import torch
 
-    Attributes:
-        tokenizer: for a prompt with real text; None if the model has none.
-        longest: the maximum number of tokens in prompt and generated text together; None for no limit.
-    """
+    generated = generate_with_pytorch(model, feeds, WITHOUT_CACHE)
+    inputs = to_tensors(model, feeds)
+    length = feeds[IDS].shape[1]
+    if takes_positions(model):
+        inputs["position_ids"] = count_positions(inputs[MASK], length)
+    with torch.inference_mode(), quiet():
+        prompt = model(**inputs, use_cache=True).logits[:, max(0, length - _COMPARED_PROMPT) : -1]
+    return {LOGITS: np.concatenate([prompt.float().cpu().numpy(), generated], axis=1)}
 
-    model: Any
-    tokenizer: Any
-    longest: int | None
 
-    def reference_outputs(self, lengths: Sequence[int] = ()) -> ReferenceOutputs:
-        """Make the model generate from prompts of many lengths, alone and batched.
+def _cases(model: Any, tokenizer: Any, limit: int | None) -> Iterator[Case]:
+    longest = min(limit or _LONGEST, _LONGEST) - NEW_TOKENS
+    if longest < 1:
+        raise ExportError(
+            f"{type(model).__name__} takes {limit} tokens, too few to generate {NEW_TOKENS}",
+            "pass --no_verify to export it as it is",
+        )
+    config = model.config.get_text_config()
+    windows = (getattr(config, name, None) for name in _WINDOWS)
+    window = next((size for size in windows if isinstance(size, int) and 4 < size < longest - 3), None)
+    generator = np.random.default_rng(0)
+    words = _words(model)
+    # The longest comes first: after a short text, BigBird switches to another computation for good.
+    for description, lengths in _prompts(longest, window):
+        mask = _left_padded([min(length, longest) for length in lengths])
+        # Padding positions also hold words, so that an unapplied mask is detected.
+        yield _case(description, generator.choice(words, mask.shape), mask)
+    if tokenizer is not None:
+        padded = tokenizer.pad_token is not None
+        encoded = tokenizer(
+            list(_TEXTS if padded else _TEXTS[:1]),
+            padding=padded,
+            padding_side="left",
+            truncation=True,
+            max_length=min(longest, 128),
+            return_tensors="np",
+        )
+        ids = np.asarray(encoded[IDS], dtype=np.int64)
+        mask = np.asarray(encoded.get(MASK, np.ones_like(ids)), dtype=np.int64)
+        yield _case("real text", ids, mask)
 
-        With `lengths`, from prompts that end in these total numbers of tokens, in order.
-        """
-        if not lengths:
-            return run_reference(self.run, list(self._cases()), name="PyTorch")
-        generator, words = np.random.default_rng(0), self._words()
-        masks = [np.ones((1, length - NEW_TOKENS), np.int64) for length in lengths]
-        cases = [
-            _case(f"up to {length} tokens", generator.choice(words, mask.shape), mask)
-            for length, mask in zip(lengths, masks, strict=True)
-        ]
-        return run_reference(self.run, cases, name="PyTorch", refusal=ExportError)
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Generate N tokens greedily: logits float32 [B, min(S, 64) + N - 1, V] for the prompt and each step."""
-        import torch
-
-        generated = generate_with_pytorch(self.model, feeds, WITHOUT_CACHE)
-        inputs = to_tensors(self.model, feeds)
-        length = feeds[IDS].shape[1]
-        if takes_positions(self.model):
-            inputs["position_ids"] = count_positions(inputs[MASK], length)
-        with torch.inference_mode(), quiet():
-            prompt = self.model(**inputs, use_cache=True).logits[:, max(0, length - _COMPARED_PROMPT) : -1]
-        return {LOGITS: np.concatenate([prompt.float().cpu().numpy(), generated], axis=1)}
-
-    def _cases(self) -> Iterator[Case]:
-        longest = min(self.longest or _LONGEST, _LONGEST) - NEW_TOKENS
-        if longest < 1:
-            raise ExportError(
-                f"{type(self.model).__name__} takes {self.longest} tokens, too few to generate {NEW_TOKENS}",
-                "pass --no_verify to export it as it is",
-            )
-        config = self.model.config.get_text_config()
-        windows = (getattr(config, name, None) for name in _WINDOWS)
-        window = next((size for size in windows if isinstance(size, int) and 4 < size < longest - 3), None)
-        generator = np.random.default_rng(0)
-        words = self._words()
-        # The longest comes first: after a short text, BigBird switches to another computation for good.
-        for description, lengths in _prompts(longest, window):
-            mask = _left_padded([min(length, longest) for length in lengths])
-            # Padding positions also hold words, so that an unapplied mask is detected.
-            yield _case(description, generator.choice(words, mask.shape), mask)
-        if self.tokenizer is not None:
-            padded = self.tokenizer.pad_token is not None
-            encoded = self.tokenizer(
-                list(_TEXTS if padded else _TEXTS[:1]),
-                padding=padded,
-                padding_side="left",
-                truncation=True,
-                max_length=min(longest, 128),
-                return_tensors="np",
-            )
-            ids = np.asarray(encoded[IDS], dtype=np.int64)
-            mask = np.asarray(encoded.get(MASK, np.ones_like(ids)), dtype=np.int64)
-            yield _case("real text", ids, mask)
-
-    def _words(self) -> NDArray[np.int64]:
-        """Return the ids of text tokens: ids for images or audio would need an image or audio."""
-        special: set[int] = set()
-        for config in (self.model.config, self.model.config.get_text_config()):
-            for name, value in config.to_dict().items():
-                if name.endswith(("_token_id", "_token_index")) and value is not None:
-                    special.update(value if isinstance(value, list) else [value])
-        return np.array([token for token in range(embedding_rows(self.model)) if token not in special])
+def _words(model: Any) -> NDArray[np.int64]:
+    """Return the ids of text tokens: ids for images or audio would need an image or audio."""
+    special: set[int] = set()
+    for config in (model.config, model.config.get_text_config()):
+        for name, value in config.to_dict().items():
+            if name.endswith(("_token_id", "_token_index")) and value is not None:
+                special.update(value if isinstance(value, list) else [value])
+    return np.array([token for token in range(embedding_rows(model)) if token not in special])
 
 
 def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: str, **ids: int) -> NDArray[np.float32]:
@@ -211,33 +220,6 @@ def generate_with_pytorch(model: Any, feeds: Mapping[str, NDArray[Any]], hint: s
         ) from error
     logits: NDArray[np.float32] = torch.stack(generated.logits, dim=1).float().cpu().numpy()
     return logits
-
-
-def verify_generation(path: Path, reference: ReferenceOutputs, tolerance: Tolerance) -> Verification:
-    """Make the file at `path` generate from the same prompts, using its own choices and cache, and compare.
-
-    Prompts with padding are passed once as a whole and once in two pieces, the second on the cache of the first, as in
-    a chat; the reference outputs for the whole prompt hold for both.
-
-    Raises:
-        VerificationError: logits differ by more than `tolerance` at any step, as they do after a different token.
-    """
-    session = open_session(path, provider="cpu")
-    cases: list[Case] = []
-    wanted: list[Mapping[str, NDArray[Any]]] = []
-    for case, outputs in zip(reference.cases, reference.outputs, strict=True):
-        generated = outputs[LOGITS][:, -NEW_TOKENS:].argmax(-1)
-        given = [replace(case, feeds={**case.feeds, GENERATED: generated}), *_in_pieces(case, generated)]
-        cases += given
-        wanted += [outputs] * len(given)
-
-    def run(feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        logits, _ = generate(session, feeds, tolerance=tolerance)
-        return {LOGITS: logits[:, -(min(feeds[IDS].shape[1], _COMPARED_PROMPT) + NEW_TOKENS - 1) :]}
-
-    verification = verify(run, replace(reference, cases=tuple(cases), outputs=tuple(wanted)), tolerance)
-    require_passed(verification, "--no_verify keeps the file despite the error")
-    return verification
 
 
 def generate(
