@@ -61,14 +61,9 @@ class VerifyOptions(ProviderOptions):
     @property
     def tolerance(self) -> Tolerance:
         """The tolerance of the precision, with overrides applied."""
-        from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+        from onnxtool.runtime.comparison import TOLERANCES
 
-        base = TOLERANCES[self.precision]
-        return Tolerance(
-            base.atol if self.atol is None else self.atol,
-            base.rtol if self.rtol is None else self.rtol,
-            base.cosine if self.min_cosine is None else self.min_cosine,
-        )
+        return TOLERANCES[self.precision].overridden(self.atol, self.rtol, self.min_cosine)
 
     @property
     def given(self) -> GivenInputs:

@@ -149,15 +149,6 @@ class Lengths:
         thresholds = sorted(set(config_thresholds(text_config(model).to_dict())))
         return cls(stated, longest, work, tuple(thresholds), why)
 
-    def up_to(self, longest: int, why: str) -> Lengths:
-        """Return the lengths for a file that supports only shorter texts."""
-        return replace(self, longest=longest, why=why)
-
-    @classmethod
-    def fixed(cls, length: int | None) -> Lengths:
-        """Return the lengths for a file with a single text length; None if it takes no text."""
-        return cls(length, length)
-
     def seen_in(self, graph: ir.Model) -> Lengths:
         """Return these lengths with a graph's thresholds added."""
         return self if self.work is None else replace(self, thresholds=(*self.thresholds, *size_thresholds(graph)))

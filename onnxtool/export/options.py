@@ -146,14 +146,9 @@ class ExportOptions(Options):
     @property
     def tolerance(self) -> Tolerance:
         """The dtype's tolerance, with the user's replacements."""
-        from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+        from onnxtool.runtime.comparison import TOLERANCES
 
-        base = TOLERANCES[DTYPES[self.dtype]]
-        return Tolerance(
-            base.atol if self.atol is None else self.atol,
-            base.rtol if self.rtol is None else self.rtol,
-            base.cosine if self.min_cosine is None else self.min_cosine,
-        )
+        return TOLERANCES[DTYPES[self.dtype]].overridden(self.atol, self.rtol, self.min_cosine)
 
 
 def check_opset(opset: int | None) -> None:

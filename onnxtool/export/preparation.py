@@ -323,7 +323,8 @@ def _choose_lengths(subject: _Subject) -> Lengths:
     if text is None or all(axis.name != SEQUENCE for axis in subject.modality.axes):  # a single length, compared there
         if options.max_length is not None:
             raise ExportError("--max_length was passed for a model whose texts have no length", "leave it out")
-        return Lengths.fixed(None if text is None else text.longest)
+        length = None if text is None else text.longest
+        return Lengths(length, length)
     own = (subject.request.source.sentence_modules.stated_length(role) for role in _ROLES)
     longer = max((length for length in own if length is not None and length > (text.longest or length)), default=None)
     stated = text.longest

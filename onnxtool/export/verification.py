@@ -76,7 +76,7 @@ class Verifier:
             longest = self._longest_right(path, strategy, lengths, covered, too_long)
             why = f"PyTorch itself does not run on {longest + 1}"
             none = VerificationError(f"PyTorch itself does not run on {too_long} tokens", "", verification)
-            raise ShorterError(none, lengths.up_to(longest, why), is_own=True)
+            raise ShorterError(none, replace(lengths, longest=longest, why=why), is_own=True)
         finally:
             self._job.stopwatch.lap("verify")
 
@@ -151,7 +151,7 @@ class Verifier:
             return error
         longest = self._longest_right(path, strategy, lengths, right, wrong)
         why = f"on longer ones it differs from PyTorch by {error.verification.max_abs_error:.3g}"
-        return ShorterError(error, lengths.up_to(longest, why), is_own=False)
+        return ShorterError(error, replace(lengths, longest=longest, why=why), is_own=False)
 
     def _longest_right(self, path: Path, strategy: ExportStrategy, lengths: Lengths, right: int, wrong: int) -> int:
         """Return the last length from `right` to `wrong` at which a file works, by bisection within the budget."""

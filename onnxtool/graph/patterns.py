@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from onnxtool.graph.edit import attribute, constant, only_consumer, operands, producer, scalar
+from onnxtool.graph.edit import attribute, constant, only_consumer, operands, producer, reduced_axes, scalar
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,7 @@ def mean_of(node: ir.Node | None) -> ir.Value | None:
     """Return the input of a ReduceMean over the last axis with keepdims; None for any other node."""
     if node is None or node.op_type != "ReduceMean" or node.domain or not attribute(node, "keepdims", 1):
         return None
-    axes = attribute(node, "axes")
-    if axes is None and len(node.inputs) > 1:  # an attribute until opset 17
-        held = constant(node.inputs[1])
-        axes = None if held is None else held.reshape(-1).tolist()
-    value = node.inputs[0]
+    value, axes = node.inputs[0], reduced_axes(node)
     if value is None or axes is None or len(axes) != 1:
         return None
     last = axes[0] == -1 or (value.shape is not None and axes[0] == len(value.shape) - 1)

@@ -50,6 +50,11 @@ EXACT_PRODUCTS_KEY = "onnxtool.session.exact_products"  # REQUIRED if int8 produ
 REQUIRED = "required"
 
 _BLOCK = 1 << 20  # bytes read at a time
+# Of a verification, recorded with the step.
+_FIGURES = (
+    *("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"),
+    *("mask_effect", "padding_effect"),
+)
 
 
 def stamp(path: Path, entries: Mapping[str, str]) -> None:
@@ -82,18 +87,8 @@ def stamp_step(
     """
     figures: dict[str, Json] = {"verified": verification is not None}
     if verification is not None:
-        figures |= {
-            "reference": verification.reference,
-            "cases": len(verification.cases),
-            "max_abs_error": verification.max_abs_error,
-            "atol": verification.atol,
-            "rtol": verification.rtol,
-            "cosine_min": verification.cosine_min,
-            "cosine_required": verification.cosine_required,
-            "mask_effect": verification.mask_effect,
-            "padding_effect": verification.padding_effect,
-            "verified_on": verification.provider,
-        }
+        figures |= {name: getattr(verification, name) for name in _FIGURES}
+        figures |= {"cases": len(verification.cases), "verified_on": verification.provider}
     steps = [*previous, {"step": step, **details, **figures}]
     stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
 

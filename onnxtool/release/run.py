@@ -223,21 +223,13 @@ def _measurements(config: ReleaseConfig, made: Mapping[str, Made], precision: st
 
 def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[VerifiedStep, ...]:
     """Return the verifications of a file's steps, from its stamps."""
-    names = {
-        "reference": "reference",
-        "num_cases": "cases",
-        "max_abs_error": "max_abs_error",
-        "atol": "atol",
-        "rtol": "rtol",
-        "cosine_min": "cosine_min",
-        "cosine_required": "cosine_required",
-        "provider": "verified_on",
-    }
+    names = dict.fromkeys(("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"), "")
+    names |= {"num_cases": "cases", "provider": "verified_on"}
     return tuple(
         VerifiedStep(
             step=str(step["step"]),
             error=step.get("error"),  # type: ignore[arg-type]  # JSON
-            **{field: step[key] for field, key in names.items()},  # type: ignore[arg-type]
+            **{field: step[key or field] for field, key in names.items()},  # type: ignore[arg-type]
         )
         for step in metadata_steps
         if step.get("verified")

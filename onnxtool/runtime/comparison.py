@@ -65,6 +65,11 @@ class Tolerance:
     rtol: float
     cosine: float
 
+    def overridden(self, atol: float | None, rtol: float | None, cosine: float | None) -> Tolerance:
+        """Return the tolerance with each part that is given instead of its own."""
+        given = {"atol": atol, "rtol": rtol, "cosine": cosine}
+        return replace(self, **{name: part for name, part in given.items() if part is not None})
+
 
 # By the precision of the arithmetic. fp16 keeps 11 bits and bf16 8, and errors add up over a dozen layers. In
 # int8 and int4, outputs of random ids only show that masks and shapes are right; their quality is measured on the
