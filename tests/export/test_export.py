@@ -286,14 +286,6 @@ def test_an_export_beside_its_own_checkpoint_leaves_the_checkpoint_alone(worksho
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_an_existing_output_is_not_touched(workshop: Workshop, tmp_path: Path) -> None:
-    """And nothing is loaded before that is found out."""
-    (tmp_path / "m.onnx").write_text("precious")
-    with pytest.raises(OutputExistsError, match="--force|exists"):
-        export_model(ExportOptions(str(workshop.checkpoint("tiny-mlm")), output=tmp_path / "m.onnx"))
-    assert (tmp_path / "m.onnx").read_text() == "precious"
-
-
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 def test_the_splade_head_gives_the_published_weights(workshop: Workshop, exporter: str) -> None:
     """log(1 + relu(logits)), largest over real tokens, as [B, V]."""

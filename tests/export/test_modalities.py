@@ -140,33 +140,36 @@ def test_an_encoder_decoder_takes_the_text_so_far(tmp_path: Path) -> None:
     }
 
 
+class Encoder:
+    """Takes texts of eight tokens, so many at once, in these cases: their descriptions, with what they are like."""
+
+    axes = ()
+
+    def __init__(self, rows: int, **cases: str) -> None:
+        self._rows, self._cases = rows, cases
+
+    def sample(self, _fixed: Any) -> dict[str, Any]:
+        return {"input_ids": np.zeros((self._rows, 8), np.int64)}
+
+    def cases(self, fixed: Any) -> list[Case]:
+        return [Case(name, self.sample(fixed), None, like=like) for name, like in self._cases.items()]
+
+
+def with_decoder(encoder: Any, start: int, **options: Any) -> Any:
+    """Return the inputs of an encoder with a decoder of 40 ids and 48 tokens."""
+    return WithDecoder(encoder, 40, start, longest=48, **options)
+
+
 def test_texts_of_a_decoder_reach_from_one_token_to_many() -> None:
     """A mask over the future, or positions that end early, show on a long text only."""
-
-    class Encoder:
-        axes = ()
-
-        def cases(self, _fixed: Any) -> list[Case]:
-            return [Case(str(row), {"input_ids": np.zeros((2, 8), np.int64)}, None) for row in range(6)]
-
-    modality: Any = WithDecoder(Encoder(), 40, 0, longest=48)  # type: ignore[arg-type]  # all that it needs
+    modality = with_decoder(Encoder(2, **dict.fromkeys("abcdef", "")), 0)
     assert {case.feeds["decoder_input_ids"].shape[1] for case in modality.cases({})} == {1, 2, 5, 7, 9, 48}
     assert {case.feeds["decoder_input_ids"].shape[1] for case in modality.cases({"decoder_sequence": 32})} == {32}
 
 
 def test_texts_of_a_decoder_end_in_padding_as_well() -> None:
     """Some rows are shorter than others, in what is traced and in some cases; the others have none."""
-
-    class Encoder:
-        axes = ()
-
-        def sample(self, _fixed: Any) -> dict[str, Any]:
-            return {"input_ids": np.zeros((2, 8), np.int64)}
-
-        def cases(self, _fixed: Any) -> list[Case]:
-            return [Case(str(row), {"input_ids": np.zeros((3, 8), np.int64)}, None) for row in range(8)]
-
-    modality: Any = WithDecoder(Encoder(), 40, 7, longest=48, pad_id=3)  # type: ignore[arg-type]  # as above
+    modality = with_decoder(Encoder(3, **dict.fromkeys("abcdefgh", "")), 7, pad_id=3)
     padded = [case for case in modality.cases({}) if case.description.endswith("padding in the decoder")]
     assert {case.feeds["decoder_input_ids"].shape[1] for case in padded} == {2, 5, 7, 9, 48}
     for feeds in (modality.sample({}), *(case.feeds for case in padded)):
@@ -181,15 +184,7 @@ def test_texts_of_a_decoder_end_in_padding_as_well() -> None:
 
 def test_a_case_with_other_padding_has_the_same_text_in_the_decoder() -> None:
     """Or the two answers would differ for another reason than the padding."""
-
-    class Encoder:
-        axes = ()
-
-        def cases(self, _fixed: Any) -> list[Case]:
-            feeds = {"input_ids": np.zeros((2, 8), np.int64)}
-            return [Case("a", feeds, None), Case("b", feeds, None), Case("c", feeds, None, like="a")]
-
-    modality: Any = WithDecoder(Encoder(), 40, 7, longest=48, pad_id=3)  # type: ignore[arg-type]  # as above
+    modality = with_decoder(Encoder(2, a="", b="", c="a"), 7, pad_id=3)
     ids = {case.description: case.feeds["decoder_input_ids"] for case in modality.cases({})}
     np.testing.assert_array_equal(ids["a"], ids["c"])
     assert ids["a"].shape != ids["b"].shape

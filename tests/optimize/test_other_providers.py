@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.agreement import VerifyOptions, verify
 from onnxtool.encoding import CorpusOptions, encode_corpus
-from onnxtool.errors import OptionError, ProviderError, VerificationError
+from onnxtool.errors import OptionError, PassError, ProviderError, VerificationError
 from onnxtool.guarded import GuardedChild, trusted
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
@@ -141,19 +141,27 @@ def test_verify_says_how_far_a_provider_is_off(tmp_path: Path, fused: Path, open
     assert found.provider == "openvino"
 
 
+def spoil(monkeypatch: pytest.MonkeyPatch, fault: Callable[[Any], Any], weights: str = "float32") -> None:
+    """Plant a fault in every provider's outputs but the CPU's, of files with such weights.
+
+    They have to be compared in this process.
+    """
+    own = Session.run
+
+    def spoiled(opened: Session, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        outputs = own(opened, feeds)
+        if opened.provider == "cpu" or weights not in {one.dtype for one in opened.model.structure.initializers}:
+            return outputs
+        return {name: fault(array).astype(np.float32) for name, array in outputs.items()}
+
+    monkeypatch.setattr(Session, "run", spoiled)
+
+
 def test_a_provider_that_rounds_to_half_precision_is_refused(
     monkeypatch: pytest.MonkeyPatch, fused: Path, openvino: str
 ) -> None:
-    """The planted fault is in the outputs; the comparison then has to be in this process."""
-    own = Session.run
-
-    def rounded(opened: Session, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        outputs = own(opened, feeds)
-        if opened.provider == "cpu":
-            return outputs
-        return {name: array.astype(np.float16).astype(np.float32) for name, array in outputs.items()}
-
-    monkeypatch.setattr(Session, "run", rounded)
+    """Though the graph is right."""
+    spoil(monkeypatch, lambda array: array.astype(np.float16))
     with trusted(), pytest.raises(ProviderError, match="differs from the CPU's result"):
         open_session(fused, provider=openvino)
 
@@ -331,6 +339,18 @@ def test_int8_holds_its_bound_on_the_provider(tmp_path: Path, tiny: Path, librar
     on_cpu = optimize_model(replace(options, provider="cpu", provider_library=None, force=True))
     assert on_cpu.quantization is not None
     assert report.quantization.error != on_cpu.quantization.error
+
+
+def test_int8_that_breaks_its_bound_on_the_provider_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny: Path, library: Path
+) -> None:
+    """Though it holds on the CPU: 18 % more and less of every other number are 1 - cosine 0.016."""
+    spoil(monkeypatch, lambda array: array * np.resize([0.82, 1.18], array.shape[-1]), "int8")
+    options = OptimizeOptions(
+        tiny, output=tmp_path / "m.onnx", provider="openvino", provider_library=library, precision="int8", timing=False
+    )
+    with trusted(), pytest.raises(PassError, match="the error on openvino is .*, above 0.01, which holds on the CPU"):
+        optimize_model(options)
 
 
 def test_auto_is_the_provider_of_the_file_or_says_why_not(
