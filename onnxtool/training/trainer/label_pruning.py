@@ -10,9 +10,7 @@ Letters: B sequences, S positions, R = B * S rows, N rows that go through the he
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +18,19 @@ import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch.nn import functional
 
-from onnxtool.errors import OnnxtoolError
+from onnxtool.errors import first_line
 from onnxtool.training.graphs.rows import IGNORE_INDEX
+from onnxtool.training.trainer.fewer_rows import (
+    HALF_TOLERANCE,
+    INFERENCE,
+    MODEL_ERRORS,
+    OUTPUTS,
+    TOLERANCE,
+    RefusalError,
+    RowCounts,
+    RowReport,
+    state_restored,
+)
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, predicts_next, without_adapters
 
 NUM_SPARE = 4
@@ -104,12 +113,6 @@ class RowSelection:
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self.rows).unsqueeze(0), *arguments[1:])
 
 
-# The largest relative difference accepted. Attention and linear layers sum in the same order in both runs, the loss
-# does not; a wrong row has a relative error of about 1.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF_TOLERANCE = 5e-2
-# Exceptions from models that use labels or logits in ways this check does not cover.
-_MODEL_ERRORS = (OnnxtoolError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 _SEED = 0
 _LABELED_SHARE = 0.5
 
@@ -135,10 +138,6 @@ class _Run:
 
     loss: torch.Tensor
     gradient: torch.Tensor
-
-
-class _RefusalError(Exception):
-    """The reason why no row may be pruned."""
 
 
 class _LogitsHook:
@@ -183,15 +182,15 @@ class PruningCheck:
         """
         inputs = {**inputs, "labels": self._random_labels(inputs["labels"])}
         reasons = []
-        with _state_restored(self._model):
+        with state_restored(self._model):
             try:
                 expected = self._run_all_rows(inputs, num_items)
-            except _RefusalError as refusal:
+            except RefusalError as refusal:
                 return Plan(reason=str(refusal))
             for plan in plans:
                 try:
                     self._require_equal(plan, expected, inputs, num_items)
-                except _RefusalError as refusal:
+                except RefusalError as refusal:
                     reasons.append(str(refusal))
                 else:
                     return plan
@@ -206,11 +205,11 @@ class PruningCheck:
     def _run_all_rows(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
         run = self._run(inputs, num_items)
         if run.gradient.shape[0] != inputs["labels"].numel():
-            raise _RefusalError(
+            raise RefusalError(
                 f"the output head gets {run.gradient.shape[0]} rows, and there are {inputs['labels'].numel()} labels"
             )
         if not run.gradient.any():
-            raise _RefusalError("the loss does not depend on the logits of the output head")
+            raise RefusalError("the loss does not depend on the logits of the output head")
         return run
 
     def _require_equal(
@@ -219,19 +218,19 @@ class PruningCheck:
         """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
         try:
             selected, rows = labeled_rows(self._model, inputs, plan.shifts)
-        except _MODEL_ERRORS as error:
-            raise _RefusalError(f"labels of fewer rows cannot be made: {_line(error)}") from error
+        except MODEL_ERRORS as error:
+            raise RefusalError(f"labels of fewer rows cannot be made: {first_line(error)}") from error
         self._selection.rows, self._selection.module = rows, plan.module
         try:
             pruned = self._run(selected, num_items)
         finally:
             self._selection.rows = None
         if pruned.gradient.shape[0] != rows.numel():
-            raise _RefusalError("the output head gets other rows than were selected")
+            raise RefusalError("the output head gets other rows than were selected")
         num_labeled = rows.numel() - NUM_SPARE
         of_labeled = expected.gradient[rows[:num_labeled]]
         largest = expected.gradient.abs().max()
-        tolerance = TOLERANCE.get(expected.gradient.dtype, _HALF_TOLERANCE)
+        tolerance = TOLERANCE.get(expected.gradient.dtype, HALF_TOLERANCE)
         worst = torch.stack(
             [
                 (pruned.gradient[:num_labeled] - of_labeled).abs().max() / largest,
@@ -241,7 +240,7 @@ class PruningCheck:
             ]
         ).max()
         if not worst <= tolerance:
-            raise _RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
+            raise RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
 
     def _run(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
         hook = _LogitsHook()
@@ -251,72 +250,27 @@ class PruningCheck:
             with torch.enable_grad():
                 loss: Any = self._compute_loss(self._model, dict(inputs), False, num_items)
                 if hook.num_calls != 1:
-                    raise _RefusalError(f"the output head is called {hook.num_calls} times")
+                    raise RefusalError(f"the output head is called {hook.num_calls} times")
                 (gradient,) = torch.autograd.grad(loss, hook.logits)
-        except _MODEL_ERRORS as error:
-            raise _RefusalError(f"the loss of random labels fails: {_line(error)}") from error
+        except MODEL_ERRORS as error:
+            raise RefusalError(f"the loss of random labels fails: {first_line(error)}") from error
         finally:
             handle.remove()
         return _Run(loss.detach(), gradient.flatten(0, -2))
-
-
-@contextmanager
-def _state_restored(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the buffers of `model` and PyTorch's random generators after the block."""
-    devices = {parameter.device.index for parameter in model.parameters() if parameter.device.type == "cuda"}
-    buffers = {buffer: buffer.clone() for buffer in model.buffers()}
-    try:
-        with torch.random.fork_rng(devices=sorted(devices)):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffer, value in buffers.items():
-                buffer.copy_(value)
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double().norm()
 
 
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 NOT_ALLOWED = "label_sparsity is off"
 NO_HEAD = "the output head of the model is not known"
-OUTPUTS = "the outputs of all rows were asked for"
 NO_LABELS = "the inputs have no labels of one class for each position"
-INFERENCE = "inference mode has no gradients to compare"
 DENSE = "nearly all rows are labeled"
 
 _LOGGER = logging.getLogger(__name__)
 # If more rows are labeled, gathering them costs as much as it saves.
 _DENSE_SHARE = 0.9
-
-
-@dataclass(frozen=True)
-class SparsityReport:
-    """Statistics of ignored-label pruning so far; `str()` gives a readable text.
-
-    Attributes:
-        num_batches: calls of the model with its loss.
-        num_sparse_batches: calls that pruned rows.
-        num_rows: rows with a label, ignored or not, in all batches.
-        num_head_rows: rows that went through the output head.
-        reasons: why batches were not pruned, with counts.
-    """
-
-    num_batches: int
-    num_sparse_batches: int
-    num_rows: int
-    num_head_rows: int
-    reasons: tuple[tuple[str, int], ...]
-
-    def __str__(self) -> str:
-        batches = f"{self.num_sparse_batches} of {self.num_batches} batches"
-        rows = f"{self.num_head_rows} of {self.num_rows} rows through the output head"
-        reasons = [f"  {count} x all rows: {reason}" for reason, count in self.reasons]
-        return "\n".join([f"label sparsity: {batches}, {rows}", *reasons])
 
 
 class LabelSparsity:
@@ -336,18 +290,11 @@ class LabelSparsity:
         self._candidates = [Plan(shifts, module) for module in modules for shifts in (likely, not likely)]
         self.selection = RowSelection(modules)
         self._plans: dict[tuple[object, ...], Plan] = {}
-        self._num_sparse, self._num_rows, self._num_head_rows = 0, 0, 0
-        self._reasons: Counter[str] = Counter()
+        self._counts = RowCounts("label sparsity", "through the output head")
 
-    def report(self) -> SparsityReport:
+    def report(self) -> RowReport:
         """Return the statistics so far."""
-        return SparsityReport(
-            self._num_sparse + self._reasons.total(),
-            self._num_sparse,
-            self._num_rows,
-            self._num_head_rows,
-            tuple(self._reasons.most_common()),
-        )
+        return self._counts.report()
 
     def prune(
         self, compute_loss: ComputeLoss, inputs: Batch, return_outputs: bool, num_items: torch.Tensor | None
@@ -358,13 +305,13 @@ class LabelSparsity:
         """
         reason = self._reason_for_all(inputs, return_outputs)
         plan = Plan(reason=reason) if reason else self._plan(compute_loss, inputs, num_items)
+        labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+        num_rows = labels.numel() if isinstance(labels, torch.Tensor) else 0
         if plan.reason:
-            self._count_all_rows(inputs, plan.reason)
+            self._counts.add(num_rows, num_rows, plan.reason)
             return inputs, None
         selected, rows = labeled_rows(self._model, inputs, plan.shifts)
-        self._num_sparse += 1
-        self._num_rows += inputs["labels"].numel()
-        self._num_head_rows += rows.numel()
+        self._counts.add(num_rows, rows.numel(), "")
         maybe_mark_dynamic(rows, 0)
         maybe_mark_dynamic(selected["labels"], 1)
         self.selection.module = plan.module
@@ -390,9 +337,3 @@ class LabelSparsity:
             if reason := self._plans[key].reason:
                 _LOGGER.warning("all rows go through the output head: %s", reason)
         return self._plans[key]
-
-    def _count_all_rows(self, inputs: Batch, reason: str) -> None:
-        self._reasons[reason] += 1
-        if isinstance(inputs, Mapping) and isinstance(labels := inputs.get("labels"), torch.Tensor):
-            self._num_rows += labels.numel()
-            self._num_head_rows += labels.numel()

@@ -16,8 +16,9 @@ from onnxtool.errors import InputError, TrainingError
 from onnxtool.options import Option, checked
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 from onnxtool.torch_backend.report import Explanation
+from onnxtool.training.trainer.fewer_rows import RowReport
 from onnxtool.training.trainer.gradient_cache import GradientCache
-from onnxtool.training.trainer.label_pruning import LabelSparsity, SparsityReport
+from onnxtool.training.trainer.label_pruning import LabelSparsity
 from onnxtool.training.trainer.losses import (
     Batch,
     ComputeLoss,
@@ -29,6 +30,8 @@ from onnxtool.training.trainer.losses import (
 )
 from onnxtool.training.trainer.packed_documents import PackedDocuments
 from onnxtool.training.trainer.step_choice import PLACEMENTS, StepChoice
+from onnxtool.training.trainer.unpadded_layers import Layout, enter, leave
+from onnxtool.training.trainer.unpadding import Unpadding
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -48,8 +51,9 @@ def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
     """Set up TorchDynamo to compile one of our many modules.
 
     Under DistributedDataParallel, model and loss are one graph whose gradients are exchanged after it, or with
-    `overlap_exchange` one graph per gradient bucket, which is exchanged while the next one runs. The silenced warning
-    is about `lru_cache` calls in transformers, which uses them to check what is installed. TorchDynamo's graph limits
+    `overlap_exchange` one graph per gradient bucket, which is exchanged while the next one runs. The silenced
+    warnings are about `lru_cache` calls in transformers, which uses them to check what is installed, and about what
+    TorchDynamo itself does with an `autograd.Function`. TorchDynamo's graph limits
     count every module of the process because they all have the same code; beyond a limit it would fall back to eager
     PyTorch.
     """
@@ -60,6 +64,7 @@ def _compiled_whole(overlap_exchange: bool) -> Iterator[None]:
     }
     with warnings.catch_warnings(), dynamo_config.patch(optimize_ddp=graphs, **limits):
         warnings.filterwarnings("ignore", message="Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+        warnings.filterwarnings("ignore", message=".*autograd.function.Function.* should not be instantiated")
         yield
 
 
@@ -100,6 +105,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         compute_loss: ComputeLoss | Callable[..., torch.Tensor] | None = None,
         label_smoothing: float = 0.0,
         label_sparsity: bool = True,
+        unpadding: bool = True,
         options: OrtBackendOptions | OrtBackend | None = None,
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
@@ -117,6 +123,8 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             label_smoothing: as in transformers' `LabelSmoother`; not with a `compute_loss`, which does its own.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head, see
                 `LabelSparsity`. To check this, the first batch computes the loss a few extra times.
+            unpadding: whether the rows of padding may be left out of the layers of a transformers model, see
+                `Unpadding`. To check this, the first batch with padding computes the loss a few extra times.
             options: backend options, or a backend.
             dynamic: as in `torch.compile`.
             overlap_exchange: whether DistributedDataParallel around this module exchanges gradients while others are
@@ -168,6 +176,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         self.encoder = None if mini_batch_size is None else GradientCache(model, self._run, mini_batch_size)
         self._sparsity = LabelSparsity(model, allowed=label_sparsity and self.encoder is None)
         self._selection = self._sparsity.selection
+        self._unpadding = Unpadding(model, allowed=unpadding and self.encoder is None)
         self._packing = PackedDocuments(model)
         self._placement = placement
         self._choice = self._new_choice()
@@ -219,9 +228,14 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         return self.module.config
 
     @property
-    def label_sparsity(self) -> SparsityReport:
+    def label_sparsity(self) -> RowReport:
         """The number of rows that went through the output head so far, and why batches were not pruned."""
         return self._sparsity.report()
+
+    @property
+    def unpadding(self) -> RowReport:
+        """The number of rows that the layers computed so far, and why batches kept their padding."""
+        return self._unpadding.report()
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""
@@ -258,11 +272,15 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             return self._in_onnxruntime(
                 self._loss_of_embeddings, self.encoder, inputs, return_outputs, num_items_in_batch
             )
-        inputs, rows = self._sparsity.prune(self.compute_loss, inputs, return_outputs, num_items_in_batch)
+        whole = inputs
+        inputs, rows = self._sparsity.prune(self.compute_loss, whole, return_outputs, num_items_in_batch)
+        layouts, with_head = self._unpadding.layouts(
+            self.compute_loss, whole, return_outputs, num_items_in_batch, rows is not None
+        )
         step = self._choice.begin(inputs, len(self.backend.graphs)) if self.training else None
         # Labels of fewer rows are another argument: TorchDynamo would take their sizes for those of all labels.
         labels = None if rows is None else inputs.pop("labels")
-        arguments = inputs, return_outputs, num_items_in_batch, rows, labels
+        arguments = inputs, return_outputs, num_items_in_batch, rows, labels, layouts, with_head
         if self.training and not self._choice.in_onnxruntime:
             result = self._loss(*arguments)
         else:
@@ -314,14 +332,18 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
         num_items: torch.Tensor | None,
         rows: torch.Tensor | None,
         labels: torch.Tensor | None,
+        layouts: tuple[Layout, ...],
+        with_head: bool,
     ) -> Loss:
         if labels is not None:
             inputs = {**inputs, "labels": labels}
         self._selection.rows = rows
+        enter(self._unpadding.regions, layouts, with_head)
         try:
             return self.compute_loss(self.module, inputs, return_outputs, num_items)
         finally:
             self._selection.rows = None
+            leave(self._unpadding.regions)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy: without compiled code, which calls this module, and with its own backend."""

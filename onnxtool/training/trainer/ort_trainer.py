@@ -38,7 +38,8 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
     Attributes:
         ort_backend: compiles the training steps.
         eager_loss: the class's `compute_loss`, which gets compiled.
-        model_with_loss: the module that runs training steps, with the report `label_sparsity`; None before `train()`.
+        model_with_loss: the module that runs training steps, with the reports `label_sparsity` and `unpadding`; None
+            before `train()`.
     """
 
     compute_loss: Callable[..., Any]
@@ -50,6 +51,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         *args: Any,
         ort_options: OrtBackendOptions | OrtBackend | None = None,
         label_sparsity: bool = True,
+        unpadding: bool = True,
         dynamic: bool | None = None,
         overlap_exchange: bool = False,
         mini_batch_size: int | None = None,
@@ -62,6 +64,8 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             *args: Trainer arguments.
             ort_options: backend options, or a backend.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head.
+        unpadding: whether the rows of padding may be left out of the model's layers.
+            unpadding: whether the rows of padding may be left out of the model's layers.
             dynamic: as in `torch.compile`: True if batch sizes differ from the start.
             overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
             mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
@@ -76,6 +80,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         self.ort_backend = ort_options if isinstance(ort_options, OrtBackend) else OrtBackend(ort_options)
         self.model_with_loss: ModuleWithLoss | None = None
         self._label_sparsity = label_sparsity
+        self._unpadding = unpadding
         self._dynamic = dynamic
         self._overlap_exchange = overlap_exchange
         self._mini_batch_size = mini_batch_size
@@ -93,6 +98,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             self,
             options=self.ort_backend,
             label_sparsity=self._label_sparsity,
+            unpadding=self._unpadding,
             dynamic=self._dynamic,
             overlap_exchange=self._overlap_exchange,
             mini_batch_size=self._mini_batch_size,
@@ -125,7 +131,8 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         if not self._was_explained:
             self._was_explained = True
             if self.is_world_process_zero() and self.model_with_loss is not None:
-                _logger.info("the training step\n%s\n%s", self.explain(), self.model_with_loss.label_sparsity)
+                trained = self.model_with_loss
+                _logger.info("the training step\n%s\n%s\n%s", self.explain(), trained.label_sparsity, trained.unpadding)
         return loss
 
     def _compute_loss(
@@ -174,6 +181,7 @@ def create_model_with_loss(
     *,
     options: OrtBackendOptions | OrtBackend | None = None,
     label_sparsity: bool = True,
+    unpadding: bool = True,
     dynamic: bool | None = None,
     overlap_exchange: bool = False,
     mini_batch_size: int | None = None,
@@ -185,6 +193,7 @@ def create_model_with_loss(
         trainer: any Trainer; its `compute_loss` is compiled, label smoothing included.
         options: backend options, or a backend.
         label_sparsity: whether rows whose label is ignored may be pruned before the output head.
+        unpadding: whether the rows of padding may be left out of the model's layers.
         dynamic: as in `torch.compile`.
         overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
         mini_batch_size: embeds each batch in mini-batches of this size, in the memory of one, see `ModuleWithLoss`.
@@ -205,6 +214,7 @@ def create_model_with_loss(
         trainer.model,
         compute_loss=trainer.eager_loss if isinstance(trainer, OrtTrainer) else trainer.compute_loss,
         label_sparsity=label_sparsity and not _counts_calls(trainer),
+        unpadding=unpadding and not _counts_calls(trainer),
         options=options,
         dynamic=dynamic,
         overlap_exchange=overlap_exchange,

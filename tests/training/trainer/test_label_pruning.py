@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from onnxtool.torch_backend import OrtBackend
 from onnxtool.training.trainer import label_pruning as label_sparsity
+from onnxtool.training.trainer.fewer_rows import OUTPUTS
 from onnxtool.training.trainer.label_pruning import LabelSparsity
 from onnxtool.training.trainer.losses import ComputeLoss, ModelLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
@@ -60,8 +61,8 @@ def test_fewer_rows_give_the_same_loss_and_gradients(name: str) -> None:
     sparsity = LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
     report = sparsity.report()
-    assert report.num_sparse_batches == 1, str(report)
-    assert report.num_head_rows < report.num_rows == NUM_ROWS
+    assert report.num_pruned_batches == 1, str(report)
+    assert report.num_kept_rows < report.num_rows == NUM_ROWS
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_compiled_steps_are_those_of_eager_pytorch(name: str) -> None:
         batch = batch_of(share, seed, classes_of(name))
         require_same_step(step(functools.partial(module.forward, batch), model), eager_step(model, batch))
     assert [graph.kind for graph in module.explain().graphs] == ["forward", "backward"]
-    assert module.label_sparsity.num_sparse_batches == 4
+    assert module.label_sparsity.num_pruned_batches == 4
 
 
 @pytest.mark.slow
@@ -86,7 +87,7 @@ def test_smoothed_and_summed_losses_drop_rows_as_well(name: str) -> None:
     for num_items in (None, 23):
         actual = step(functools.partial(module.forward, batch, num_items_in_batch=num_items), model)
         require_same_step(actual, eager_step(model, batch, 0.1, num_items))
-    assert module.label_sparsity.num_sparse_batches == 2
+    assert module.label_sparsity.num_pruned_batches == 2
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
@@ -116,7 +117,7 @@ def test_the_part_of_the_model_around_the_head_gets_fewer_rows_too() -> None:
     model.cls.predictions.transform.register_forward_hook(lambda _m, _i, output: seen.append(output.shape[1]))
     sparsity = LabelSparsity(model)
     sparse_loss(model, sparsity, batch_of(0.15))
-    assert seen[-1] == sparsity.report().num_head_rows < NUM_ROWS
+    assert seen[-1] == sparsity.report().num_kept_rows < NUM_ROWS
 
 
 def test_the_trial_finds_out_what_a_score_is_for() -> None:
@@ -124,7 +125,7 @@ def test_the_trial_finds_out_what_a_score_is_for() -> None:
     model, batch = type("Decoder", (transformers.LlamaForCausalLM,), {})(MODELS["llama"]().config), batch_of(0.5)
     sparsity = LabelSparsity(model)
     require_same_step(step(lambda: sparse_loss(model, sparsity, batch), model), eager_step(model, batch))
-    assert sparsity.report().num_sparse_batches == 1
+    assert sparsity.report().num_pruned_batches == 1
 
 
 def test_a_first_batch_without_labels_hides_nothing_from_the_trial() -> None:
@@ -237,7 +238,7 @@ def test_outputs_that_are_asked_for_are_those_of_all_rows() -> None:
     model = MODELS["bert"]()
     sparsity = LabelSparsity(model)
     assert sparsity.prune(ModelLoss(model), batch_of(0.15), True, None)[1] is None
-    assert label_sparsity.OUTPUTS in str(sparsity.report())
+    assert OUTPUTS in str(sparsity.report())
 
 
 @pytest.mark.slow
@@ -253,4 +254,4 @@ def test_a_copy_drops_rows_of_its_own() -> None:
     require_same_step(step(lambda: other(batch), other.module), eager_step(other.module, batch))
     assert isinstance(other.backend, OrtBackend)
     assert other.backend is not module.backend
-    assert other.label_sparsity.num_sparse_batches == 2
+    assert other.label_sparsity.num_pruned_batches == 2

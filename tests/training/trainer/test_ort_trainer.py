@@ -86,7 +86,7 @@ def test_the_last_accumulation_is_smaller_and_counts_its_labels(tmp_path: Path) 
     assert len(losses_of(trainer)) == 4
     assert len(trainer.explain().graphs) <= 4  # one more pair for the size that changes
     assert trainer.model_with_loss is not None
-    assert trainer.model_with_loss.label_sparsity.num_sparse_batches == 6
+    assert trainer.model_with_loss.label_sparsity.num_pruned_batches == 6
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_sizes_that_change_with_every_batch_take_few_compilations(tmp_path: Path
 
 @pytest.mark.slow
 def test_dynamic_sizes_take_one_compilation(tmp_path: Path) -> None:
-    """Where the caller says beforehand that sizes change."""
+    """Where the caller says beforehand that sizes change; the first batch has much padding."""
     examples = classified(22, lengths=(5, 9, 7, 12, 6, 10, 8))
     trainer = trainer_of(
         OrtTrainer, classifier(), examples, tmp_path, {"max_steps": 6}, data_collator=padded, dynamic=True

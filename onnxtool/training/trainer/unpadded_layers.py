@@ -1,0 +1,307 @@
+"""The layers of a transformer that compute only the rows of real tokens, as hooks on its modules.
+
+Between the first layer and the end of the last, or of the output head, rows of padding are left out. Attention alone
+gets them back, so that its mask, its sums and its dropout stay as they are. The rows are found before the compiled
+graph and are inputs of it, with one dynamic size.
+
+Letters: B sequences, S positions, N rows of real tokens out of B * S.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._dynamo import maybe_mark_dynamic
+from torch.nn import functional
+
+_ATTENTION = "onnxtool_unpadded"
+_PADDED = "sdpa"
+_SEED = 0
+
+
+class Layout(NamedTuple):
+    """Where the rows of a padded batch are.
+
+    Attributes:
+        mask: the batch's attention mask, [B, S]; nonzero for tokens.
+        rows: int64 [N], the positions of the tokens in the flattened batch.
+        places: int64 [B, S], the index of each position in `rows`; N for padding.
+    """
+
+    mask: torch.Tensor
+    rows: torch.Tensor
+    places: torch.Tensor
+
+    @classmethod
+    def of(cls, mask: torch.Tensor) -> Layout:
+        """Return the layout of a batch with this mask."""
+        is_token = mask != 0
+        rows = is_token.reshape(-1).nonzero().view(-1)
+        places = (is_token.reshape(-1).cumsum(0) - 1).masked_fill(~is_token.reshape(-1), rows.numel())
+        maybe_mark_dynamic(rows, 0)
+        return cls(mask, rows, places.view_as(mask))
+
+
+class _Pad(torch.autograd.Function):  # type: ignore[misc]  # PyTorch is untyped here
+    """Rows [N, F] to [B * S, F], with zeros for padding. Both directions gather: nothing is scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the rows with those of padding."""
+        ctx.save_for_backward(rows)
+        return _gathered(hidden, places)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the rows."""
+        return gradient.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):  # type: ignore[misc]  # PyTorch is untyped here
+    """Rows [B * S, F] to [N, F]; the gradient of padding is zero."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return the rows without those of padding."""
+        ctx.save_for_backward(places)
+        return hidden.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of the padded rows."""
+        return _gathered(gradient, ctx.saved_tensors[0]), None, None
+
+
+def _gathered(rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return functional.pad(rows, (0, 0, 0, 1)).index_select(0, places.reshape(-1))
+
+
+def padded(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return `hidden` [1, N, ...] as [B, S, ...], with zeros for padding."""
+    rows: torch.Tensor = _Pad.apply(hidden.reshape(hidden.shape[1], -1), layout.rows, layout.places)
+    return rows.reshape(*layout.mask.shape, *hidden.shape[2:])
+
+
+def unpadded(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return the rows of tokens of `hidden` [B, S, ...], or [1, S, ...] for all sequences, as [1, N, ...]."""
+    whole = hidden.expand(layout.mask.shape[0], *hidden.shape[1:])
+    flat = whole.reshape(layout.mask.numel(), -1)
+    rows: torch.Tensor = _Unpad.apply(flat, layout.rows, layout.places)
+    return rows.reshape(1, -1, *hidden.shape[2:])
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    unpadding: Layout,
+    **named: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute attention of rows without padding as transformers' function for `sdpa` computes it with padding.
+
+    Args:
+        module: the layer's attention.
+        query: float [1, heads, N, D], like `key` and `value`.
+        key: see `query`.
+        value: see `query`.
+        attention_mask: of the padded batch.
+        unpadding: the layout of the rows.
+        **named: as the layer gives them.
+
+    Returns:
+        Float [1, N, heads, D].
+    """
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    states = (padded(states.transpose(1, 2), unpadding).transpose(1, 2) for states in (query, key, value))
+    output, _ = sdpa_attention_forward(module, *states, attention_mask, **named)
+    return unpadded(output, unpadding), None
+
+
+class Region:
+    """The part of a transformers model that computes rows without padding, as hooks that are inactive without a layout.
+
+    Attributes:
+        layouts: those of this step's batches; empty for a padded step.
+        end: the module whose output has the padding again: the last layer, or the whole model with its head.
+        has_noise: whether the rows stay padded, and those of padding are replaced by noise, for `UnpaddingCheck`.
+        was_used: whether the model got one of the masks.
+    """
+
+    def __init__(self, model: torch.nn.Module, base: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
+        """Put hooks on a model.
+
+        Args:
+            model: the transformers model.
+            base: the part of it without its head, which gets the attention mask.
+            layers: those of `base`.
+        """
+        self.layouts: tuple[Layout, ...] = ()
+        self.ends = (model, layers[-1])
+        self.end = model
+        self.layers = tuple(layers)
+        self.has_noise = False
+        self.was_used = False
+        self._layout: Layout | None = None
+        self._is_inside = False
+        configs = {
+            id(config): config for config in (getattr(part, "config", None) for part in base.modules()) if config
+        }
+        self._configs = tuple(configs.values())
+        base.register_forward_pre_hook(self._choose, with_kwargs=True)
+        for layer in layers:
+            layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True)
+        layers[-1].register_forward_hook(self._leave_layers)
+        for part in model.modules():
+            if isinstance(part, torch.nn.Dropout):
+                part.register_forward_pre_hook(self._before_dropout)
+                part.register_forward_hook(self._after_dropout)
+        model.register_forward_hook(self._leave_model)
+
+    @classmethod
+    def all_of(cls, model: torch.nn.Module) -> list[Region]:
+        """Return the regions of the transformers models in `model`; none if one of them has not the known structure."""
+        if "transformers" not in sys.modules:
+            return []
+        from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+        from transformers.masking_utils import sdpa_mask
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        AttentionInterface.register(_ATTENTION, attention)
+        AttentionMaskInterface.register(_ATTENTION, sdpa_mask)
+        found: list[tuple[Any, Any, list[torch.nn.Module]]] = []
+        inside: set[int] = set()
+        for part in model.modules():
+            if not isinstance(part, PreTrainedModel) or id(part) in inside:
+                continue
+            inside.update(id(inner) for inner in part.modules())
+            stacks = [
+                stack
+                for stack in part.modules()
+                if isinstance(stack, torch.nn.ModuleList)
+                and any(isinstance(layer, GradientCheckpointingLayer) for layer in stack)
+            ]
+            if len(stacks) != 1 or getattr(part.config, "_attn_implementation", None) != _PADDED:
+                return []
+            layers = list(stacks[0])
+            models = [inner for inner in part.modules() if isinstance(inner, PreTrainedModel)]
+            base = [inner for inner in models if any(layers[0] is module for module in inner.modules())][-1]
+            found.append((part, base, layers))
+        return [cls(*parts) for parts in found]
+
+    @property
+    def is_checkpointed(self) -> bool:
+        """Whether layers run again in the backward pass."""
+        return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
+
+    def leave(self) -> None:
+        """End the step, also after an error inside it."""
+        self.layouts = ()
+        self._end()
+
+    def _end(self) -> None:
+        if self._is_inside:
+            self._attend_by(_PADDED)
+        self._is_inside = False
+        self._layout = None
+
+    def _attend_by(self, implementation: str) -> None:
+        for config in self._configs:
+            config._attn_implementation = implementation  # noqa: SLF001 - transformers' own name for it
+
+    def _choose(self, _module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        for layout in self.layouts:
+            for value in (*args, *named.values()):
+                if value is layout.mask:
+                    self._layout = layout
+                    self.was_used = True
+
+    def _enter_layer(
+        self, layer: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        layout = self._layout
+        if layout is None:
+            return None
+        is_named = "hidden_states" in named
+        hidden: torch.Tensor = named["hidden_states"] if is_named else args[0]
+        if self.has_noise:
+            hidden = _with_noise(hidden, layout)
+        else:
+            if layer is self.layers[0]:
+                self._is_inside = True
+                self._attend_by(_ATTENTION)
+                hidden = unpadded(hidden, layout)
+            named = {**named, "unpadding": layout}
+            positions = named.get("position_embeddings")
+            if positions is not None:
+                named["position_embeddings"] = tuple(unpadded(position, layout) for position in positions)
+        return ((), {**named, "hidden_states": hidden}) if is_named else ((hidden, *args[1:]), named)
+
+    def _leave_layers(self, layer: torch.nn.Module, _args: Any, output: Any) -> Any:
+        layout = self._layout
+        if layout is None:
+            return None
+        if not self.has_noise:
+            self._attend_by(_PADDED)
+        if self.end is not layer:
+            return None
+        first = self._restored(output if isinstance(output, torch.Tensor) else output[0], layout)
+        self._end()
+        return first if isinstance(output, torch.Tensor) else (first, *output[1:])
+
+    def _leave_model(self, _module: torch.nn.Module, _args: Any, output: Any) -> Any:
+        layout = self._layout
+        if layout is None:
+            return None
+        if isinstance(output, tuple):
+            restored: Any = tuple(self._restored(value, layout) for value in output)
+        else:
+            restored = type(output)(**{name: self._restored(value, layout) for name, value in output.items()})
+        self._end()
+        return restored
+
+    def _restored(self, value: Any, layout: Layout) -> Any:
+        """Return an output [1, N, ...] with its padding; others, such as a cache, as they are."""
+        if not isinstance(value, torch.Tensor) or value.dim() < 3:
+            return value
+        return _with_noise(value, layout) if self.has_noise else padded(value, layout)
+
+    def _before_dropout(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
+        layout = self._layout_of_dropout(module, args)
+        return None if layout is None else (padded(args[0], layout),)
+
+    def _after_dropout(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...], output: Any) -> Any:
+        layout = self._layout_of_dropout(module, args)
+        return None if layout is None else unpadded(output, layout)
+
+    def _layout_of_dropout(self, module: Any, args: tuple[torch.Tensor, ...]) -> Layout | None:
+        """Return the layout where dropout has to draw numbers for padding as well, as it does without this."""
+        draws = self._is_inside and module.training and module.p > 0 and args[0].dim() == 3
+        return self._layout if draws else None
+
+
+def _with_noise(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return `hidden` [B, S, ...] with large random numbers in the rows of padding."""
+    generator = torch.Generator().manual_seed(_SEED)
+    noise = torch.randn(hidden.shape, generator=generator).to(hidden) * hidden.detach().abs().max()
+    is_token = (layout.mask != 0).reshape(*layout.mask.shape, *(1,) * (hidden.dim() - 2))
+    return torch.where(is_token, hidden, noise)
+
+
+def enter(regions: Iterable[Region], layouts: tuple[Layout, ...], with_head: bool) -> None:
+    """Begin a step whose batches have these layouts, see `Region.leave`."""
+    for region in regions:
+        region.layouts = layouts
+        region.end = region.ends[0 if with_head else 1]
+
+
+def leave(regions: Iterable[Region]) -> None:
+    """End a step, also after an error inside it."""
+    for region in regions:
+        region.leave()
