@@ -14,6 +14,7 @@ from onnxtool.options import checked
 from onnxtool.torch_backend.cache import Cache
 from onnxtool.torch_backend.capture import partition, traceable_functions
 from onnxtool.torch_backend.compiler import CompiledGraph, compile_graph
+from onnxtool.torch_backend.lower.maximum_first import take_maximum_first
 from onnxtool.torch_backend.lower.torch_onnx import decompositions, recall_translations
 from onnxtool.torch_backend.options import OrtBackendOptions, refuse_unknown
 from onnxtool.torch_backend.report import Explanation
@@ -76,6 +77,8 @@ class OrtBackend:
             return self._compiler("graph")(graph_module, example_inputs)
         from torch._dynamo.backends.common import aot_autograd
 
+        if take_maximum_first(graph_module.graph):
+            graph_module.recompile()
         with traceable_functions(self.options.dropout):
             return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
 

@@ -1,8 +1,8 @@
 """The layers of a transformer that compute only the rows of real tokens, as hooks on its modules.
 
-Between the first layer and the end of the last, or of the output head, rows of padding are left out. Attention alone
-gets them back, so that its mask, its sums and its dropout stay as they are. The rows are found before the compiled
-graph and are inputs of it, with one dynamic size.
+From the first layer to the last, or to the output head, rows of padding are left out. Attention alone gets them back,
+so that its mask, its sums and its dropout stay as they are. The rows are found before the compiled graph and are inputs
+of it, with one dynamic size.
 
 Letters: B sequences, S positions, N rows of real tokens out of B * S.
 """
@@ -17,6 +17,8 @@ import torch
 from torch._dynamo import maybe_mark_dynamic
 from torch.nn import functional
 
+from onnxtool.training.trainer.label_pruning import modules_around
+
 _ATTENTION = "onnxtool_unpadded"
 _PADDED = "sdpa"
 _SEED = 0
@@ -26,23 +28,25 @@ class Layout(NamedTuple):
     """Where the rows of a padded batch are.
 
     Attributes:
+        ids: the batch's tokens, int [B, S], by which a call of the model is known.
         mask: the batch's attention mask, [B, S]; nonzero for tokens.
         rows: int64 [N], the positions of the tokens in the flattened batch.
         places: int64 [B, S], the index of each position in `rows`; N for padding.
     """
 
+    ids: torch.Tensor
     mask: torch.Tensor
     rows: torch.Tensor
     places: torch.Tensor
 
     @classmethod
-    def of(cls, mask: torch.Tensor) -> Layout:
-        """Return the layout of a batch with this mask."""
+    def of(cls, ids: torch.Tensor, mask: torch.Tensor) -> Layout:
+        """Return the layout of a batch with these tokens and this mask."""
         is_token = mask != 0
         rows = is_token.reshape(-1).nonzero().view(-1)
         places = (is_token.reshape(-1).cumsum(0) - 1).masked_fill(~is_token.reshape(-1), rows.numel())
         maybe_mark_dynamic(rows, 0)
-        return cls(mask, rows, places.view_as(mask))
+        return cls(ids, mask, rows, places.view_as(mask))
 
 
 class _Pad(torch.autograd.Function):  # type: ignore[misc]  # PyTorch is untyped here
@@ -127,24 +131,29 @@ def attention(
 class Region:
     """The part of a transformers model that computes rows without padding, as hooks that are inactive without a layout.
 
+    The hooks are on modules inside the model, since libraries call its `forward`, which runs none of its own.
+
     Attributes:
         layouts: those of this step's batches; empty for a padded step.
-        end: the module whose output has the padding again: the last layer, or the whole model with its head.
+        ends: the modules whose output may have the padding again: the output head, if there is one, and the last layer.
+        end: the one of them that does.
         has_noise: whether the rows stay padded, and those of padding are replaced by noise, for `UnpaddingCheck`.
-        was_used: whether the model got one of the masks.
+        was_used: whether the model got the tokens of one of the layouts.
     """
 
-    def __init__(self, model: torch.nn.Module, base: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, model: Any, base: Any, layers: Sequence[torch.nn.Module]) -> None:
         """Put hooks on a model.
 
         Args:
             model: the transformers model.
-            base: the part of it without its head, which gets the attention mask.
+            base: the part of it without its head.
             layers: those of `base`.
         """
+        head = model.get_output_embeddings()
+        around = [] if head is None else modules_around(head, model)[:1]
         self.layouts: tuple[Layout, ...] = ()
-        self.ends = (model, layers[-1])
-        self.end = model
+        self.ends = (*around, layers[-1])
+        self.end = layers[-1]
         self.layers = tuple(layers)
         self.has_noise = False
         self.was_used = False
@@ -154,15 +163,16 @@ class Region:
             id(config): config for config in (getattr(part, "config", None) for part in base.modules()) if config
         }
         self._configs = tuple(configs.values())
-        base.register_forward_pre_hook(self._choose, with_kwargs=True)
+        base.get_input_embeddings().register_forward_pre_hook(self._choose)
         for layer in layers:
             layer.register_forward_pre_hook(self._enter_layer, with_kwargs=True)
-        layers[-1].register_forward_hook(self._leave_layers)
         for part in model.modules():
             if isinstance(part, torch.nn.Dropout):
                 part.register_forward_pre_hook(self._before_dropout)
                 part.register_forward_hook(self._after_dropout)
-        model.register_forward_hook(self._leave_model)
+        layers[-1].register_forward_hook(self._leave_layers)
+        for part in around:
+            part.register_forward_hook(self._leave_head)
 
     @classmethod
     def all_of(cls, model: torch.nn.Module) -> list[Region]:
@@ -215,12 +225,11 @@ class Region:
         for config in self._configs:
             config._attn_implementation = implementation  # noqa: SLF001 - transformers' own name for it
 
-    def _choose(self, _module: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _choose(self, _embeddings: torch.nn.Module, args: tuple[Any, ...]) -> None:
         for layout in self.layouts:
-            for value in (*args, *named.values()):
-                if value is layout.mask:
-                    self._layout = layout
-                    self.was_used = True
+            if args[0] is layout.ids:
+                self._layout = layout
+                self.was_used = True
 
     def _enter_layer(
         self, layer: torch.nn.Module, args: tuple[Any, ...], named: dict[str, Any]
@@ -252,24 +261,15 @@ class Region:
         if self.end is not layer:
             return None
         first = self._restored(output if isinstance(output, torch.Tensor) else output[0], layout)
-        self._end()
         return first if isinstance(output, torch.Tensor) else (first, *output[1:])
 
-    def _leave_model(self, _module: torch.nn.Module, _args: Any, output: Any) -> Any:
+    def _leave_head(self, head: torch.nn.Module, _args: Any, output: Any) -> Any:
         layout = self._layout
-        if layout is None:
-            return None
-        if isinstance(output, tuple):
-            restored: Any = tuple(self._restored(value, layout) for value in output)
-        else:
-            restored = type(output)(**{name: self._restored(value, layout) for name, value in output.items()})
-        self._end()
-        return restored
+        return None if layout is None or self.end is not head else self._restored(output, layout)
 
-    def _restored(self, value: Any, layout: Layout) -> Any:
-        """Return an output [1, N, ...] with its padding; others, such as a cache, as they are."""
-        if not isinstance(value, torch.Tensor) or value.dim() < 3:
-            return value
+    def _restored(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
+        """Return the region's result [1, N, ...] with its padding."""
+        self._end()
         return _with_noise(value, layout) if self.has_noise else padded(value, layout)
 
     def _before_dropout(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
@@ -298,7 +298,7 @@ def enter(regions: Iterable[Region], layouts: tuple[Layout, ...], with_head: boo
     """Begin a step whose batches have these layouts, see `Region.leave`."""
     for region in regions:
         region.layouts = layouts
-        region.end = region.ends[0 if with_head else 1]
+        region.end = region.ends[0 if with_head else -1]
 
 
 def leave(regions: Iterable[Region]) -> None:

@@ -29,7 +29,7 @@ from onnxtool.training.trainer.unpadded_layers import Layout, Region, enter, lea
 
 NOT_ALLOWED = "unpadding is off"
 NO_LAYERS = "the model is not one stack of transformers' layers whose attention is sdpa"
-NO_MASK = "the inputs have no attention_mask of one number for each position"
+NO_MASK = "the inputs have no input_ids with an attention_mask of one number for each position"
 NOT_AT_ONE_END = "the padding of the batch is not at one end of its sequences"
 LABELED = "rows of padding have labels"
 FLAT = "the loss of this batch has no gradient to compare"
@@ -37,6 +37,7 @@ CHECKPOINTED = "gradient checkpointing runs the layers a second time, outside th
 DENSE = "little of the batch is padding"
 
 _LOGGER = logging.getLogger(__name__)
+_TOKENS = "input_ids"
 _MASK = "attention_mask"
 _LABELS = "labels"
 # With less padding, gathering rows around each attention costs what it saves.
@@ -88,7 +89,7 @@ class UnpaddingCheck:
         with torch.no_grad():
             noisy = self._loss(inputs, num_items, layouts, with_head, has_noise=True)
         if not all(region.was_used for region in self._regions):
-            raise RefusalError("the layers do not get the attention_mask of the inputs")
+            raise RefusalError("the model does not embed the input_ids of the inputs")
         if not torch.equal(noisy, expected):
             raise RefusalError("the loss depends on the rows of padding")
         loss, others = self._step(inputs, num_items, layouts, with_head)
@@ -171,7 +172,8 @@ class Unpadding:
             num_items: passed to the loss.
             are_labels_pruned: whether the output head gets the labeled rows of a padded batch.
         """
-        masks = list(_masks(inputs))
+        texts = list(_texts(inputs))
+        masks = [mask for _, mask in texts]
         num_rows = sum(mask.numel() for mask in masks)
         num_tokens = sum(int((mask != 0).sum()) for mask in masks)
         reason, with_head = self._reason_for_all(inputs, masks, return_outputs), False
@@ -195,7 +197,7 @@ class Unpadding:
                 if reason != FLAT:  # otherwise the next batch is tried
                     plans[side] = with_head, reason
         self._counts.add(num_rows, num_rows if reason else num_tokens, reason)
-        return (() if reason else tuple(map(Layout.of, masks))), with_head
+        return (() if reason else tuple(Layout.of(*text) for text in texts)), with_head
 
     def _reason_for_all(self, inputs: Batch, masks: list[torch.Tensor], return_outputs: bool) -> str:
         """Return why all rows are computed regardless of their number and the check, or an empty string."""
@@ -219,10 +221,11 @@ class Unpadding:
         are_labels_pruned: bool,
     ) -> tuple[bool, str]:
         """Return whether the head leaves rows out as well, and why none may be left out, or an empty string."""
-        layouts = tuple(map(Layout.of, _masks(inputs)))
+        layouts = tuple(Layout.of(*text) for text in _texts(inputs))
         check = UnpaddingCheck(self._model, compute_loss, self.regions)
         reason = ""
-        for with_head in (False,) if are_labels_pruned else (True, False):
+        has_head = not are_labels_pruned and any(len(region.ends) > 1 for region in self.regions)
+        for with_head in (True, False) if has_head else (False,):
             reason = check.reason_against(inputs, num_items, layouts, with_head)
             if not reason:
                 return with_head, ""
@@ -231,17 +234,19 @@ class Unpadding:
         return False, reason
 
 
-def _masks(inputs: Any, name: str = "") -> Iterator[torch.Tensor]:
-    """Yield the attention masks, int or bool [B, S], in mappings and sequences of inputs."""
-    if isinstance(inputs, torch.Tensor):
-        if name.endswith(_MASK) and inputs.dim() == 2 and not inputs.is_floating_point():
-            yield inputs
-    elif isinstance(inputs, Mapping):
-        for key, value in inputs.items():
-            yield from _masks(value, str(key))
+def _texts(inputs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield tokens and their attention mask, both int or bool [B, S], in mappings and sequences of inputs."""
+    if isinstance(inputs, Mapping):
+        for key, mask in inputs.items():
+            ids = inputs.get(f"{str(key).removesuffix(_MASK)}{_TOKENS}") if str(key).endswith(_MASK) else None
+            if isinstance(ids, torch.Tensor) and isinstance(mask, torch.Tensor) and mask.dim() == 2:
+                if mask.shape == ids.shape and not mask.is_floating_point():
+                    yield ids, mask
+            elif not isinstance(mask, torch.Tensor):
+                yield from _texts(mask)
     elif isinstance(inputs, list | tuple):
         for value in inputs:
-            yield from _masks(value, name)
+            yield from _texts(value)
 
 
 def _names(inputs: Any) -> tuple[str, ...]:
