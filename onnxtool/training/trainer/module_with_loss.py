@@ -285,6 +285,7 @@ class ModuleWithLoss(torch.nn.Module):  # type: ignore[misc]  # PyTorch is untyp
             result = self._loss(*arguments)
         else:
             result = self._in_onnxruntime(self._run, *arguments)
+        self._unpadding.count_batch()
         if step is not None:
             loss = result[0] if return_outputs else result
             if isinstance(loss, torch.Tensor) and loss.requires_grad:  # outputs for a loss outside are not timed

@@ -128,17 +128,28 @@ def attention(
     return unpadded(output, unpadding), None
 
 
+class _Step:
+    """The layouts of the batches of a step; none if it is padded.
+
+    It is no attribute of a hook, because TorchDynamo takes the sizes of what it finds in modules for fixed ones.
+    """
+
+    layouts: tuple[Layout, ...] = ()
+
+
+_STEP = _Step()
+
+
 class Region:
     """The part of a transformers model that computes rows without padding, as hooks that are inactive without a layout.
 
     The hooks are on modules inside the model, since libraries call its `forward`, which runs none of its own.
 
     Attributes:
-        layouts: those of this step's batches; empty for a padded step.
         ends: the modules whose output may have the padding again: the output head, if there is one, and the last layer.
         end: the one of them that does.
         has_noise: whether the rows stay padded, and those of padding are replaced by noise, for `UnpaddingCheck`.
-        was_used: whether the model got the tokens of one of the layouts.
+        was_used: whether the model got the tokens of one of the layouts, in this step or the last one.
     """
 
     def __init__(self, model: Any, base: Any, layers: Sequence[torch.nn.Module]) -> None:
@@ -151,7 +162,6 @@ class Region:
         """
         head = model.get_output_embeddings()
         around = [] if head is None else modules_around(head, model)[:1]
-        self.layouts: tuple[Layout, ...] = ()
         self.ends = (*around, layers[-1])
         self.end = layers[-1]
         self.layers = tuple(layers)
@@ -211,11 +221,7 @@ class Region:
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
 
     def leave(self) -> None:
-        """End the step, also after an error inside it."""
-        self.layouts = ()
-        self._end()
-
-    def _end(self) -> None:
+        """End the region, also after an error inside it."""
         if self._is_inside:
             self._attend_by(_PADDED)
         self._is_inside = False
@@ -226,7 +232,7 @@ class Region:
             config._attn_implementation = implementation  # noqa: SLF001 - transformers' own name for it
 
     def _choose(self, _embeddings: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        for layout in self.layouts:
+        for layout in _STEP.layouts:
             if args[0] is layout.ids:
                 self._layout = layout
                 self.was_used = True
@@ -269,7 +275,7 @@ class Region:
 
     def _restored(self, value: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Return the region's result [1, N, ...] with its padding."""
-        self._end()
+        self.leave()
         return _with_noise(value, layout) if self.has_noise else padded(value, layout)
 
     def _before_dropout(self, module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor] | None:
@@ -295,13 +301,15 @@ def _with_noise(hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def enter(regions: Iterable[Region], layouts: tuple[Layout, ...], with_head: bool) -> None:
-    """Begin a step whose batches have these layouts, see `Region.leave`."""
+    """Begin a step whose batches have these layouts, see `leave`."""
+    _STEP.layouts = layouts
     for region in regions:
-        region.layouts = layouts
+        region.was_used = False
         region.end = region.ends[0 if with_head else -1]
 
 
 def leave(regions: Iterable[Region]) -> None:
     """End a step, also after an error inside it."""
+    _STEP.layouts = ()
     for region in regions:
         region.leave()

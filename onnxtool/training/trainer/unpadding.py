@@ -32,6 +32,7 @@ NO_LAYERS = "the model is not one stack of transformers' layers whose attention 
 NO_MASK = "the inputs have no input_ids with an attention_mask of one number for each position"
 NOT_AT_ONE_END = "the padding of the batch is not at one end of its sequences"
 LABELED = "rows of padding have labels"
+NOT_FOUND = "the model does not embed the input_ids of the inputs"
 FLAT = "the loss of this batch has no gradient to compare"
 CHECKPOINTED = "gradient checkpointing runs the layers a second time, outside the model"
 DENSE = "little of the batch is padding"
@@ -89,7 +90,7 @@ class UnpaddingCheck:
         with torch.no_grad():
             noisy = self._loss(inputs, num_items, layouts, with_head, has_noise=True)
         if not all(region.was_used for region in self._regions):
-            raise RefusalError("the model does not embed the input_ids of the inputs")
+            raise RefusalError(NOT_FOUND)
         if not torch.equal(noisy, expected):
             raise RefusalError("the loss depends on the rows of padding")
         loss, others = self._step(inputs, num_items, layouts, with_head)
@@ -128,7 +129,12 @@ class UnpaddingCheck:
     ) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the loss, and its gradients with respect to the trained parameters."""
         loss = self._loss(inputs, num_items, layouts, with_head)
-        gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+            raise RefusalError("the loss is not one number with a gradient")
+        try:
+            gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+        except RuntimeError as error:
+            raise RefusalError(f"the gradients without padding fail: {first_line(error)}") from error
         return loss.detach(), [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
 
 
@@ -150,6 +156,14 @@ class Unpadding:
         self._reason = NOT_ALLOWED if not allowed else "" if self.regions else NO_LAYERS
         self._plans: dict[tuple[object, ...], dict[str, tuple[bool, str]]] = {}
         self._counts = RowCounts("unpadding", "in the layers")
+        self._batch = 0, 0, ""
+
+    def count_batch(self) -> None:
+        """Count the batch of the last `layouts`, after its step, by what the model did in it."""
+        num_rows, num_tokens, reason = self._batch
+        if not reason and not all(region.was_used for region in self.regions):
+            reason = NOT_FOUND
+        self._counts.add(num_rows, num_rows if reason else num_tokens, reason)
 
     def report(self) -> RowReport:
         """Return the statistics so far."""
@@ -196,7 +210,7 @@ class Unpadding:
                 with_head, reason = self._plan(compute_loss, some, num_items, are_labels_pruned)
                 if reason != FLAT:  # otherwise the next batch is tried
                     plans[side] = with_head, reason
-        self._counts.add(num_rows, num_rows if reason else num_tokens, reason)
+        self._batch = num_rows, num_tokens, reason
         return (() if reason else tuple(Layout.of(*text) for text in texts)), with_head
 
     def _reason_for_all(self, inputs: Batch, masks: list[torch.Tensor], return_outputs: bool) -> str:

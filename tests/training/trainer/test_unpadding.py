@@ -53,6 +53,14 @@ def unpadded_loss(model: torch.nn.Module, rows: Unpadding, batch: Batch, compute
         return compute_loss(model, batch, False, None)
     finally:
         leave(rows.regions)
+        rows.count_batch()
+
+
+def layouts_of(rows: Unpadding, batch: Batch, loss: Any, return_outputs: bool = False) -> tuple[Layout, ...]:
+    """The layouts of a batch that is counted, and computed by nobody."""
+    layouts, _ = rows.layouts(loss, batch, return_outputs, None, False)
+    rows.count_batch()
+    return layouts
 
 
 def model_of(name: str) -> Any:
@@ -97,7 +105,7 @@ def test_fewer_rows_give_the_same_loss_and_gradients(name: str, is_left: bool) -
     [
         ("albert", unpadding.NO_LAYERS),  # its layers are one
         ("t5", unpadding.NO_LAYERS),  # two stacks
-        ("gpt2", "the model does not embed the input_ids of the inputs"),  # but another view of them
+        ("gpt2", unpadding.NOT_FOUND),  # but another view of them
     ],
 )
 def test_layers_of_another_kind_compute_all_rows(name: str, reason: str) -> None:
@@ -120,6 +128,25 @@ def test_compiled_steps_are_those_of_eager_pytorch(name: str) -> None:
     assert [graph.kind for graph in module.explain().graphs] == ["forward", "backward"]
     assert module.unpadding.num_pruned_batches == module.label_sparsity.num_pruned_batches == 4
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo looks at it
+def test_a_loss_that_interrupts_its_graph_is_compiled_once_for_all_sizes() -> None:
+    """As the loss of SPLADE's trainer does, which looks at its parts."""
+
+    def loss(model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> torch.Tensor:
+        value = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[:, 0].sum()
+        return value * 2 if value.isnan() else value
+
+    model = model_of("bert")
+    module = ModuleWithLoss(model, compute_loss=loss, dynamic=True)
+    for seed, lengths in enumerate([(12, 5, 2), (12, 1, 1), (12, 8, 9), (3, 12, 4)]):
+        batch = ragged(0.5, seed, lengths)
+        expected = step_of(functools.partial(loss, model, batch, False, None), model)
+        require_same_step(step_of(functools.partial(module.forward, batch), model), expected)
+    assert module.unpadding.num_pruned_batches == 4
+    assert [graph.kind for graph in module.explain().graphs] == ["forward", "backward"]
 
 
 def sparse(model: Any, inputs: Any, _return_outputs: bool = False, _num_items: Any = None) -> torch.Tensor:
@@ -217,7 +244,7 @@ def test_a_decoder_predicts_the_first_token_from_padding_on_its_left() -> None:
     """Its row has no label, and the loss reads it."""
     model = model_of("llama")
     rows = Unpadding(model)
-    assert rows.layouts(ModelLoss(model), ragged(1.0, is_left=True), False, None, False)[0] == ()
+    assert layouts_of(rows, ragged(1.0, is_left=True), ModelLoss(model)) == ()
     assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
 
 
@@ -225,8 +252,8 @@ def test_a_first_batch_without_labels_decides_nothing() -> None:
     """The mean of nothing is not a number, and the next batch is tried."""
     model = model_of("bert")
     rows = Unpadding(model)
-    assert rows.layouts(ModelLoss(model), ragged(0.0), False, None, False)[0] == ()
-    assert rows.layouts(ModelLoss(model), ragged(1.0), False, None, False)[0]
+    assert layouts_of(rows, ragged(0.0), ModelLoss(model)) == ()
+    assert layouts_of(rows, ragged(1.0), ModelLoss(model))
     assert rows.report().reasons == ((unpadding.FLAT, 1),)
 
 
@@ -234,8 +261,8 @@ def test_a_batch_with_little_padding_begins_nothing_and_uses_what_there_is() -> 
     """A graph for fewer rows is made where they are far fewer; then it serves all batches."""
     model, compute_loss = model_of("bert"), ModelLoss(model_of("bert"))
     rows, dense = Unpadding(model), [ragged(lengths=(12, 12, 11)), ragged(lengths=(12, 12, 12))]
-    assert [rows.layouts(compute_loss, batch, False, None, False)[0] for batch in dense] == [(), ()]
-    assert all(rows.layouts(compute_loss, batch, False, None, False)[0] for batch in [ragged(), *dense])
+    assert [layouts_of(rows, batch, compute_loss) for batch in dense] == [(), ()]
+    assert all(layouts_of(rows, batch, compute_loss) for batch in [ragged(), *dense])
     assert rows.report().reasons == ((unpadding.DENSE, 2),)
     for batch in dense:
         require_same_step(
@@ -264,7 +291,7 @@ def test_a_batch_of_another_kind_keeps_its_padding_and_says_why(change: Any, rea
     model = model_of("bert")
     rows = Unpadding(model)
     unpadded_loss(model, rows, ragged())
-    assert rows.layouts(ModelLoss(model), change(ragged()), False, None, False)[0] == ()
+    assert layouts_of(rows, change(ragged()), ModelLoss(model)) == ()
     assert rows.report().reasons == ((reason, 1),)
     assert rows.report().num_pruned_batches == 1
 
@@ -277,8 +304,8 @@ def test_padding_at_the_other_end_is_checked_by_itself() -> None:
 
     model = model_of("bert")
     rows = Unpadding(model)
-    assert rows.layouts(first, ragged(), False, None, False)[0]
-    assert not rows.layouts(first, ragged(is_left=True), False, None, False)[0]
+    assert layouts_of(rows, ragged(), first)
+    assert not layouts_of(rows, ragged(is_left=True), first)
     assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
 
 
@@ -286,19 +313,35 @@ def test_outputs_and_steps_without_gradients_have_all_rows() -> None:
     """Outputs of some rows, as if they were all, would be wrong."""
     model = model_of("bert")
     rows = Unpadding(model)
-    assert rows.layouts(ModelLoss(model), ragged(), True, None, False)[0] == ()
+    assert layouts_of(rows, ragged(), ModelLoss(model), True) == ()
     with torch.no_grad():
-        assert rows.layouts(ModelLoss(model), ragged(), False, None, False)[0] == ()
+        assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
     model.activation_checkpointing_enable()
-    assert rows.layouts(ModelLoss(model), ragged(), False, None, False)[0] == ()
+    assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
     assert {reason for reason, _ in rows.report().reasons} == {OUTPUTS, INFERENCE, unpadding.CHECKPOINTED}
+
+
+def test_rows_are_counted_by_what_the_model_did() -> None:
+    """A loss that later passes other tokens than those of the batch computes all rows."""
+    model = model_of("bert")
+    rows, calls = Unpadding(model), []
+
+    def loss(model: Any, inputs: Any, _return_outputs: bool, _num_items: Any) -> torch.Tensor:
+        calls.append(inputs)
+        ids = inputs["input_ids"] if len(calls) <= 3 else inputs["input_ids"].clone()
+        return model(**{**inputs, "input_ids": ids}).loss
+
+    require_same_step(step_of(lambda: unpadded_loss(model, rows, ragged(), loss), model), eager_step(model, ragged()))
+    assert len(calls) == 4
+    assert rows.report().reasons == ((unpadding.NOT_FOUND, 1),)
+    assert rows.report().num_kept_rows == 36
 
 
 def test_it_can_be_switched_off_and_says_so() -> None:
     """Then no hook is left in the model."""
     model = model_of("bert")
     rows = Unpadding(model, allowed=False)
-    assert rows.layouts(ModelLoss(model), ragged(), False, None, False)[0] == ()
+    assert layouts_of(rows, ragged(), ModelLoss(model)) == ()
     assert unpadding.NOT_ALLOWED in str(rows.report())
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
