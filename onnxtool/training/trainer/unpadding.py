@@ -34,7 +34,7 @@ NOT_AT_ONE_END = "the padding of the batch is not at one end of its sequences"
 LABELED = "rows of padding have labels"
 NOT_FOUND = "the model does not embed the input_ids of the inputs"
 FLAT = "the loss of this batch has no gradient to compare"
-CHECKPOINTED = "gradient checkpointing runs the layers a second time, outside the model"
+CHECKPOINTED = "activation checkpointing runs the layers a second time, outside the model"
 DENSE = "little of the batch is padding"
 
 _LOGGER = logging.getLogger(__name__)
