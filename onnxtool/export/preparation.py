@@ -19,7 +19,7 @@ from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_modules import Pooling
 from onnxtool.checkpoint.tasks import RANKING, TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE
 from onnxtool.errors import ExportError, TargetError
-from onnxtool.export.checkpoint import Checkpoint, StaticCheckpoint
+from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import EncoderDecoderPipeline, encoder_path
 from onnxtool.export.decoding.generation import GenerationPipeline
 from onnxtool.export.heads.choice import (
@@ -49,6 +49,7 @@ from onnxtool.export.options import ExportOptions
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
+from onnxtool.export.static import StaticCheckpoint
 from onnxtool.export.target import Layout, Target, find_target, layout
 from onnxtool.export.target_specification import TargetSpecification, specify
 from onnxtool.export.tracing import attention_of

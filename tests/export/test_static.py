@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from onnxtool.errors import CheckpointError, OnnxtoolError, TargetError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.checkpoint import StaticCheckpoint
 from onnxtool.export.source import Source
+from onnxtool.export.static import StaticCheckpoint
 from onnxtool.infer import SparseVectors, load
 from tests.infer.tiny_models import VOCABULARY, write_checkpoint
 

@@ -167,6 +167,7 @@ class Region:
         self.layers = tuple(layers)
         self.has_noise = False
         self.was_used = False
+        self._is_on = False  # a model may have the hooks of an earlier wrapper, which are no part of the step
         self._layout: Layout | None = None
         self._is_inside = False
         configs = {
@@ -220,6 +221,17 @@ class Region:
         """Whether layers run again in the backward pass."""
         return any(getattr(layer, "gradient_checkpointing", False) for layer in self.layers)
 
+    def begin(self, *, with_head: bool) -> None:
+        """Begin a step, in which rows are left out of the output head as well if `with_head` is set."""
+        self._is_on = True
+        self.was_used = False
+        self.end = self.ends[0 if with_head else -1]
+
+    def stop(self) -> None:
+        """End the step, also after an error inside it."""
+        self._is_on = False
+        self.leave()
+
     def leave(self) -> None:
         """End the region, also after an error inside it."""
         if self._is_inside:
@@ -232,7 +244,7 @@ class Region:
             config._attn_implementation = implementation  # noqa: SLF001 - transformers' own name for it
 
     def _choose(self, _embeddings: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        for layout in _STEP.layouts:
+        for layout in _STEP.layouts if self._is_on else ():
             if args[0] is layout.ids:
                 self._layout = layout
                 self.was_used = True
@@ -304,12 +316,11 @@ def enter(regions: Iterable[Region], layouts: tuple[Layout, ...], with_head: boo
     """Begin a step whose batches have these layouts, see `leave`."""
     _STEP.layouts = layouts
     for region in regions:
-        region.was_used = False
-        region.end = region.ends[0 if with_head else -1]
+        region.begin(with_head=with_head)
 
 
 def leave(regions: Iterable[Region]) -> None:
     """End a step, also after an error inside it."""
     _STEP.layouts = ()
     for region in regions:
-        region.leave()
+        region.stop()

@@ -375,6 +375,16 @@ def test_a_copy_leaves_rows_out_by_itself() -> None:
     assert (other.report().num_pruned_batches, rows.report().num_pruned_batches) == (2, 1)
 
 
+def test_hooks_of_an_earlier_wrapper_are_no_part_of_the_step() -> None:
+    """A model may be trained twice."""
+    model = model_of("bert")
+    for rows in (Unpadding(model), Unpadding(model)):
+        require_same_step(
+            step_of(functools.partial(unpadded_loss, model, rows, ragged()), model), eager_step(model, ragged())
+        )
+        assert rows.report().num_pruned_batches == 1, str(rows.report())
+
+
 @pytest.mark.parametrize("is_left", [False, True])
 def test_rows_go_out_and_come_back(is_left: bool) -> None:
     """Padding comes back as zeros, and gets no gradient."""
