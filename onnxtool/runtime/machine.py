@@ -12,6 +12,8 @@ from pathlib import Path
 
 from onnxtool.version import __version__, installed
 
+# Of x86 and of ARM.
+_VECTORS = ("amx", "avx", "fma", "asimd", "bf16", "i8mm", "smef", "smei", "sve")
 _PACKAGES = ("onnxruntime-gpu", "onnxruntime", "numpy", "tokenizers", "torch", "transformers")
 
 
@@ -40,6 +42,11 @@ def processor_features() -> frozenset[str]:
     """Return Linux' names of the instructions that the processor has, e.g. `avx512_bf16`; empty elsewhere."""
     line = next((line for line in _lines_of_cpuinfo() if line.startswith(("flags", "Features"))), "")
     return frozenset(line.partition(":")[2].split())
+
+
+def vector_instructions() -> tuple[str, ...]:
+    """Return the instructions that kernels are chosen by, such as `amx_bf16`; the processor's name outside Linux."""
+    return tuple(sorted(name for name in processor_features() if name.startswith(_VECTORS))) or (processor_name(),)
 
 
 def _lines_of_cpuinfo() -> list[str]:

@@ -25,7 +25,7 @@ from urllib.parse import parse_qsl, quote
 
 from onnxtool.errors import OptionError, ProviderError, first_line
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, Options, not_a_choice
-from onnxtool.runtime.machine import available_cores, processor_features
+from onnxtool.runtime.machine import available_cores, device_memory, processor_features, vector_instructions
 from onnxtool.version import installed
 
 BF16, FP32 = "bf16", "fp32"
@@ -333,6 +333,20 @@ def plugin_version(row: Row) -> str:
 def provider_version(provider: ExecutionProvider) -> str:
     """Return the version of a plugin's package, or of the onnxruntime that a provider is built into."""
     return plugin_version(provider.row) or runtime_version()
+
+
+def provider_hardware(provider: ExecutionProvider) -> str:
+    """Return what a provider's kernels are chosen by: the processor's vector instructions, and the provider's devices.
+
+    A file that was verified with AMX is not verified without it.
+    """
+    import onnxruntime
+
+    row = provider.row
+    seen = [one.device for one in onnxruntime.get_ep_devices() if one.ep_name == row.runtime_name]
+    found = {f"{one.type.name} {one.vendor_id:#x}:{one.device_id:#x}" for one in seen if one.type.name != "CPU"}
+    graphics = device_memory() if row.memory == CUDA else None
+    return ", ".join([" ".join(vector_instructions()), *sorted(found | ({graphics.name} if graphics else set()))])
 
 
 def _hardware() -> str:

@@ -42,6 +42,7 @@ from onnxtool.runtime.providers import (
     apply_provider,
     has_bf16,
     products_saturate,
+    provider_hardware,
     provider_problem,
     provider_version,
     resolve_provider,
@@ -201,7 +202,8 @@ def open_session(
     With `inter_threads` above one, independent operators run in parallel.
 
     A provider other than the CPU's and CUDA's has to prove itself: unless the file's stamp says that it was verified on
-    this provider in this version, another process first runs the file on it and on the CPU and compares the outputs.
+    this provider, in this version and on such hardware, another process first runs the file on it and on the CPU and
+    compares the outputs.
     Nodes that it does not take are an error, unless the provider's text allows them.
 
     A `frugal` session is for a few untimed runs: it computes the same with less memory, and does not occupy the cores
@@ -451,7 +453,7 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
 
 
 def _is_verified(model: ModelFile, provider: ExecutionProvider) -> bool:
-    """Whether the step that made the file verified it on this provider, in its present version and precision.
+    """Whether the step that made the file verified it on this provider, in its present version, and on such hardware.
 
     Other tools keep the stamp of a graph that they change: its bytes have to be the same as well.
     """
@@ -461,16 +463,16 @@ def _is_verified(model: ModelFile, provider: ExecutionProvider) -> bool:
     if (made.get("precision") == BF16) != (provider.arithmetic == BF16):
         return False
     size = made.get("content_bytes", "")
-    stamped = {name: made.get(name) for name in ("provider_version", "content_bytes", "content_sha256")}
-    return size.isascii() and size.isdecimal() and proof_of(model.path, provider, int(size[:_DIGITS])) == stamped
+    if not (size.isascii() and size.isdecimal()):
+        return False
+    return proof_of(model.path, provider, int(size[:_DIGITS])).items() <= made.items()
 
 
 def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -> dict[str, str]:
-    """Return what a stamp records of a verification on a provider: its version, and the bytes in front of the stamp."""
+    """Return what a stamp records of a verification: the provider's version and hardware, and the bytes before it."""
     size = path.stat().st_size if size is None else size
-    digest = digest_of_start(path, size)
-    version = provider_version(provider)
-    return {"provider_version": version, "content_bytes": str(size), "content_sha256": digest}
+    proof = {"provider_version": provider_version(provider), "provider_hardware": provider_hardware(provider)}
+    return proof | {"content_bytes": str(size), "content_sha256": digest_of_start(path, size)}
 
 
 def _falls_back(path: Path, provider: ExecutionProvider, left: Sequence[str]) -> ProviderError:

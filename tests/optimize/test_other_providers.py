@@ -407,6 +407,9 @@ def test_auto_chooses_among_providers_and_the_file_is_used_where_it_was_chosen(
     onnx.save(proto, changed)
     with pytest.raises(TypeError):  # it would be compared
         open_session(changed, provider="auto")
+    monkeypatch.setattr(providers, "vector_instructions", lambda: ("avx2",))
+    with pytest.raises(TypeError):  # on another processor as well
+        open_session(output, provider="auto")
     precision, _ = find_provider(ModelFile.open(output), "auto")
     assert precision.precision == ("bf16" if chosen.precision == "bf16" else "fp32")
     providers.plugin_devices.cache_clear()
