@@ -14,7 +14,18 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.errors import PassError
-from onnxtool.graph.edit import attribute, drop_unused, is_weight, only_consumer, producer, replace_and_erase, tensor_of
+from onnxtool.graph.edit import (
+    attribute,
+    constant,
+    drop_unused,
+    is_weight,
+    only_consumer,
+    producer,
+    replace_and_erase,
+    required,
+    scalar,
+    tensor_of,
+)
 from onnxtool.graph.operators import MICROSOFT, named_inputs
 from onnxtool.graph.shapes import find_shapes
 from onnxtool.graph.writer import Writer
@@ -252,16 +263,33 @@ def _prepare(
 def _quantize_rows(value: ir.Value, grid: RowGrid, layer: LinearLayer, writer: Writer) -> _Activations:
     """Write nodes that quantize each row of `value` with its own scale; onnxruntime has no operator for that."""
     opset = 0 if layer.node.graph is None else default_opset(layer.node.graph.opset_imports)
+    empty, value = _zeroed_rows(value)
     reach = _row_reach(value, grid, opset, writer)
     zero = writer.constant(np.array(grid.zero, np.uint8), f"onnxtool.zero_{grid.zero}")
     step = writer.constant(np.array(grid.step, np.float32), f"onnxtool.step_{grid.zero}")
     if opset < _BLOCKED_OPSET:  # rows of the same reach, so that all have the same step
-        return _Activations(writer.op("QuantizeLinear", writer.op("Div", value, reach), step, zero), step, zero, reach)
-    # This needs no second pass over the activations: each row is a block.
-    scale = writer.op("Mul", reach, step)
-    zeros = writer.op("Expand", zero, writer.op("Shape", scale))
-    codes = writer.op("QuantizeLinear", value, scale, zeros, axis=-1, block_size=layer.size[0])
-    return _Activations(codes, writer.constant(np.array(1, np.float32), "onnxtool.one"), zero, scale)
+        codes = writer.op("QuantizeLinear", writer.op("Div", value, reach), step, zero)
+    else:  # This needs no second pass over the activations: each row is a block.
+        reach, step = writer.op("Mul", reach, step), writer.constant(np.array(1, np.float32), "onnxtool.one")
+        zeros = writer.op("Expand", zero, writer.op("Shape", reach))
+        codes = writer.op("QuantizeLinear", value, reach, zeros, axis=-1, block_size=layer.size[0])
+    if empty is not None:
+        reach = writer.op("Where", empty, writer.constant(np.array(0, np.float32), "onnxtool.nothing"), reach)
+    return _Activations(codes, step, zero, reach)
+
+
+def _zeroed_rows(value: ir.Value) -> tuple[ir.Value | None, ir.Value]:
+    """Return the rows of `value` that a Where sets to zero, bool [..., 1], and the value before it.
+
+    The product of such a row is zero as well, so that one number for each row can be set to zero instead.
+    """
+    zeroing = producer(value, "Where")
+    if zeroing is None or scalar(zeroing.inputs[1]) != 0.0:
+        return None, value
+    empty, rest = required(zeroing, 0), required(zeroing, 2)
+    unsqueezed = producer(empty, "Unsqueeze")
+    axes = None if unsqueezed is None or len(unsqueezed.inputs) < 2 else constant(unsqueezed.inputs[1])
+    return (empty, rest) if axes is not None and axes.tolist() == [-1] else (None, value)
 
 
 def _row_reach(value: ir.Value, grid: RowGrid, opset: int, writer: Writer) -> ir.Value:

@@ -281,6 +281,23 @@ def test_rows_that_are_texts_need_no_such_care() -> None:
     assert "Slice" not in operators(model)
 
 
+@pytest.mark.parametrize("opset", [17, 21])
+def test_rows_set_to_zero_are_so_in_one_number_each(opset: int) -> None:
+    """A Where over all activations, as behind the attention of a text without tokens, would be one more pass."""
+    graph = """g (float[B, S, 8] x, bool[B, 1] c) => (float[B, S, 12] y) {
+        n = Unsqueeze(c, last) r = Where(n, zero, x) p = MatMul(r, w) y = Add(p, b)
+    }"""
+    constants = {"w": W, "b": B, "zero": np.float32(0), "last": np.array([-1])}
+    model = build(graph, constants, opset=opset)
+    apply(quantize_int8(adjustments={"w": Adjustment(activations=RowGrid(128))}), model)
+    (where,) = (node for node in model.graph if node.op_type == "Where")
+    assert [node.op_type for node, _ in where.outputs[0].uses()] == ["Mul"]
+    c = np.array([[True], [False]])
+    (found,) = run(model, {"x": np.where(c[..., None], np.float32(np.nan), X), "c": c})
+    np.testing.assert_array_equal(found[0], np.broadcast_to(B, (5, 12)))
+    np.testing.assert_allclose(found[1], X[1] @ W + B, atol=0.1, rtol=0)
+
+
 def test_the_product_of_the_values_divides_what_attention_gives() -> None:
     """At no cost, and with the numbers of a division after the attention; its bias and shift are divided as well."""
     graph = SELF_ATTENTION.replace("v = MatMul(x, u)", "p = MatMul(x, u) v = Add(p, c)")
