@@ -287,7 +287,7 @@ def test_rows_set_to_zero_are_so_in_one_number_each(opset: int) -> None:
     graph = """g (float[B, S, 8] x, bool[B, 1] c) => (float[B, S, 12] y) {
         n = Unsqueeze(c, last) r = Where(n, zero, x) p = MatMul(r, w) y = Add(p, b)
     }"""
-    constants = {"w": W, "b": B, "zero": np.float32(0), "last": np.array([-1])}
+    constants: Arrays = {"w": W, "b": B, "zero": np.zeros((), np.float32), "last": np.array([-1])}
     model = build(graph, constants, opset=opset)
     apply(quantize_int8(adjustments={"w": Adjustment(activations=RowGrid(128))}), model)
     (where,) = (node for node in model.graph if node.op_type == "Where")
