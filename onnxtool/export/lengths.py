@@ -2,7 +2,7 @@
 
 From some length on, a model may compute differently: block-sparse attention, windows, chunks, another scale of its
 rotary positions. A trace contains one of the two, or a comparison that may be off by one. Thresholds are read from
-configuration names and from comparisons with sizes in the graph; anything else shows up at the maximum.
+configuration names and from comparisons in the graph; anything else shows up at the maximum.
 
 Shape letters: S sequence.
 """
@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.text import text_config
-from onnxtool.graph.edit import constant
+from onnxtool.graph.shapes import find_turns
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.timing import available_memory_bytes
 
@@ -42,16 +42,6 @@ _SIZES = (
     ("vocab_size",),
 )
 _NAMES = re.compile(r"window|block|chunk|local|radius|position_embeddings|seq_len|distance|landmark|buckets")
-_COMPARISONS = frozenset(
-    ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Mod", "Clip", "Div")
-)
-# Operators that compute a size, or positions up to it, from another one.
-_ARITHMETIC = frozenset(
-    (
-        *("Gather", "Slice", "Squeeze", "Unsqueeze", "Cast", "Identity", "Concat", "Reshape", "Expand", "Range"),
-        *("Add", "Sub", "Mul", "Div", "Mod", "Neg", "Abs", "Floor", "Ceil", "Transpose", "Min", "Max"),
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -151,7 +141,10 @@ class Lengths:
 
     def seen_in(self, graph: ir.Model) -> Lengths:
         """Return these lengths with a graph's thresholds added."""
-        return self if self.work is None else replace(self, thresholds=(*self.thresholds, *size_thresholds(graph)))
+        if self.work is None:
+            return self
+        found = set().union(*find_turns(graph).values())
+        return replace(self, thresholds=(*self.thresholds, *sorted(size for size in found if size > _SHORTEST)))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -202,31 +195,6 @@ def config_thresholds(content: Any) -> Iterator[int]:
     blocks, random = content.get("block_size"), content.get("num_random_blocks")
     if isinstance(blocks, int) and isinstance(random, int):
         yield (5 + 2 * random) * blocks  # BigBird attends fully up to here
-
-
-def size_thresholds(model: ir.Model) -> set[int]:
-    """Return the numbers that a graph compares with its input sizes, or with positions up to these."""
-    sizes: set[ir.Value] = set()
-    found: set[int] = set()
-    for node in model.graph.all_nodes():
-        given = [value for value in node.inputs if value is not None]
-        is_size = node.op_type in ("Shape", "Size") or (
-            node.op_type in _ARITHMETIC and any(value in sizes for value in given)
-        )
-        if node.op_type in _COMPARISONS and any(value in sizes for value in given):
-            found.update(number for value in given for number in _integers(value))
-        if is_size:
-            sizes.update(node.outputs)
-    return {number for number in found if number > _SHORTEST}
-
-
-def _integers(value: ir.Value) -> Iterable[int]:
-    """Return the absolute value of a one-element integer constant; nothing for any other value."""
-    array = constant(value)
-    if array is None or array.size != 1 or array.dtype.kind not in "iuf":
-        return ()
-    number = abs(float(array.reshape(-1)[0]))
-    return (int(number),) if number.is_integer() and number < 1 << 31 else ()
 
 
 def _affordable(work: Work, longest: int) -> tuple[int, str]:

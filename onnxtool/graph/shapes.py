@@ -10,8 +10,7 @@ none accidentally equals a hidden size or a number of heads.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -39,8 +38,8 @@ _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
 _OF_STEPS = ("Conv", "AveragePool", "MaxPool", "LpPool", "STFT")
 _TURNING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod")
-# The largest of these sizes that a model accepts; longer inputs cannot be added to its position table.
-_LARGE = ((2, 4099, 4111, 4127), (2, 509, 503, 499), (2, 127, 113, 109))
+# These turn at a number as well where it is an integer: of positions, where floats are scales and bounds of features.
+_TURNING_OF_POSITIONS = ("Clip", "Div")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class Shapes:
     """The shapes of a graph's values.
 
     Attributes:
-        probes: sizes of the dynamic axes that the model accepts, by name.
+        probes: small sizes of the dynamic axes, by name.
         sizes: the meaning of the texts in `known` and `elements`.
         known: the shape of each value by name, as far as known.
         elements: the elements of values computed only from shapes: numbers, or texts with dtype object.
@@ -128,19 +127,20 @@ def find_shapes(model: ir.Model) -> Shapes:
 def find_turns(model: ir.Model) -> dict[str, set[int]]:
     """Return sizes at which a graph starts to compute differently, by axis name.
 
-    The empty name holds the numbers that anything else is compared with, which may also be lengths. If sizes above a
-    limit cannot be run, the limit is not included.
+    The empty name holds the numbers that anything else is compared with, which may also be lengths, such as the
+    distance of two positions, -64 as well as 64. If sizes above a limit cannot be run, the limit is not included.
     """
     sizes = find_shapes(model).sizes
     turns = {
         axis: numbers - {most for size, most in sizes.limits if size == axis} for axis, numbers in sizes.turns.items()
     }
-    compared = (node for node in model.graph.all_nodes() if node.op_type in _TURNING and not node.domain)
-    constants = (constant(value) for node in compared for value in node.inputs)
-    numbers = (
-        array.item() for array in constants if array is not None and array.size == 1 and array.dtype.kind in "if"
-    )
-    turns[""] = {int(number) for number in numbers if number == number // 1 and number > 1}
+    turns[""] = set()
+    for node in model.graph.all_nodes():
+        kinds = "if" if node.op_type in _TURNING else "i" if node.op_type in _TURNING_OF_POSITIONS else ""
+        for array in map(constant, node.inputs if kinds and not node.domain else ()):
+            if array is not None and array.size == 1 and array.dtype.kind in kinds:
+                number = abs(array.item()) if array.dtype.kind == "i" else array.item()
+                turns[""] |= {int(number)} if number == number // 1 and number > 1 else set()
     axes = dynamic_axes(model)
     return {axis: numbers for axis, numbers in turns.items() if numbers and (not axis or axis in axes)}
 
@@ -170,7 +170,7 @@ def _find_shapes(model: ir.Model) -> Shapes:
         if None not in array.reshape(-1).tolist():
             elements[name] = np.asarray(np.frompyfunc(sizes.settle, 1, 1)(array), object)
     return Shapes(
-        probes=tuple(_probes(proto, names, sizes)),
+        probes=_probes(proto, names),
         sizes=sizes,
         known={
             name: tuple(sizes.settle(size) for size in value.shape)
@@ -189,20 +189,14 @@ def _sized(names: Sequence[str], primes: Sequence[int]) -> Mapping[str, int]:
     return with_sums(dict(zip(names, (*primes, *further), strict=False)))
 
 
-def _probes(proto: onnx.ModelProto, names: Sequence[str], sizes: Sizes) -> Iterator[Mapping[str, int]]:
-    """Yield sizes of the axes that the model accepts: small ones, and large ones if it accepts those."""
-    small = [_sized(names, primes) for primes in _SMALL]
+def _probes(proto: onnx.ModelProto, names: Sequence[str]) -> tuple[Mapping[str, int], ...]:
+    """Return two sets of sizes of the axes, small ones unless the model combines many into one step."""
+    small = tuple(_sized(names, primes) for primes in _SMALL)
     if any(node.op_type in _OF_STEPS for node in proto.graph.node):
         found = _shapes_of(_probe(proto, small[0]))
         if any(len(shape) >= _RANK_OF_STATES and 0 in shape for shape in found.values()):
-            yield from (_sized(names, primes) for primes in _OF_SAMPLES)
-            return
-    yield from small
-    for primes in _LARGE if names else ():
-        given = Counter(_sized(names, primes))  # 0 for names that are not axes
-        if all(sizes.at(size, given.__getitem__) <= most for size, most in sizes.limits):
-            yield dict(given)
-            return
+            return tuple(_sized(names, primes) for primes in _OF_SAMPLES)
+    return small
 
 
 def _next_prime(number: int) -> int:

@@ -17,7 +17,7 @@ import transformers
 from onnxtool.checkpoint.limits import Limit, graph_limit, text_limit
 from onnxtool.errors import ExportError, InputError
 from onnxtool.export import ExportOptions, export_model, lengths
-from onnxtool.export.lengths import Lengths, Work, config_thresholds, size_thresholds
+from onnxtool.export.lengths import Lengths, Work, config_thresholds
 from onnxtool.export.report import ExportReport
 from onnxtool.infer import load
 from onnxtool.model_file import ModelFile
@@ -287,13 +287,13 @@ def test_thresholds_are_the_numbers_of_windows_blocks_and_positions() -> None:
     assert {*config_thresholds(content)} == {512, 256, 4096, 64, 704}
 
 
-def test_thresholds_of_a_graph_are_what_it_compares_sizes_with() -> None:
-    """Directly, and by the distance of two positions; a comparison of contents is none."""
+def test_thresholds_of_a_graph_are_the_numbers_that_it_compares_with() -> None:
+    """With a size, with the distance of two positions, with a position in blocks, and with contents as well."""
     graph = ir.from_onnx_text("""
         <ir_version: 8, opset_import: ["" : 17]>
-        g (int64[B, S] ids) => (bool a, bool[S, S] b, bool[B, S] c) <
+        g (int64[B, S] ids) => (bool a, bool[S, S] b, bool[B, S] c, int64[S] d, float[S] e) <
             int64 one = {1}, int64 zero = {0}, int64 limit = {1408}, int64 window = {-65}, int64 word = {30000},
-            int64[1] last = {1} > {
+            int64 block = {48}, float scale = {32.0}, int64[1] last = {1} > {
             shape = Shape (ids)
             size = Gather (shape, one)
             a = LessOrEqual (size, limit)
@@ -302,9 +302,13 @@ def test_thresholds_of_a_graph_are_what_it_compares_sizes_with() -> None:
             distance = Sub (positions, column)
             b = Greater (distance, window)
             c = Equal (ids, word)
+            d = Div (positions, block)
+            floats = Cast <to = 1> (positions)
+            e = Div (floats, scale)
         }
     """)
-    assert size_thresholds(graph) == {1408, 65}
+    lengths = Lengths(8000, 4000, Work(parameters=1, layers=1, width=1, heads=1, outputs=1), (512,))
+    assert lengths.seen_in(graph).thresholds == (512, 48, 65, 1408, 30000)
 
 
 def test_the_maximum_comes_before_thresholds_and_low_ones_before_high_ones() -> None:

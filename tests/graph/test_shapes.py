@@ -98,16 +98,6 @@ def test_what_is_not_known_is_none() -> None:
     assert (shapes.of(None), shapes.rank(None), shapes.fixed(None, 0), shapes.dtype(None)) == (None, None, None, None)
 
 
-@pytest.mark.parametrize(("positions", "longest"), [(64, 17), (130, 127), (512, 509), (5000, 4099)])
-def test_the_probe_is_as_long_as_the_table_of_positions_allows(positions: int, longest: int) -> None:
-    """More cannot be added to it."""
-    body = f"{LENGTH} row = Slice(table, zero, s) y = Add(x, row)"
-    model = build(f"g (float[B, S, 8] x) => (float y) {{ {body} }}", {**WEIGHTS, "table": normal(positions, 8)})
-    shapes = find_shapes(model)
-    assert max(probe["S"] for probe in shapes.probes) == longest
-    assert shapes.of(output(model)) is not None
-
-
 def test_every_axis_has_sizes_of_its_own() -> None:
     """However many there are; two of the same sizes would be taken for each other."""
     inputs = ", ".join(f"float[N{number}] x{number}" for number in range(20))
