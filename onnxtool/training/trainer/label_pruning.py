@@ -10,9 +10,8 @@ Letters: B sequences, S positions, R = B * S rows, N rows that go through the he
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch._dynamo import maybe_mark_dynamic
@@ -117,146 +116,23 @@ _SEED = 0
 _LABELED_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A way to prune rows, or the reason not to.
+class Plan(NamedTuple):
+    """A way to prune rows.
 
     Attributes:
         shifts: whether the logits at a position predict the label of the next one.
         module: the module that gets fewer rows.
-        reason: why no row may be pruned; empty if rows may be pruned.
     """
 
-    shifts: bool = False
-    module: torch.nn.Module | None = None
-    reason: str = ""
+    shifts: bool
+    module: torch.nn.Module
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Step(NamedTuple):
     """A loss, float [], and its gradient with respect to the logits, [R, C]."""
 
     loss: torch.Tensor
     gradient: torch.Tensor
-
-
-class _LogitsHook:
-    """Detaches the logits, as a forward hook of the output head, so that backward stops there.
-
-    Attributes:
-        logits: the last call's logits, [..., C].
-        num_calls: how often the head was called.
-    """
-
-    def __init__(self) -> None:
-        self.num_calls = 0
-
-    def __call__(self, _module: torch.nn.Module, _arguments: object, logits: torch.Tensor) -> torch.Tensor:
-        self.num_calls += 1
-        self.logits = logits.detach().requires_grad_()
-        return self.logits.clone()  # models may scale their logits in place
-
-
-class PruningCheck:
-    """Computes a loss with all rows and with only the labeled rows, and compares loss and gradients.
-
-    The labels are random, half of them ignored, because the batch's labels may all be the same. Both runs draw the same
-    random numbers, as the model draws them in training, and restore its buffers and PyTorch's generators.
-    """
-
-    def __init__(
-        self, model: torch.nn.Module, compute_loss: ComputeLoss, head: torch.nn.Module, selection: RowSelection
-    ) -> None:
-        self._model = model
-        self._compute_loss = compute_loss
-        self._head = head
-        self._selection = selection
-
-    def first_correct(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None, plans: Iterable[Plan]) -> Plan:
-        """Return the first of `plans` that changes nothing, or else a plan with the reason why the first one does.
-
-        Args:
-            inputs: the model's inputs, with labels int [B, S].
-            num_items: passed to the loss.
-            plans: the best one first.
-        """
-        inputs = {**inputs, "labels": self._random_labels(inputs["labels"])}
-        reasons = []
-        with state_restored(self._model):
-            try:
-                expected = self._run_all_rows(inputs, num_items)
-            except RefusalError as refusal:
-                return Plan(reason=str(refusal))
-            for plan in plans:
-                try:
-                    self._require_equal(plan, expected, inputs, num_items)
-                except RefusalError as refusal:
-                    reasons.append(str(refusal))
-                else:
-                    return plan
-        return Plan(reason=reasons[0])
-
-    def _random_labels(self, labels: torch.Tensor) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(_SEED)
-        classes = torch.randint(0, self._head.out_features, labels.shape, generator=generator)
-        is_labeled = torch.rand(labels.shape, generator=generator) < _LABELED_SHARE
-        return torch.where(is_labeled, classes, IGNORE_INDEX).to(labels)
-
-    def _run_all_rows(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
-        run = self._run(inputs, num_items)
-        if run.gradient.shape[0] != inputs["labels"].numel():
-            raise RefusalError(
-                f"the output head gets {run.gradient.shape[0]} rows, and there are {inputs['labels'].numel()} labels"
-            )
-        if not run.gradient.any():
-            raise RefusalError("the loss does not depend on the logits of the output head")
-        return run
-
-    def _require_equal(
-        self, plan: Plan, expected: _Run, inputs: Mapping[str, Any], num_items: torch.Tensor | None
-    ) -> None:
-        """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
-        try:
-            selected, rows = labeled_rows(self._model, inputs, plan.shifts)
-        except MODEL_ERRORS as error:
-            raise RefusalError(f"labels of fewer rows cannot be made: {first_line(error)}") from error
-        self._selection.rows, self._selection.module = rows, plan.module
-        try:
-            pruned = self._run(selected, num_items)
-        finally:
-            self._selection.rows = None
-        if pruned.gradient.shape[0] != rows.numel():
-            raise RefusalError("the output head gets other rows than were selected")
-        num_labeled = rows.numel() - NUM_SPARE
-        of_labeled = expected.gradient[rows[:num_labeled]]
-        largest = expected.gradient.abs().max()
-        tolerance = TOLERANCE.get(expected.gradient.dtype, HALF_TOLERANCE)
-        worst = torch.stack(
-            [
-                (pruned.gradient[:num_labeled] - of_labeled).abs().max() / largest,
-                pruned.gradient[num_labeled:].abs().max() / largest,
-                (_norm(expected.gradient) - _norm(of_labeled)) / _norm(expected.gradient),  # gradients of ignored rows
-                (pruned.loss - expected.loss).abs() / expected.loss.abs(),
-            ]
-        ).max()
-        if not worst <= tolerance:
-            raise RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
-
-    def _run(self, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Run:
-        hook = _LogitsHook()
-        handle = self._head.register_forward_hook(hook)
-        torch.manual_seed(_SEED)
-        try:
-            with torch.enable_grad():
-                loss: Any = self._compute_loss(self._model, dict(inputs), False, num_items)
-                if hook.num_calls != 1:
-                    raise RefusalError(f"the output head is called {hook.num_calls} times")
-                (gradient,) = torch.autograd.grad(loss, hook.logits)
-        except MODEL_ERRORS as error:
-            raise RefusalError(f"the loss of random labels fails: {first_line(error)}") from error
-        finally:
-            handle.remove()
-        return _Run(loss.detach(), gradient.flatten(0, -2))
 
 
 def _norm(tensor: torch.Tensor) -> torch.Tensor:
@@ -277,8 +153,8 @@ class LabelSparsity:
     """Decides for each batch which rows go through the output head.
 
     Rows are pruned if the inputs have integer `labels` for each position, the model's output head is known, and a
-    check on the first batch shows that loss and gradients stay the same (`PruningCheck`). Otherwise all rows go through
-    the head, and the report says why.
+    check on the first batch shows that loss and gradients stay the same. Otherwise all rows go through the head, and
+    the report says why.
     """
 
     def __init__(self, model: torch.nn.Module, *, allowed: bool = True) -> None:
@@ -289,7 +165,7 @@ class LabelSparsity:
         likely = predicts_next(model)
         self._candidates = [Plan(shifts, module) for module in modules for shifts in (likely, not likely)]
         self.selection = RowSelection(modules)
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[tuple[object, ...], Plan | str] = {}
         self._counts = RowCounts("label sparsity", "through the output head")
 
     def report(self) -> RowReport:
@@ -303,12 +179,11 @@ class LabelSparsity:
 
         The inputs then have only the labels of these rows, [1, N].
         """
-        reason = self._reason_for_all(inputs, return_outputs)
-        plan = Plan(reason=reason) if reason else self._plan(compute_loss, inputs, num_items)
+        plan = self._reason_for_all(inputs, return_outputs) or self._plan(compute_loss, inputs, num_items)
         labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
         num_rows = labels.numel() if isinstance(labels, torch.Tensor) else 0
-        if plan.reason:
-            self._counts.add(num_rows, num_rows, plan.reason)
+        if isinstance(plan, str):
+            self._counts.add(num_rows, num_rows, plan)
             return inputs, None
         selected, rows = labeled_rows(self._model, inputs, plan.shifts)
         self._counts.add(num_rows, rows.numel(), "")
@@ -329,11 +204,107 @@ class LabelSparsity:
         num_ignored = int((labels == IGNORE_INDEX).sum())
         return DENSE if num_ignored < (1 - _DENSE_SHARE) * labels.numel() else ""
 
-    def _plan(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> Plan:
+    def _plan(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> Plan | str:
+        """Return how to prune, or why all rows go through the head."""
         key = (self._model.training, num_items is None, *sorted(inputs))
         if key not in self._plans:
-            check = PruningCheck(self._model, compute_loss, self._head, self.selection)
-            self._plans[key] = check.first_correct(inputs, num_items, self._candidates)
-            if reason := self._plans[key].reason:
-                _LOGGER.warning("all rows go through the output head: %s", reason)
+            self._plans[key] = plan = self._checked(compute_loss, inputs, num_items)
+            if isinstance(plan, str):
+                _LOGGER.warning("all rows go through the output head: %s", plan)
         return self._plans[key]
+
+    def _checked(
+        self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None
+    ) -> Plan | str:
+        """Return the first plan that changes neither the loss nor its gradients, or the reason why the best one does.
+
+        The labels are random, half of them ignored, because the batch's labels may all be the same. All runs draw the
+        same random numbers, as the model draws them in training, and restore its buffers and PyTorch's generators.
+        """
+        inputs = {**inputs, "labels": self._random_labels(inputs["labels"])}
+        reasons = []
+        with state_restored(self._model):
+            try:
+                expected = self._step(compute_loss, inputs, num_items)
+                if expected.gradient.shape[0] != inputs["labels"].numel():
+                    raise RefusalError(
+                        f"the output head gets {expected.gradient.shape[0]} rows, and there are "
+                        f"{inputs['labels'].numel()} labels"
+                    )
+                if not expected.gradient.any():
+                    raise RefusalError("the loss does not depend on the logits of the output head")
+            except RefusalError as refusal:
+                return str(refusal)
+            for plan in self._candidates:
+                try:
+                    self._require_equal(plan, expected, compute_loss, inputs, num_items)
+                except RefusalError as refusal:
+                    reasons.append(str(refusal))
+                else:
+                    return plan
+        return reasons[0]
+
+    def _random_labels(self, labels: torch.Tensor) -> torch.Tensor:
+        assert self._head is not None  # noqa: S101  without one, no batch is checked
+        generator = torch.Generator().manual_seed(_SEED)
+        classes = torch.randint(0, self._head.out_features, labels.shape, generator=generator)
+        is_labeled = torch.rand(labels.shape, generator=generator) < _LABELED_SHARE
+        return torch.where(is_labeled, classes, IGNORE_INDEX).to(labels)
+
+    def _require_equal(
+        self,
+        plan: Plan,
+        expected: _Step,
+        compute_loss: ComputeLoss,
+        inputs: Mapping[str, Any],
+        num_items: torch.Tensor | None,
+    ) -> None:
+        """Raise if pruning by `plan` changes the loss or gradients from `expected`."""
+        try:
+            selected, rows = labeled_rows(self._model, inputs, plan.shifts)
+        except MODEL_ERRORS as error:
+            raise RefusalError(f"labels of fewer rows cannot be made: {first_line(error)}") from error
+        self.selection.rows, self.selection.module = rows, plan.module
+        try:
+            pruned = self._step(compute_loss, selected, num_items)
+        finally:
+            self.selection.rows = None
+        if pruned.gradient.shape[0] != rows.numel():
+            raise RefusalError("the output head gets other rows than were selected")
+        num_labeled = rows.numel() - NUM_SPARE
+        of_labeled = expected.gradient[rows[:num_labeled]]
+        largest = expected.gradient.abs().max()
+        tolerance = TOLERANCE.get(expected.gradient.dtype, HALF_TOLERANCE)
+        worst = torch.stack(
+            [
+                (pruned.gradient[:num_labeled] - of_labeled).abs().max() / largest,
+                pruned.gradient[num_labeled:].abs().max() / largest,
+                (_norm(expected.gradient) - _norm(of_labeled)) / _norm(expected.gradient),  # gradients of ignored rows
+                (pruned.loss - expected.loss).abs() / expected.loss.abs(),
+            ]
+        ).max()
+        if not worst <= tolerance:
+            raise RefusalError(f"the loss of fewer rows differs by {float(worst):.2g} (tolerance {tolerance:g})")
+
+    def _step(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> _Step:
+        """Compute the loss, and its gradient as far as the logits, which the head's output is detached for."""
+        assert self._head is not None  # noqa: S101  as above
+        logits: list[torch.Tensor] = []
+
+        def detach(_module: torch.nn.Module, _arguments: object, output: torch.Tensor) -> torch.Tensor:
+            logits.append(output.detach().requires_grad_())
+            return logits[-1].clone()  # models may scale their logits in place
+
+        handle = self._head.register_forward_hook(detach)
+        torch.manual_seed(_SEED)
+        try:
+            with torch.enable_grad():
+                loss: Any = compute_loss(self._model, dict(inputs), False, num_items)
+                if len(logits) != 1:
+                    raise RefusalError(f"the output head is called {len(logits)} times")
+                (gradient,) = torch.autograd.grad(loss, logits)
+        except MODEL_ERRORS as error:
+            raise RefusalError(f"the loss of random labels fails: {first_line(error)}") from error
+        finally:
+            handle.remove()
+        return _Step(loss.detach(), gradient.flatten(0, -2))

@@ -7,6 +7,7 @@ method and may change between releases.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,7 +65,6 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
             *args: Trainer arguments.
             ort_options: backend options, or a backend.
             label_sparsity: whether rows whose label is ignored may be pruned before the output head.
-        unpadding: whether the rows of padding may be left out of the model's layers.
             unpadding: whether the rows of padding may be left out of the model's layers.
             dynamic: as in `torch.compile`: True if batch sizes differ from the start.
             overlap_exchange: whether processes exchange gradients while others are computed, see `ModuleWithLoss`.
@@ -79,12 +79,16 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
         check_distribution(self)
         self.ort_backend = ort_options if isinstance(ort_options, OrtBackend) else OrtBackend(ort_options)
         self.model_with_loss: ModuleWithLoss | None = None
-        self._label_sparsity = label_sparsity
-        self._unpadding = unpadding
-        self._dynamic = dynamic
-        self._overlap_exchange = overlap_exchange
-        self._mini_batch_size = mini_batch_size
-        self._placement = placement
+        self._make_module = functools.partial(
+            create_model_with_loss,
+            self,
+            label_sparsity=label_sparsity,
+            unpadding=unpadding,
+            dynamic=dynamic,
+            overlap_exchange=overlap_exchange,
+            mini_batch_size=mini_batch_size,
+            placement=placement,
+        )
         self._was_explained = False
         self._numbers: ChangingNumbers | None = None
         self._whole_texts = WholeTexts(self.model)
@@ -94,16 +98,7 @@ class OrtTrainer(Trainer):  # type: ignore[misc]  # transformers is not followed
 
     def create_model_with_loss(self) -> ModuleWithLoss:
         """Return a new module that computes this Trainer's loss for `self.model` in onnxruntime."""
-        return create_model_with_loss(
-            self,
-            options=self.ort_backend,
-            label_sparsity=self._label_sparsity,
-            unpadding=self._unpadding,
-            dynamic=self._dynamic,
-            overlap_exchange=self._overlap_exchange,
-            mini_batch_size=self._mini_batch_size,
-            placement=self._placement,
-        )
+        return self._make_module(options=self.ort_backend)
 
     def explain(self) -> Explanation:
         """Describe all graphs so far: what runs in onnxruntime and what stays in PyTorch."""

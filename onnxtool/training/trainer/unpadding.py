@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ _DENSE_SHARE = 0.9
 _SEED = 0
 
 
+@dataclass(frozen=True)
 class UnpaddingCheck:
     """Computes a loss with and without the rows of padding, and compares loss and gradients.
 
@@ -55,45 +57,43 @@ class UnpaddingCheck:
     last bit; a loss that reads them in any way is not. What remains is whether each row is computed by itself, which
     the loss without padding and its gradients show. All runs draw the same random numbers and restore the model's
     buffers and PyTorch's generators.
+
+    Attributes:
+        inputs: the batch, see `_shortened`.
+        num_items: passed to the loss.
+        layouts: those of the batch.
     """
 
-    def __init__(self, model: torch.nn.Module, compute_loss: ComputeLoss, regions: Sequence[Region]) -> None:
-        self._model = model
-        self._compute_loss = compute_loss
-        self._regions = regions
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    model: torch.nn.Module
+    compute_loss: ComputeLoss
+    regions: Sequence[Region]
+    inputs: Batch
+    num_items: torch.Tensor | None
+    layouts: tuple[Layout, ...]
 
-    def reason_against(
-        self, inputs: Batch, num_items: torch.Tensor | None, layouts: tuple[Layout, ...], with_head: bool
-    ) -> str:
+    def reason_against(self, with_head: bool) -> str:
         """Return why the rows of padding must stay, or an empty string.
 
-        Args:
-            inputs: the batch, see `_shortened`.
-            num_items: passed to the loss.
-            layouts: those of the batch.
-            with_head: whether the output head computes fewer rows as well.
+        With `with_head`, the output head computes fewer rows as well.
         """
-        with state_restored(self._model):
+        with state_restored(self.model):
             try:
-                self._require_equal(inputs, num_items, layouts, with_head)
+                self._require_equal(with_head)
             except RefusalError as refusal:
                 return str(refusal)
         return ""
 
-    def _require_equal(
-        self, inputs: Batch, num_items: torch.Tensor | None, layouts: tuple[Layout, ...], with_head: bool
-    ) -> None:
-        expected, gradients = self._step(inputs, num_items, (), with_head)
+    def _require_equal(self, with_head: bool) -> None:
+        expected, gradients = self._step((), with_head)
         if not (expected.isfinite() and _norm(gradients) > 0):
             raise RefusalError(FLAT)
         with torch.no_grad():
-            noisy = self._loss(inputs, num_items, layouts, with_head, has_noise=True)
-        if not all(region.was_used for region in self._regions):
+            noisy = self._loss(self.layouts, with_head, has_noise=True)
+        if not all(region.was_used for region in self.regions):
             raise RefusalError(NOT_FOUND)
         if not torch.equal(noisy, expected):
             raise RefusalError("the loss depends on the rows of padding")
-        loss, others = self._step(inputs, num_items, layouts, with_head)
+        loss, others = self._step(self.layouts, with_head)
         differences = [a - b for a, b in zip(others, gradients, strict=True)]
         worst = torch.stack([(loss - expected).abs() / expected.abs(), _norm(differences) / _norm(gradients)]).max()
         tolerance = TOLERANCE.get(expected.dtype, HALF_TOLERANCE)
@@ -102,37 +102,29 @@ class UnpaddingCheck:
         if not worst <= tolerance:
             raise RefusalError(f"the loss without padding differs by {float(worst):.2g} (tolerance {tolerance:g})")
 
-    def _loss(
-        self,
-        inputs: Batch,
-        num_items: torch.Tensor | None,
-        layouts: tuple[Layout, ...],
-        with_head: bool,
-        has_noise: bool = False,
-    ) -> torch.Tensor:
+    def _loss(self, layouts: tuple[Layout, ...], with_head: bool, has_noise: bool = False) -> torch.Tensor:
         torch.manual_seed(_SEED)
-        enter(self._regions, layouts, with_head)
-        for region in self._regions:
+        enter(self.regions, layouts, with_head)
+        for region in self.regions:
             region.has_noise = has_noise
         try:
-            loss: Any = self._compute_loss(self._model, inputs, False, num_items)
+            loss: Any = self.compute_loss(self.model, self.inputs, False, self.num_items)
         except MODEL_ERRORS as error:
             raise RefusalError(f"the loss without padding fails: {first_line(error)}") from error
         finally:
-            for region in self._regions:
+            for region in self.regions:
                 region.has_noise = False
-            leave(self._regions)
+            leave(self.regions)
         return loss
 
-    def _step(
-        self, inputs: Batch, num_items: torch.Tensor | None, layouts: tuple[Layout, ...], with_head: bool
-    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def _step(self, layouts: tuple[Layout, ...], with_head: bool) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the loss, and its gradients with respect to the trained parameters."""
-        loss = self._loss(inputs, num_items, layouts, with_head)
+        loss = self._loss(layouts, with_head)
         if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
             raise RefusalError("the loss is not one number with a gradient")
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         try:
-            gradients = torch.autograd.grad(loss, self._trained, allow_unused=True)
+            gradients = torch.autograd.grad(loss, trained, allow_unused=True)
         except RuntimeError as error:
             raise RefusalError(f"the gradients without padding fail: {first_line(error)}") from error
         return loss.detach(), [torch.zeros(()) if gradient is None else gradient for gradient in gradients]
@@ -236,11 +228,11 @@ class Unpadding:
     ) -> tuple[bool, str]:
         """Return whether the head leaves rows out as well, and why none may be left out, or an empty string."""
         layouts = tuple(Layout.of(*text) for text in _texts(inputs))
-        check = UnpaddingCheck(self._model, compute_loss, self.regions)
+        check = UnpaddingCheck(self._model, compute_loss, self.regions, inputs, num_items, layouts)
         reason = ""
         has_head = not are_labels_pruned and any(len(region.ends) > 1 for region in self.regions)
         for with_head in (True, False) if has_head else (False,):
-            reason = check.reason_against(inputs, num_items, layouts, with_head)
+            reason = check.reason_against(with_head)
             if not reason:
                 return with_head, ""
         if reason != FLAT:
