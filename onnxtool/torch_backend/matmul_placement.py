@@ -10,7 +10,6 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,21 +32,6 @@ _BORDER_MS = 0.2
 """The cost of a border to onnxruntime: another session, what it cannot fuse, and starting PyTorch threads."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """The time one matmul takes in either library."""
-
-    onnxruntime_ms: float
-    pytorch_ms: float
-
-    def __str__(self) -> str:
-        return f"measured: {self.pytorch_ms:.2f} ms there, {self.onnxruntime_ms:.2f} ms in onnxruntime"
-
-    def pytorch_gains(self, least_ms: float) -> bool:
-        """Return whether PyTorch is faster by at least `least_ms`, which may be negative."""
-        return gains(self.onnxruntime_ms, self.pytorch_ms, least_ms)
-
-
 def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], translator: Translator) -> dict[str, str]:
     """Return the names of the matmuls that PyTorch computes faster, each with its times as the reason.
 
@@ -59,10 +43,12 @@ def faster_in_pytorch(owner: torch.fx.GraphModule, stay: Mapping[Node, str], tra
     for node in owner.graph.nodes:
         if node in stay or not _is_worth_measuring(node):
             continue
-        times = _times(owner, node, translator)
+        times = _times_ms(owner, node, translator)
         least_ms = _least_gain_ms(node, stay)
-        if times and times.pytorch_gains(least_ms):
-            found[node.name] = f"{times}, without the borders of a session for it alone" if least_ms < 0 else str(times)
+        if times and gains(*times, least_ms):
+            measured = f"measured: {times[1]:.2f} ms there, {times[0]:.2f} ms in onnxruntime"
+            alone = ", without the borders of a session for it alone" if least_ms < 0 else ""
+            found[node.name] = f"{measured}{alone}"
     return found
 
 
@@ -110,8 +96,8 @@ def _is_read_by_onnxruntime(node: Node, stay: Mapping[Node, str]) -> bool:
     )
 
 
-def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> Times | None:
-    """Return the times of a matmul; None if onnxruntime cannot run it."""
+def _times_ms(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> tuple[float, float] | None:
+    """Return the times of a matmul in onnxruntime and in PyTorch; None if onnxruntime cannot run it."""
     nodes = [*_views_of_operands(node), node]
     partition = extract(owner, nodes)
     seen = [seen_shape(value_of(owner, item)) for item in partition.inputs]  # the fingerprint has no dynamic sizes
@@ -121,9 +107,10 @@ def _times(owner: torch.fx.GraphModule, node: Node, translator: Translator) -> T
         return _both(partition, extract(owner, nodes), owner, translator)
 
     try:
-        return Times(*measured_ms(("onnxruntime", "pytorch"), graph, translator.cache, prepare))
+        onnxruntime_ms, pytorch_ms = measured_ms(("onnxruntime", "pytorch"), graph, translator.cache, prepare)
     except PartitionError:
         return None  # compiling the whole graph fails the same way, and reports it
+    return onnxruntime_ms, pytorch_ms
 
 
 def _views_of_operands(node: Node) -> list[Node]:

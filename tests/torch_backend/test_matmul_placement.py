@@ -13,7 +13,8 @@ from torch import nn
 
 from onnxtool.errors import OptionError
 from onnxtool.torch_backend import OrtBackend, OrtBackendOptions, measurement
-from onnxtool.torch_backend.matmul_placement import ResultMemory, Times
+from onnxtool.torch_backend.matmul_placement import ResultMemory
+from onnxtool.torch_backend.measurement import gains
 from tests.torch_backend.oracle import require_same
 
 SIZE = 288
@@ -175,10 +176,10 @@ def test_a_measurement_takes_both_libraries_and_leaves_the_generator_alone() -> 
 
 def test_a_gain_is_more_than_measurements_differ() -> None:
     """By 5 %, whatever the border costs."""
-    assert Times(10.0, 9.0).pytorch_gains(0.3)
-    assert not Times(10.0, 9.6).pytorch_gains(0.3)
-    assert not Times(1.0, 0.8).pytorch_gains(0.3)
-    assert Times(1.0, 1.1).pytorch_gains(-0.2)
+    assert gains(10.0, 9.0, 0.3)
+    assert not gains(10.0, 9.6, 0.3)
+    assert not gains(1.0, 0.8, 0.3)
+    assert gains(1.0, 1.1, -0.2)
 
 
 def test_a_placement_of_another_name_is_refused() -> None:
