@@ -23,7 +23,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.heads.choice import read_head, require_expanding_token, task_with_head
-from onnxtool.export.heads.head import Builder, Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
@@ -39,6 +39,7 @@ from onnxtool.export.target import (
     kind_of,
     write_json,
 )
+from onnxtool.graph.builder import Builder
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo

@@ -6,41 +6,41 @@ verification work on the float32 vectors. In a half-precision graph, the steps w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType
 from onnxtool.errors import PassError
+from onnxtool.graph.builder import Builder
+from onnxtool.graph.edit import drop_unused, remove_unused
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import VECTORS_KEY
 
-# A constant by its content, or the position of an earlier result: 0 for the input, 1 for the first node's output.
-_Input = ir.TensorProtocol | int
 
+class _Builder(Builder):
+    """Names the constants of the storage so that they are found in the file."""
 
-@dataclass(frozen=True)
-class _Step:
-    """A node with one output."""
-
-    op_type: str
-    inputs: tuple[_Input, ...]
-    attributes: Sequence[ir.Attr]
+    def constant(self, array: NDArray[Any], name: str = "") -> ir.Value:
+        """Return a new initializer that holds `array`."""
+        return self.initializer(ir.tensor(array), f"{VECTORS_KEY}.constant_{len(self.initializers)}")
 
 
 @dataclass(frozen=True)
 class Storage:
-    """The detached part of a graph.
+    """The storage that was taken off a graph.
 
     Attributes:
         stored: the storage type of the vectors.
-        steps: its nodes, in order.
+        dtype: the element type of the vectors before.
         output: the output of the graph, with its dtype and shape.
     """
 
     stored: VectorType
-    steps: tuple[_Step, ...]
+    dtype: ir.DataType
     output: ir.Value
 
     def put_back(self, model: ir.Model) -> None:
@@ -49,22 +49,7 @@ class Storage:
         place = next(place for place, value in enumerate(graph.outputs) if value.name == self.output.name)
         vectors = graph.outputs[place]
         vectors.name = FLOATS
-        results = [vectors]
-
-        def constant(tensor: ir.TensorProtocol) -> ir.Value:
-            name = f"{VECTORS_KEY}.constant_{len(graph.initializers)}"
-            value = ir.Value(
-                name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(tensor.numpy().shape), const_value=tensor
-            )
-            graph.register_initializer(value)
-            return value
-
-        for step in self.steps:
-            inputs = [results[item] if isinstance(item, int) else constant(item) for item in step.inputs]
-            node = ir.Node("", step.op_type, inputs, step.attributes)
-            graph.append(node)
-            results.append(node.outputs[0])
-        output = results[-1]
+        output = self.stored.build(_Builder(graph, self.dtype), vectors)
         output.name, output.type, output.shape = self.output.name, self.output.type, self.output.shape
         graph.outputs[place] = output
 
@@ -86,38 +71,21 @@ def _take_off(model: ir.Model, stored: VectorType, source: ModelFile) -> Storage
         PassError: the graph does not show where storage begins.
     """
     graph = model.graph
-    vectors = next((value for node in graph for value in node.outputs if value.name == FLOATS), None)
-    places: dict[ir.Value | None, int] = {vectors: 0}
-    steps: list[_Step] = []
-    nodes: list[ir.Node] = []
-    for node in graph if vectors is not None else ():
-        if not any(value in places for value in node.inputs):
+    for place, output in enumerate(graph.outputs):
+        vectors: ir.Value | None = output
+        while vectors is not None and vectors.name != FLOATS:
+            node = vectors.producer()
+            vectors = node.inputs[0] if node is not None and node.inputs else None
+        last = output.producer()
+        if vectors is None or vectors is output or last is None:
             continue
-        inputs = [_input(value, places) for value in node.inputs]
-        known = [item for item in inputs if item is not None]
-        if len(node.outputs) != 1 or len(known) != len(inputs) or node.domain:
-            break
-        steps.append(_Step(node.op_type, tuple(known), list(node.attributes.values())))
-        places[node.outputs[0]] = len(steps)
-        nodes.append(node)
-    ends = [place for place, value in enumerate(graph.outputs) if nodes and value is nodes[-1].outputs[0]]
-    if vectors is None or not ends:
-        raise PassError(
-            f"{source.path} says that its vectors are {stored.name}, and the graph does not show where they are stored",
-            "optimize the model exported without --vectors_as, or export it again",
-        )
-    output = graph.outputs[ends[0]]
-    before = ir.Value(name=output.name, type=output.type, shape=output.shape)
-    graph.outputs[ends[0]] = vectors
-    graph.remove(nodes, safe=True)
-    for name in [name for name, value in graph.initializers.items() if not value.uses()]:
-        graph.initializers.pop(name)
-    vectors.name = before.name
-    return Storage(stored, tuple(steps), before)
-
-
-def _input(value: ir.Value | None, places: dict[ir.Value | None, int]) -> _Input | None:
-    """Return an input of a step; None for one that is neither a constant nor an earlier result."""
-    if value in places:
-        return places[value]
-    return None if value is None else ir.convenience.get_const_tensor(value)
+        before = ir.Value(name=output.name, type=output.type, shape=output.shape)
+        graph.outputs[place] = vectors
+        remove_unused(graph, [last])
+        drop_unused(list(graph.initializers.values()))
+        vectors.name = before.name
+        return Storage(stored, vectors.dtype or ir.DataType.FLOAT, before)
+    raise PassError(
+        f"{source.path} says that its vectors are {stored.name}, and the graph does not show where they are stored",
+        "optimize the model exported without --vectors_as, or export it again",
+    )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.errors import InputError
-from onnxtool.export.heads.head import Builder
+from onnxtool.graph.builder import Builder
 from onnxtool.infer import load, restore_vectors
 from onnxtool.model_file.metadata import RANGES_KEY, VECTORS_KEY
 from onnxtool.model_file.weights import load_model, write_inline

@@ -17,9 +17,10 @@ import numpy as np
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.tokenizer_library import read_vocabulary
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.head import Builder, Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.sidecar_files import is_wordpiece, wordpiece_vocabulary
 from onnxtool.export.target import SPARSE, TEXT_INPUTS, Delivery, Target, TargetModel, Use
+from onnxtool.graph.builder import Builder
 from onnxtool.reports import TensorInfo
 from onnxtool.runtime.tokens import named_tokens
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from onnxtool.errors import TargetError
-from onnxtool.export.heads.head import Builder, Head
+from onnxtool.export.heads.head import Head
 from onnxtool.export.modalities.modality import BATCH
 from onnxtool.export.sidecar_files import query_weights
 from onnxtool.export.source import Source
@@ -34,6 +34,7 @@ from onnxtool.export.target import (
     read_object,
     write_json,
 )
+from onnxtool.graph.builder import Builder
 from onnxtool.model_file import ModelFile
 from onnxtool.reports import Json, TensorInfo
 
