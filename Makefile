@@ -99,7 +99,6 @@ review: $(READY) ## Describe the difference of NEW and OLD, two ONNX files, in m
 
 coverage: $(READY) ## Export every model type of transformers from a tiny checkpoint, optimize it, and write build/coverage.md; takes hours.
 	$(BIN)/python scripts/coverage.py --resume
-	$(BIN)/python scripts/coverage.py --optimize fp32 int8
 
 retrieval: $(READY) ## Compare checkpoints of every module of sentence-transformers with it, and write docs/retrieval.md.
 	$(BIN)/python -m tests.retrieval.comparison --output docs/retrieval.md

@@ -148,7 +148,7 @@ def run_check(check: Check, work_dir: Path, texts: Path) -> tuple[bool, str]:
     command = [*_interpreter(check, work_dir), str(folder), str(texts), str(answers), *check.settings]
     _run(command)
     found = [_as_terms(row) for row in json.loads(answers.read_text(encoding="utf-8"))]
-    wanted = reference(checkpoint, json.loads(texts.read_text(encoding="utf-8")))
+    wanted = reference(checkpoint, tuple(json.loads(texts.read_text(encoding="utf-8"))))
     return COMPARISONS[check.compare](found, wanted)
 
 

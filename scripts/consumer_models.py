@@ -25,23 +25,14 @@ _SAVED = {
     "decoder-reranker": "chat template of Qwen3-Reranker, prompts, long texts",
 }
 
-# Architecture, configuration, and the modules after the transformer with their settings.
-MODELS: dict[str, tuple[str, dict[str, Any], tuple[tuple[str, dict[str, Any]], ...]]] = {
-    "minilm": ("", {}, ()),
-    "splade": ("BertForMaskedLM", _BERT, (("SpladePooling", {"pooling_strategy": "max"}),)),
-    "splade-distil": ("DistilBertForMaskedLM", _DISTIL, (("SpladePooling", {"pooling_strategy": "max"}),)),
-    "cls": ("BertModel", _BERT, (("Pooling", {"pooling_mode_cls_token": True}),)),
-    "lasttoken": ("BertModel", _BERT, (("Pooling", {"pooling_mode_lasttoken": True}), ("Normalize", {}))),
-    "distil": ("DistilBertModel", _DISTIL, (("Pooling", {"pooling_mode_mean_tokens": True}), ("Normalize", {}))),
-    "mean-dense": (
-        "BertModel",
-        _BERT,
-        (
-            ("Pooling", {"pooling_mode_mean_tokens": True}),
-            ("Dense", {"in_features": _WIDTH, "out_features": 16, "bias": True}),
-            ("Normalize", {}),
-        ),
-    ),
+# Architecture, configuration, and what follows the transformer.
+MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "splade": ("BertForMaskedLM", _BERT, ("SpladePooling",)),
+    "splade-distil": ("DistilBertForMaskedLM", _DISTIL, ("SpladePooling",)),
+    "cls": ("BertModel", _BERT, ("cls",)),
+    "lasttoken": ("BertModel", _BERT, ("lasttoken", "Normalize")),
+    "distil": ("DistilBertModel", _DISTIL, ("mean", "Normalize")),
+    "mean-dense": ("BertModel", _BERT, ("mean", "Dense", "Normalize")),
 }
 
 
@@ -51,25 +42,44 @@ def build_model(name: str, folder: Path) -> Path:
     import transformers
 
     target = folder / name
-    if name in _SAVED:
-        return _build_saved(name, target)
-    architecture, settings, modules = MODELS[name]
-    if not architecture:
+    if name == "minilm":
         return trained_model()
+    if name in _SAVED:
+        return target if target.is_dir() else _build_saved(name, target)
     if (target / "modules.json").is_file():
         return target
+    architecture, settings, modules = MODELS[name]
     model_class = getattr(transformers, architecture)
-    config = model_class.config_class(**settings, architectures=[architecture])
     torch.manual_seed(0)
-    model = model_class(config).eval()
-    if architecture.endswith("ForMaskedLM"):
+    model = model_class(model_class.config_class(**settings)).eval()
+    if "SpladePooling" in modules:
         _make_sparse(model)
     shutil.rmtree(target, ignore_errors=True)
-    model.save_pretrained(target)
+    base = target.with_name(f"{name}-base")
+    model.save_pretrained(base)
     for file in TOKENIZER_FILES:
-        shutil.copyfile(trained_model() / file, target / file)
-    _write_modules(target, modules, sparse=architecture.endswith("ForMaskedLM"))
+        shutil.copyfile(trained_model() / file, base / file)
+    _as_sentence_transformer(base, modules).save_pretrained(str(target), create_model_card=False)
     return target
+
+
+def _as_sentence_transformer(base: Path, modules: tuple[str, ...]) -> Any:
+    import torch
+    from sentence_transformers import SentenceTransformer, SparseEncoder
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+
+    options = {"max_seq_length": 512}
+    if modules == ("SpladePooling",):
+        encoder = Transformer(str(base), transformer_task="fill-mask", **options)
+        return SparseEncoder(modules=[encoder, SpladePooling("max")], device="cpu")
+    made = [Transformer(str(base), **options)]
+    for name in modules:
+        if name == "Dense":
+            made.append(Dense(_WIDTH, 16, activation_function=torch.nn.Tanh()))
+        else:
+            made.append(Normalize() if name == "Normalize" else Pooling(_WIDTH, name))
+    return SentenceTransformer(modules=made, device="cpu")
 
 
 def _build_saved(name: str, target: Path) -> Path:
@@ -77,8 +87,6 @@ def _build_saved(name: str, target: Path) -> Path:
     sys.path.insert(0, str(ROOT))
     from tests.retrieval.checkpoints import CASES
 
-    if target.is_dir():
-        return target
     case = next(case for case in CASES if case.name == _SAVED[name])
     base = target.with_name(f"{name}-base")
     shutil.rmtree(base, ignore_errors=True)
@@ -87,7 +95,7 @@ def _build_saved(name: str, target: Path) -> Path:
     case.make(target, base)
     for path in target.glob("*_SpladePooling/config.json"):
         settings = json.loads(path.read_text(encoding="utf-8"))
-        _write_json(path, {**settings, "activation_function": "log1p_relu"})
+        path.write_text(json.dumps({**settings, "activation_function": "log1p_relu"}), encoding="utf-8")
     return target
 
 
@@ -101,42 +109,3 @@ def _make_sparse(model: Any) -> None:
         shift = torch.quantile(largest, 1 - _SHARE_OF_TERMS, dim=1).mean()
     with torch.no_grad():
         model.get_output_embeddings().bias -= shift
-
-
-def _write_modules(folder: Path, modules: tuple[tuple[str, dict[str, Any]], ...], *, sparse: bool) -> None:
-    """Write what sentence-transformers saves: modules.json, and a folder for each module with settings or weights."""
-    import torch
-    from safetensors.torch import save_file
-
-    package = "sentence_transformers.models"
-    first = "sentence_transformers.sparse_encoder.models.MLMTransformer" if sparse else f"{package}.Transformer"
-    listed = [{"idx": 0, "name": "0", "path": "", "type": first}]
-    for place, (kind, settings) in enumerate(modules, start=1):
-        path = folder / f"{place}_{kind}"
-        path.mkdir()
-        if kind == "Pooling":
-            settings = {"word_embedding_dimension": _WIDTH, "pooling_mode_mean_tokens": False, **settings}
-        if kind == "Dense":
-            settings = {**settings, "activation_function": "torch.nn.modules.activation.Tanh"}
-            linear = torch.nn.Linear(settings["in_features"], settings["out_features"])
-            save_file(
-                {f"linear.{name}": tensor.data for name, tensor in linear.named_parameters()},
-                path / "model.safetensors",
-            )
-        _write_json(path / "config.json", settings)
-        where = "sentence_transformers.sparse_encoder.models" if kind == "SpladePooling" else package
-        listed.append({"idx": place, "name": str(place), "path": path.name, "type": f"{where}.{kind}"})
-    _write_json(folder / "modules.json", listed)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": 512, "do_lower_case": False})
-    _write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "model_type": "SparseEncoder" if sparse else "SentenceTransformer",
-            "prompts": {},
-            "default_prompt_name": None,
-        },
-    )
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

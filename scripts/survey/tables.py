@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zoo.tasks import TASKS, find_task, model_classes
+from zoo.tasks import TASKS, model_classes
 
-from survey.optimizing import PRECISIONS
+from survey.judging import PRECISIONS
 
 _INTRODUCTION = """# Coverage
 
@@ -27,112 +27,80 @@ on the same inputs, with several batches, lengths or sizes, padded on either sid
   bound.
 - *attention*: how many of the graph's attention blocks became a single operator in the optimized file, and how many
   there are in total.
-- *not tried*: an export that has not been optimized with this script yet.
 """
+_VERDICTS = ("right", "refused", "wrong", "crashed")
+Results = Mapping[str, Mapping[str, Any]]
 
 
-def render(results: Mapping[str, Mapping[str, Any]]) -> str:
+def render(results: Results) -> str:
     """Return the page for results by `task/type`."""
     import transformers
 
     by_task = {
-        task.name: {
-            key.split("/", 1)[1]: result for key, result in sorted(results.items()) if key.startswith(f"{task.name}/")
-        }
+        task: {key.partition("/")[2]: results[key] for key in sorted(results) if key.startswith(f"{task.name}/")}
         for task in TASKS
     }
-    by_task = {name: types for name, types in by_task.items() if types}
-    parts = [_INTRODUCTION.format(version=transformers.__version__), _summary(by_task)]
-    if any("optimized" in result for result in results.values()):
-        parts += [_optimized(by_task), _not_right(results)]
-    parts += [_details(name, types) for name, types in by_task.items()]
+    summary, optimized = [], []
+    for task, types in by_task.items():
+        tried = [result["onnxtool"] for result in types.values() if "onnxtool" in result]
+        right, *others = _counts(tried)
+        fixed = sum(bool(one["fixed_axes"]) for one in tried if one["verdict"] == "right")
+        counts = [task.name, len(model_classes(task)), len(types), len(tried), right, fixed, *others]
+        summary.append([*counts, _share(right, len(tried))])
+        optimized.append(_optimized(task.name, types))
+    columns = [f"{precision}: tried | right | refused | wrong | crashed | right %" for precision in PRECISIONS]
+    parts = [
+        _INTRODUCTION.format(version=transformers.__version__),
+        _table(
+            "task | types | tried | runnable | right | of them fixed | refused | wrong | crashed | right %", summary
+        ),
+        "## Optimization\n",
+        _table(" | ".join(["task", "right exports", *columns]), [*optimized, _optimized("all", results)]),
+    ]
+    for task, types in by_task.items():
+        head = f"type | verdict | way | s | why | {' | '.join(PRECISIONS)} | attention"
+        parts += [f"## {task.name}\n", _table(head, [_details(*one) for one in types.items()])]
     return "\n".join(parts)
 
 
-def _summary(by_task: Mapping[str, Mapping[str, Any]]) -> str:
-    head = ["task", "types", "tried", "runnable", "right", "of them fixed", "refused", "wrong", "crashed", "right %"]
-    rows = []
-    for name, types in by_task.items():
-        runnable = [result for result in types.values() if not result["runnable"].get("reason")]
-        ours = [result["onnxtool"] for result in runnable if "onnxtool" in result]
-        right = [tried for tried in ours if tried["verdict"] == "right"]
-        counts = [sum(tried["verdict"] == verdict for tried in ours) for verdict in ("refused", "wrong", "crashed")]
-        fixed = sum(bool(tried["fixed_axes"]) for tried in right)
-        row = [name, len(model_classes(find_task(name))), len(types), len(runnable), len(right), fixed, *counts]
-        rows.append([*row, f"{100 * len(right) / len(ours):.1f}" if ours else ""])
-    return _table(head, rows)
+def _counts(tried: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [sum(one["verdict"] == verdict for one in tried) for verdict in _VERDICTS]
 
 
-def _optimized(by_task: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a row for each task and one for all: verdicts of each precision, and attentions."""
-    head = ["task", "right exports"]
+def _share(right: int, whole: int) -> str:
+    return f"{100 * right / whole:.1f}" if whole else ""
+
+
+def _optimized(name: str, results: Results) -> list[Any]:
+    """Return the row of a task, or of all: verdicts of each precision."""
+    right = [result["optimized"] for result in results.values() if "optimized" in result]
+    row: list[Any] = [name, len(right)]
     for precision in PRECISIONS:
-        head += [f"{precision}: tried", "right", "refused", "wrong", "crashed", "right %"]
-    rows = []
-    whole = {f"{name}/{key}": result for name, types in by_task.items() for key, result in types.items()}
-    for name, types in (*by_task.items(), ("all", whole)):
-        right = [result for result in types.values() if result.get("onnxtool", {}).get("verdict") == "right"]
-        row: list[Any] = [name, len(right)]
-        for precision in PRECISIONS:
-            verdicts = [result["optimized"][precision]["verdict"] for result in right if _tried(result, precision)]
-            counts = [verdicts.count(verdict) for verdict in ("right", "refused", "wrong", "crashed")]
-            row += [len(verdicts), *counts, f"{100 * counts[0] / len(verdicts):.1f}" if verdicts else ""]
-        rows.append(row)
-    return "## Optimization\n\n" + _table(head, rows)
+        counts = _counts([tried[precision] for tried in right])
+        row += [len(right), *counts, _share(counts[0], len(right))]
+    return row
 
 
-def _tried(result: Mapping[str, Any], precision: str) -> bool:
-    tried = result.get("optimized", {}).get(precision)
-    return tried is not None and bool(tried["verdict"] != "not exported")
+def _details(model_type: str, result: Mapping[str, Any]) -> list[Any]:
+    """Return the row of a type, with the reasons of what is not right, and of passes that were left out."""
+    if reason := result["runnable"].get("reason"):
+        return [model_type, "not runnable", "", "", _cell(reason), *("" for _ in PRECISIONS), ""]
+    tried, optimized = result["onnxtool"], result.get("optimized", {})
+    star = "*" if tried["fixed_axes"] and tried["verdict"] == "right" else ""
+    way = tried["way"] + "".join(f", {axis} {size}" for axis, size in tried["fixed_axes"].items())
+    verdicts = []
+    for precision in PRECISIONS:
+        one = optimized.get(precision, {"verdict": "", "reason": ""})
+        left_out = [f"without {name}: {note}" for name, note in one.get("left_out", {}).items()]
+        verdicts.append(_cell("; ".join(filter(None, [one["verdict"], one["reason"], *left_out]))))
+    attention = " of ".join(map(str, optimized.get("fp32", {}).get("attentions", ())))
+    return [model_type, tried["verdict"] + star, way, tried["seconds"], _cell(tried["reason"]), *verdicts, attention]
 
 
-def _not_right(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a row for each optimized file that is not right, or that a pass was left out of."""
-    rows = []
-    for key, result in sorted(results.items()):
-        for precision, tried in result.get("optimized", {}).items():
-            left_out = ", ".join(tried.get("left_out", ()))
-            if tried["verdict"] != "right" or left_out:
-                why = "; ".join(
-                    filter(None, [tried["reason"], *map(tried.get("notes", {}).get, tried.get("left_out", ()))])
-                )
-                rows.append([key, precision, tried["verdict"], left_out, _cell(why)])
-    head = ["export", "precision", "verdict", "passes left out", "why"]
-    return "### Not right, or not by all passes\n\n" + _table(head, rows)
-
-
-def _fused(tried: Mapping[str, Any]) -> str:
-    return " of ".join(map(str, tried["attentions"])) if "attentions" in tried else ""
-
-
-def _details(name: str, types: Mapping[str, Any]) -> str:
-    head = ["type", "verdict", "way", "s", "why", *PRECISIONS, "attention"]
-    rows = []
-    for model_type, result in types.items():
-        if reason := result["runnable"].get("reason"):
-            rows.append([model_type, "not runnable", "", "", _cell(reason), *("" for _ in PRECISIONS), ""])
-            continue
-        tried = result.get("onnxtool", {"verdict": "not tried", "way": "", "seconds": "", "reason": ""})
-        star = "*" if tried.get("fixed_axes") and tried["verdict"] == "right" else ""
-        way = tried["way"] + "".join(f", {axis} {size}" for axis, size in (tried.get("fixed_axes") or {}).items())
-        rows.append(
-            [model_type, tried["verdict"] + star, way, tried["seconds"], _cell(tried["reason"]), *_after(result)]
-        )
-    return f"## {name}\n\n" + _table(head, rows)
-
-
-def _after(result: Mapping[str, Any]) -> list[str]:
-    """Return the cells of an export's optimized files."""
-    if result.get("onnxtool", {}).get("verdict") != "right":
-        return [""] * (len(PRECISIONS) + 1)
-    tried = result.get("optimized", {})
-    verdicts = [tried[precision]["verdict"] if precision in tried else "not tried" for precision in PRECISIONS]
-    return [*verdicts, _fused(tried.get("fp32", {}))]
-
-
-def _table(head: list[str], rows: list[list[Any]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join(f"| {' | '.join(str(cell) for cell in line)} |\n" for line in lines)
+def _table(head: str, rows: list[list[Any]]) -> str:
+    lines = [f"| {head} |", f"| {' | '.join('---' for _ in head.split('|'))} |"]
+    lines += [f"| {' | '.join(str(cell) for cell in row)} |" for row in rows]
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _cell(text: str) -> str:
