@@ -1,9 +1,11 @@
 """Measure commands of onnxtool beside their peers, as whole processes in turns, on a BERT in the shape of SPLADE.
 
 `python scripts/bench_commands.py export stats` prints a table for each section, as Markdown: medians of wall time, CPU
-time and peak memory, the size of the file, and ratios. Peers of this environment verify nothing and describe nothing;
-the others need virtual environments of their own: `--optimum DIR` (torch, optimum-onnx[onnxruntime]) and
-`--inspectors DIR` (polygraphy, onnxslim, onnx). All peers stand in harness/peers.py.
+time and peak memory, nodes, fused attentions and size of the file, and ratios. `optimize` takes four plain exports of
+torch (dynamo and TorchScript, sdpa and eager attention), and times the files in turns as well. Peers of this
+environment verify nothing and describe nothing; the others need virtual environments of their own: `--optimum DIR`
+(torch, optimum-onnx[onnxruntime]), `--olive DIR` (olive-ai) and `--inspectors DIR` (polygraphy, onnxslim, onnx). All
+peers stand in harness/peers.py.
 """
 
 from __future__ import annotations
@@ -12,14 +14,19 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+from bench_precision import Contender, print_table, race
 from harness import peers
-from harness.processes import Command, compare, run
+from harness.processes import Command, compare, describe, run
 from make_models import ROOT
 
 ONNXTOOL = (sys.executable, "-m", "onnxtool")
 PYTHON = (sys.executable, "-c")
+WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for attention in ("sdpa", "eager"))
+SHAPES = ((8, 128), (1, 128), (1, 16))
+UNVERIFIED = "onnxtool optimize --no_verify"
 SECTIONS = ("export", "optimize", "stats", "difference", "large")
 LARGE_BYTES, NUM_LARGE = 6 << 30, 64
 _MAKE_LARGE = f"""
@@ -43,7 +50,7 @@ onnx.save(model, sys.argv[2] + "/large.onnx")
 
 def contenders(section: str, checkpoint: Path, folder: Path, given: argparse.Namespace) -> list[Command]:
     """Return what takes turns in a section, onnxtool first."""
-    exported, optimized, other = folder / "m.onnx", folder / "m-optimized.onnx", folder / "other.onnx"
+    exported, optimized = folder / "m.onnx", folder / "m-optimized.onnx"
     stats = (*ONNXTOOL, "stats", "--format", "json")
     match section:
         case "export":
@@ -58,14 +65,6 @@ def contenders(section: str, checkpoint: Path, folder: Path, given: argparse.Nam
                 output = folder / "optimum"
                 found.append(Command("optimum-cli", (*command, "--task", "fill-mask", str(output)), output))
             return found
-        case "optimize":
-            ours = (*ONNXTOOL, "optimize", "--model_path", str(exported), "--output", str(optimized), "--force")
-            plain = (*PYTHON, peers.OPTIMIZE_WITH_ONNXRUNTIME, str(exported), str(other))
-            return [
-                Command("onnxtool optimize, verified", ours, optimized),
-                Command("onnxtool optimize --no_verify", (*ours, "--no_verify"), optimized),
-                Command("onnxruntime.transformers.optimizer", plain, other),
-            ]
         case "stats":
             found = [Command("onnxtool stats", (*stats, str(exported)))]
             found.append(Command("onnx.load", (*PYTHON, peers.DESCRIBE_WITH_ONNX, str(exported))))
@@ -73,10 +72,54 @@ def contenders(section: str, checkpoint: Path, folder: Path, given: argparse.Nam
                 found.append(Command(name, (f"{given.inspectors}/bin/{program}", *words, str(exported))))
             return found
         case "difference":
+            run(*ONNXTOOL, "optimize", "--model_path", str(exported), "--output", str(optimized))
             return [Command("onnxtool stats of two", (*stats, str(optimized), str(exported)))]
         case _:
             run(*PYTHON, _MAKE_LARGE, str(exported), str(folder))
             return [Command("onnxtool stats, weights of 6 GB", (*stats, str(folder / "large.onnx")))]
+
+
+def optimizers(source: Path, checkpoint: Path, given: argparse.Namespace) -> Iterator[Command]:
+    """Yield onnxtool and the peers that are here, each with the file that it writes beside `source`."""
+    folder, file = source.parent, str(source)
+    ours, unverified = folder / "onnxtool.onnx", folder / "unverified.onnx"
+    words = (*ONNXTOOL, "optimize", "--model_path", file, "--force", "--output")
+    yield Command("onnxtool optimize, verified", (*words, str(ours)), ours)
+    yield Command(UNVERIFIED, (*words, str(unverified), "--no_verify"), unverified)
+    for name, code in (
+        ("onnxruntime.transformers.optimizer", peers.OPTIMIZE_WITH_ONNXRUNTIME),
+        ("onnxscript optimize_for_ort", peers.OPTIMIZE_WITH_ONNXSCRIPT),
+    ):
+        output = folder / f"{name[:11]}.onnx"
+        yield Command(name, (*PYTHON, code, file, str(output)), output)
+    if given.optimum:
+        # It looks for a file of this name beside its config.
+        one = folder / "one"
+        one.mkdir()
+        (one / "model.onnx").symlink_to(source)
+        (one / "config.json").symlink_to(checkpoint / "config.json")
+        output = folder / "optimum"
+        tool = (f"{given.optimum}/bin/optimum-cli", "onnxruntime", "optimize", "--onnx_model", str(one), "-O2")
+        yield Command("optimum-cli -O2", (*tool, "-o", str(output)), output / "model_optimized.onnx")
+    if given.olive:
+        settings = '{"model_type": "bert", "num_heads": 12, "hidden_size": 768}'
+        tool = (f"{given.olive}/bin/olive", "run-pass", "--pass-name", "OrtTransformersOptimization", "-m", file)
+        output = folder / "olive"
+        yield Command("olive", (*tool, "--pass-config", settings, "-o", str(output)), output / "model.onnx")
+
+
+def optimize(way: tuple[str, str], checkpoint: Path, folder: Path, given: argparse.Namespace) -> None:
+    """Let every optimizer write its file of one export, then time the files in turns."""
+    source = folder / "-".join(way) / "plain.onnx"
+    source.parent.mkdir()
+    run(*PYTHON, peers.EXPORT_WITH_TORCH, str(checkpoint), *way, str(source))
+    print(f"\n## {', '.join(way)}: {describe(source)} (nodes, attentions, MB)")
+    commands = list(optimizers(source, checkpoint, given))
+    compare(commands, given.rounds)
+    files = {"plain": source, **{one.name: one.output for one in commands if one.output and one.name != UNVERIFIED}}
+    contenders = [Contender(name, (sys.executable, "onnxtool", str(file)), file) for name, file in files.items()]
+    print()
+    print_table(contenders, race(contenders, SHAPES, 10, 0, folder), SHAPES, folder)
 
 
 def main() -> int:
@@ -86,6 +129,7 @@ def main() -> int:
     parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx")
+    parser.add_argument("--olive", type=Path, metavar="DIR", help="one with olive-ai")
     parser.add_argument("--inspectors", type=Path, metavar="DIR", help="one with polygraphy, onnxslim and onnx")
     given = parser.parse_args()
     if unknown := set(given.sections) - set(SECTIONS):
@@ -96,13 +140,16 @@ def main() -> int:
     checkpoint = ROOT / "models" / "checkpoints" / given.model
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        os.chdir(folder)  # Olive leaves a cache with whole models wherever it is run
         chosen = given.sections or SECTIONS
-        if "export" not in chosen:
+        if {"stats", "difference", "large"} & {*chosen}:
             run(*contenders("export", checkpoint, folder, given)[0].words)
-        if "optimize" not in chosen and "difference" in chosen:
-            run(*contenders("optimize", checkpoint, folder, given)[0].words)
         for section in (one for one in SECTIONS if one in chosen):
-            compare(contenders(section, checkpoint, folder, given), given.rounds)
+            if section == "optimize":
+                for way in WAYS:
+                    optimize(way, checkpoint, folder, given)
+            else:
+                compare(contenders(section, checkpoint, folder, given), given.rounds)
     return 0
 
 

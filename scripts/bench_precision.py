@@ -11,6 +11,7 @@ a machine that does other things as well.
 from __future__ import annotations
 
 import argparse
+import re
 import statistics
 import sys
 import tempfile
@@ -185,36 +186,32 @@ def prepare(arguments: argparse.Namespace, folder: Path) -> list[Contender]:
     checkpoint = ROOT / "models" / "checkpoints" / arguments.model
     source = folder / "plain.onnx"
     run(here, str(ROOT / "scripts" / "make_models.py"), arguments.model)
-    if not source.exists():
-        run(here, "-c", EXPORT_WITH_TORCH, str(checkpoint), "dynamo", "sdpa", str(source))
+    run(here, "-c", EXPORT_WITH_TORCH, str(checkpoint), "dynamo", "sdpa", str(source))
     contenders = [Contender("onnxruntime, plain export", (here, "onnxruntime", str(source)), source)]
-    for precision in arguments.precisions:
-        output = folder / f"{precision.replace(' ', '-')}.onnx"
-        if not output.exists():
-            options = PRECISIONS[precision]
-            run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
-        contenders.append(Contender(f"onnxtool {precision}", (here, "onnxtool", str(output)), output))
-    for precision in ("fp32", "bf16", "int8") if arguments.provider else ():
-        name = arguments.provider.partition("?")[0]
-        output = folder / f"{name}-{precision}.onnx".replace(":", "-")
-        if not output.exists():
-            options = ("--provider", arguments.provider, *PRECISIONS.get(precision, ("--precision", precision)))
-            run(here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output), *options)
-        command = (here, "onnxtool", str(output), arguments.provider)
-        contenders.append(Contender(f"onnxtool {precision} on {name}", command, output))
-    dtypes = () if arguments.no_torch else ("float32", "bfloat16")
+    asked = [(precision, "", PRECISIONS[precision]) for precision in arguments.precisions]
+    if arguments.provider:
+        asked += [
+            (precision, arguments.provider, PRECISIONS.get(precision, ("--precision", precision)))
+            for precision in ("fp32", "bf16", "int8")
+        ]
+    for precision, provider, options in asked:
+        name = f"{precision} on {provider.partition('?')[0]}" if provider else precision
+        output = folder / f"{re.sub('[ :]', '-', name)}.onnx"
+        there = ("--provider", provider) if provider else ()
+        optimize = (here, "-m", "onnxtool", "optimize", "--model_path", str(source), "--output", str(output))
+        run(*optimize, *there, *options)
+        command = (here, "onnxtool", str(output), *there[1:])
+        contenders.append(Contender(f"onnxtool {name}", command, output))
+    dtypes = ("float32", "bfloat16")
     contenders += [Contender(f"PyTorch {dtype}", (here, "torch", str(checkpoint), dtype)) for dtype in dtypes]
     if arguments.openvino is not None:
         python = str(arguments.openvino / "bin" / "python")
         int8 = folder / "openvino-int8.xml"
-        if not int8.exists():
-            run(python, __file__, "--quantize", str(source), str(int8))
+        run(python, __file__, "--quantize", str(source), str(int8))
         contenders += [
-            *(Contender(f"OpenVINO {name}", (python, "openvino", str(source), name)) for name in ("f32", "bf16")),
-            *(
-                Contender(f"OpenVINO int8, {name}", (python, "openvino", str(int8), name), int8.with_suffix(".bin"))
-                for name in ("f32", "bf16")
-            ),
+            Contender(title + name, (python, "openvino", str(path), name), file)
+            for title, path, file in (("OpenVINO ", source, None), ("OpenVINO int8, ", int8, int8.with_suffix(".bin")))
+            for name in ("f32", "bf16")
         ]
     return contenders
 
@@ -241,12 +238,10 @@ def main() -> int:
     parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json: a BERT")
     parser.add_argument("--openvino", type=Path, metavar="DIR", help="a virtual environment with openvino and nncf")
     parser.add_argument("--provider", default="", help="time files for this provider as well, such as openvino")
-    parser.add_argument("--no_torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="BATCHxLENGTH")
     parser.add_argument("--rounds", type=int, default=15, help="runs of each contender and shape")
     parser.add_argument("--threads", type=int, default=0, help="of each contender; default: its own choice")
-    parser.add_argument("--work_dir", type=Path, help="where the files go, and stay; default: a temporary folder")
     parser.add_argument("--contender", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     parser.add_argument("--quantize", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -258,11 +253,10 @@ def main() -> int:
         quantize_with_nncf(*arguments.quantize)
         return 0
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.work_dir or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(temporary)
         contenders = prepare(arguments, folder)
-        medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, Path(temporary))
-        print_table(contenders, medians, arguments.shapes, Path(temporary))
+        medians = race(contenders, arguments.shapes, arguments.rounds, arguments.threads, folder)
+        print_table(contenders, medians, arguments.shapes, folder)
         print(describe_machine(arguments.threads))
     return 0
 

@@ -60,8 +60,8 @@ class Check:
     target: str
     model: str
     script: str
-    settings: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
+    options: Sequence[str] = ()
     simulated: bool = False
     compare: str = "cosines"
 
@@ -70,15 +70,8 @@ def find_checks() -> tuple[Check, ...]:
     """Return the checks of all consumers, from scripts/consumers/."""
     checks = []
     for path in sorted(CONSUMERS.glob("*.json")):
-        consumer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        target = consumer.get("target", path.stem)
-        for row in consumer.get("checks", ()):
-            settings, options = tuple(row.get("settings", ())), tuple(row.get("options", ()))
-            simulated = bool(consumer.get("simulated"))
-            compare = row.get("compare", consumer.get("compare", Check.compare))
-            checks.append(
-                Check(path.stem, target, row["model"], consumer["script"], settings, options, simulated, compare)
-            )
+        shared: dict[str, Any] = {"target": path.stem, **json.loads(path.read_text(encoding="utf-8"))}
+        checks += [Check(path.stem, **{**shared, **row}) for row in shared.pop("checks", ())]
     return tuple(checks)
 
 
@@ -118,7 +111,8 @@ def main() -> int:
         consumer = f"{check.consumer}{' (its source, in onnxruntime)' if check.simulated else ''}"
         how = " ".join((*check.settings, *check.options))
         rows.append((consumer, check.model, " ".join(how.split()), figures, "yes" if held else "NO"))
-    _print_table(("consumer", "model", "as", "figures", "passed"), rows)
+    print("| consumer | model | as | figures | passed |\n|---|---|---|---|---|")
+    print("\n".join(f"| {' | '.join(row)} |" for row in rows))
     return 0 if passed else 1
 
 
@@ -131,18 +125,8 @@ def run_check(check: Check, work_dir: Path, texts: Path) -> tuple[bool, str]:
     checkpoint = build_model(check.model, work_dir / "checkpoints")
     folder = work_dir / "exports" / "-".join((check.target, *check.options[1:])) / check.model
     if not folder.is_dir():
-        _run(
-            [
-                *_EXPORT,
-                "--target",
-                check.target,
-                *check.options,
-                "--model_name",
-                str(checkpoint),
-                "--output",
-                str(folder),
-            ]
-        )
+        words = ("--target", check.target, *check.options, "--model_name", str(checkpoint), "--output", str(folder))
+        _run([*_EXPORT, *words])
     answers = work_dir / "answers.json"
     answers.unlink(missing_ok=True)
     command = [*_interpreter(check, work_dir), str(folder), str(texts), str(answers), *check.settings]
@@ -252,12 +236,6 @@ def _mark_installed(pins: Path, home: Path) -> None:
 def _run(command: Sequence[str], *, cwd: Path | None = None, **variables: str) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **variables}
     subprocess.run(command, check=True, capture_output=True, text=True, cwd=cwd, env=environment)
-
-
-def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bench_infer import make_minilm
@@ -185,11 +186,11 @@ def processes(word: str, session: int) -> list[int]:
     return [number for number in found if descends(number)]
 
 
-def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, seed: int, *, engine: str) -> dict[str, int]:
+def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
     """Run until all is encoded, killing something at a random moment; return how often each was killed."""
-    chance = random.Random(seed)  # noqa: S311  no secret
+    chance = random.Random(0)  # noqa: S311  no secret
     corpus = write(folder, "jsonl", texts)
-    counts = {"workers": 0, "drivers": 0, "nodes": 0, "wrong": 0, "half": 0, "jobs": 0}
+    counts = dict.fromkeys(_COLUMNS, 0)
     whole = folder / "whole" / "vectors"
     run("infer", *what(model, corpus, whole), "--force")
     expected = files_of(whole)
@@ -222,29 +223,26 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, seed: int
     return counts
 
 
-def check_kills(folder: Path, model: Path, texts: list[str], kills: int, seed: int, what: Sequence[str]) -> int:
+def check_kills(folder: Path, model: Path, texts: list[str], kills: int, *, has_ray: bool) -> int:
     """Print a table of killed runs, and return how many ended in other bytes."""
     print("\n| killed | workers | drivers | nodes | jobs | other bytes | half files |")
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
     wrong = 0
-    for name in what:
-        if name == "store":
-            title, found = "parts, in a store that fails", kill_in_store(folder, model, texts, kills, seed)
-        else:
-            title = f"engine {name}, on a disk"
-            found = kill_runs(folder, model, texts, kills, seed, engine=name)
+    for name in ("local", *(("ray",) if has_ray else ()), ""):
+        title = f"engine {name}, on a disk" if name else "parts, in a store that fails"
+        kill = partial(kill_runs, engine=name) if name else kill_in_store
+        found = kill(folder, model, texts, kills)
         print(f"| {title} | {' | '.join(str(found[column]) for column in _COLUMNS)} |", flush=True)
         wrong += found["wrong"] + found["half"]
     return wrong
 
 
-KILLED = ("local", "ray", "store")
 _COLUMNS = ("workers", "drivers", "nodes", "jobs", "wrong", "half")
 
 
-def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int, seed: int) -> dict[str, int]:
+def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> dict[str, int]:
     """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
-    chance = random.Random(seed + 1)  # noqa: S311  no secret
+    chance = random.Random(1)  # noqa: S311  no secret
     counts = dict.fromkeys(_COLUMNS, 0)
     with failing_store() as (variables, sound):
         from tests.encoding.store_server import BUCKET, ObjectContents
@@ -306,13 +304,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--texts", type=int, default=600)
     parser.add_argument("--kills", type=int, default=100, help="for each row of the second table")
-    parser.add_argument("--killed", nargs="+", choices=KILLED, default=KILLED, help="rows of the second table")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments at which something is killed")
     parser.add_argument("--overhead", type=int, default=0, metavar="TEXTS", help="measure Ray with so many texts")
     parser.add_argument("--workers", type=int, nargs="+", default=(1, 2), help="of --overhead")
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
-    parser.add_argument("--models", type=Path, help="where the model is kept for the next time; default: nowhere")
     arguments = parser.parse_args()
     try:
         import ray  # noqa: F401  whether it is there
@@ -325,18 +320,14 @@ def main() -> int:
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if arguments.models is not None:
-            arguments.models.mkdir(parents=True, exist_ok=True)
-        _, _, int8 = make_minilm(arguments.models or folder)
+        _, _, int8 = make_minilm(folder)
         texts = documentation_texts(arguments.texts)
         if arguments.only in (None, "ways"):
             wrong += check_ways(folder, int8, texts, has_ray=has_ray)
         if arguments.only in (None, "kills"):
-            what = [name for name in arguments.killed if has_ray or name != "ray"]
-            wrong += check_kills(folder, int8, texts, arguments.kills, arguments.seed, what)
+            wrong += check_kills(folder, int8, texts, arguments.kills, has_ray=has_ray)
         if arguments.overhead and has_ray:
             measure_overhead(folder, int8, arguments.overhead, arguments.rounds, arguments.workers)
-        shutil.rmtree(folder / "vectors", ignore_errors=True)
     return 1 if wrong else 0
 
 

@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from harness.machine import cpu_class
 
 _JUDGE = str(Path(__file__).resolve().parent / "foreign" / "judging.py")
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+LIMIT_S = 300.0  # that one command may take
 PRECISIONS = ("fp32", "fp16", "int8")
 # What a reduced precision may cost on random inputs: 1 - cosine, and the share of other integers.
 ALLOWED = {"fp16": (1e-3, 0.02), "int8": (0.03, 0.1)}
@@ -45,14 +45,10 @@ class Row:
 
 
 class Checker:
-    """Checks files.
+    """Checks files, with the packages in `folder`."""
 
-    Attributes:
-        blind: whether no file's inputs are told to the commands.
-    """
-
-    def __init__(self, folder: Path, precisions: Sequence[str], limit_s: float, *, blind: bool) -> None:
-        self.folder, self.precisions, self.limit_s, self.blind = folder, precisions, limit_s, blind
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     def check(self, file: ForeignFile) -> Row:
         """Take a file through everything."""
@@ -63,7 +59,7 @@ class Checker:
         for number, feeds in enumerate(file.make_feeds(path)):
             cases.append(str(work / f"case-{number}.npz"))
             np.savez(cases[-1], allow_pickle=False, **feeds)
-        told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told and not self.blind else []
+        told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told else []
         if self._judge(path, path, cases) is None:
             raise SystemExit(f"{file.name} does not run on the inputs of the table")
         model = onnx.load(path, load_external_data=False)
@@ -76,7 +72,7 @@ class Checker:
         row.cells["stats"] = _cell(done, text)
         benchmark = ("infer", "--benchmark", "--model_path", str(path), "--runs", "5", "--format", "json", *told)
         row.cells["benchmark"] = _cell(*self._run(*benchmark))
-        for precision in self.precisions:
+        for precision in PRECISIONS:
             row.cells[precision] = self._optimize(path, cases, precision, work, told)
         row.bad = any(text.startswith((WRONG, DIED)) for text in row.cells.values())
         return row
@@ -88,14 +84,11 @@ class Checker:
             old.unlink()
         command = ("optimize", "--model_path", str(path), "--output", str(output), "--precision", precision)
         done, text = self._run(*command, "--format", "json", *told)
-        (work / f"{precision}.json").write_text(text, encoding="utf-8")
         if done != RIGHT:
             return _cell(done, text)
         figures = self._judge(path, output, cases)
         verdict = "does not run" if figures is None else verdict_of(figures, precision)
-        if verdict:
-            return f"{WRONG}: {verdict}"
-        return RIGHT
+        return f"{WRONG}: {verdict}" if verdict else RIGHT
 
     def _run(self, *command: str) -> tuple[str, str]:
         """Run a command, and return what came of it: its output, or the reason it gives."""
@@ -105,11 +98,11 @@ class Checker:
                 capture_output=True,
                 text=True,
                 check=False,
-                timeout=self.limit_s,
+                timeout=LIMIT_S,
                 env=_ENVIRONMENT,
             )
         except subprocess.TimeoutExpired:
-            return DIED, f"not done after {self.limit_s:.0f} s"
+            return DIED, f"not done after {LIMIT_S:.0f} s"
         if done.returncode == 0:
             return RIGHT, done.stdout
         lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
@@ -171,18 +164,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folder", type=Path, required=True, help="where packages are kept; not in the repository")
     parser.add_argument("--only", nargs="+", default=[""], help="files whose package or path has one of these")
-    parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one command may take")
-    parser.add_argument("--blind", action="store_true", help="give no --sample_inputs to the commands")
-    parser.add_argument("--jobs", type=int, default=1, help="files at a time")
     arguments = parser.parse_args()
-    checker = Checker(arguments.folder.resolve(), arguments.precisions, arguments.limit, blind=arguments.blind)
+    checker = Checker(arguments.folder.resolve())
     files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
     rows = []
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for row in pool.map(checker.check, files):
-            rows.append(row)
-            print(row.name, row.cells, file=sys.stderr, flush=True)
+    for file in files:
+        rows.append(checker.check(file))
+        print(rows[-1].name, rows[-1].cells, file=sys.stderr, flush=True)
     packages = {row.name.partition(",")[0] for row in rows}
     print(f"{len(rows)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}.\n")
     print("\n\n".join(table(rows)))

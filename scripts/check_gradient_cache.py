@@ -16,15 +16,17 @@ the whole batch in eager PyTorch are 1.8e-5 from those in float64, and mini-batc
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
+from harness.isolation import Isolation
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim
 
@@ -68,8 +70,8 @@ def peak_bytes(kind: str = "VmHWM") -> int:
     return 1024 * int(next(line for line in lines if line.startswith(kind)).split()[1])
 
 
-def run(kind: str, pairs: int, options: SimpleNamespace, answers: Any) -> None:
-    """Take a step, and answer with the memory gained, the loss, and the gradients."""
+def run(kind: str, pairs: int, options: SimpleNamespace, gradients: Path) -> tuple[int, float]:
+    """Take a step, write the gradients, and return the memory gained and the loss."""
     warnings.simplefilter("ignore")
     before = peak_bytes("VmRSS")
     model = Encoder(options.dropout).train()
@@ -90,20 +92,8 @@ def run(kind: str, pairs: int, options: SimpleNamespace, answers: Any) -> None:
     loss = compute()
     loss.backward()
     peak = peak_bytes() - before
-    answers.send((peak, loss.item(), {name: value.grad.numpy() for name, value in model.named_parameters()}))
-
-
-def in_process(kind: str, pairs: int, options: SimpleNamespace) -> Any:
-    """Return the answer of a new process."""
-    context = multiprocessing.get_context("spawn")
-    answers, sender = context.Pipe(duplex=False)
-    process = context.Process(target=run, args=(kind, pairs, options, sender))
-    process.start()
-    sender.close()
-    try:
-        return answers.recv()
-    finally:
-        process.join()
+    np.savez(gradients, **{name: value.grad.numpy() for name, value in model.named_parameters()})
+    return peak, loss.item()
 
 
 def main() -> None:
@@ -117,10 +107,15 @@ def main() -> None:
     print("| step | pairs | peak memory | loss |\n|---|---:|---:|---:|")
     rows = (("whole batch", options.mini_batch_size), ("mini-batches", options.pairs), ("PyTorch", options.pairs))
     found = {}
-    for kind, pairs in rows:
-        found[kind] = in_process(kind, pairs, options)
-        peak, loss, _ = found[kind]
-        print(f"| {kind} | {pairs} | {peak / 1e6:.0f} MB | {loss:.7g} |", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        for kind, pairs in rows:
+            file = Path(name, f"{kind}.npz")
+            ended = Isolation().run(run, Path(name, kind), 3600, kind, pairs, options, file)
+            if ended.value is None:
+                sys.exit(ended.stderr)
+            peak, loss = ended.value
+            found[kind] = (peak, loss, dict(np.load(file)))
+            print(f"| {kind} | {pairs} | {peak / 1e6:.0f} MB | {loss:.7g} |", flush=True)
     ratio = found["mini-batches"][0] / found["whole batch"][0]
     (_, loss, gradients), (_, theirs, others) = found["mini-batches"], found["PyTorch"]
     loss_difference = abs(loss - theirs) / abs(theirs)

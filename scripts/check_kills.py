@@ -29,7 +29,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 YEAR_S = 365 * 24 * 3600
 FAULTS = {"killed": 0, "disk full": errno.ENOSPC, "read-only": errno.EROFS}
-_MOST_CALLS = 200
+_MOST_CALLS, _RACES = 200, 3
 _SLOW_TO_IMPORT = (
     "onnxtool.export.run",
     "onnxtool.optimize.run",
@@ -127,8 +127,8 @@ def state_of(case: Case, place: Path, old: Files, new: Files) -> str:
     return "journal" if names else "mixed"
 
 
-def check(case: Case, scratch: Path, faults: Sequence[str]) -> int:
-    """Print the rows of a case, one for each of `faults`, and return how many of its runs went wrong."""
+def check(case: Case, scratch: Path) -> int:
+    """Print the rows of a case, one for each fault, and return how many of its runs went wrong."""
     start = time.monotonic()
     origin = scratch / "old"
     shutil.rmtree(origin, ignore_errors=True)
@@ -148,8 +148,7 @@ def check(case: Case, scratch: Path, faults: Sequence[str]) -> int:
         raise SystemExit(f"{case.name}: the second run failed: {' '.join(case.new)}")
     new = visible(place)
     wrong = 0
-    for title in faults:
-        fault = FAULTS[title]
+    for title, fault in FAULTS.items():
         states, after, left, runs = Counter[str](), Counter[str](), 0, 0
         for number in range(_MOST_CALLS):
             prepare()
@@ -176,7 +175,7 @@ def check(case: Case, scratch: Path, faults: Sequence[str]) -> int:
     return wrong
 
 
-def race(case: Case, scratch: Path, times: int) -> int:
+def race(case: Case, scratch: Path) -> int:
     """Run both commands at once, and return how often files of both were there in the end, or something hidden."""
     wrong = 0
     sets = []
@@ -186,7 +185,7 @@ def race(case: Case, scratch: Path, times: int) -> int:
         place.mkdir()
         run(place, arguments)
         sets.append(visible(place))
-    for _ in range(times):
+    for _ in range(_RACES):
         place = scratch / "race"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
@@ -224,55 +223,48 @@ def make_cases(folder: Path, wanted: Sequence[str]) -> list[Case]:
 
     from onnxtool.export.targets import TARGET_NAMES
 
+    cases, models = [], {}
     checkpoints = {}
-    for name in ("distil", "splade"):
-        old = build_model(name, folder / "checkpoints")
-        checkpoints[name] = (old, changed_copy(old, folder / "changed" / name))
-    cases = []
-    models = {}
+    for kind in ("distil", "splade"):
+        old = build_model(kind, folder / "checkpoints")
+        checkpoints[kind] = (old, changed_copy(old, folder / "changed" / kind))
+    for age, place in zip(("old", "new"), checkpoints["distil"], strict=True):
+        models[age] = folder / "models" / age / "distil.onnx"
+        run(folder, f"export --model_name {place} --output {models[age]} --no_verify --force".split())
 
-    def export(name: str, place: Path, output: str, *more: str) -> tuple[str, ...]:
-        return ("export", "--model_name", str(place), "--output", output, "--no_verify", *more)
+    def both(name: str, output: str, command: str, **words: Sequence[object]) -> None:
+        """Add a command for two inputs: each of `words` is what stands in it, for the older and for the newer."""
+        old, new = (command.format(**{key: one[age] for key, one in words.items()}).split() for age in (0, 1))
+        cases.append(Case(name, tuple(old), tuple(new), output, is_corpus=name == "corpus"))
 
-    for kind, pair in checkpoints.items():
-        for age, place in zip(("old", "new"), pair, strict=True):
-            models[kind, age] = folder / "models" / age / f"{kind}.onnx"
-            run(folder, [*export(kind, place, str(models[kind, age])), "--force"])
     for target in ("", *TARGET_NAMES):
-        more = ("--target", target) if target else ()
         output = "folder" if target else "model.onnx"
         title = f"export --target {target}" if target else "export"
         if target == "plain" or (wanted and title not in wanted):
             continue
-        for kind, (old, new) in checkpoints.items():
+        for pair in checkpoints.values():
+            command = f"{title} --model_name {{place}} --output {output} --no_verify"
             trial = folder / "trial"
             shutil.rmtree(trial, ignore_errors=True)
             trial.mkdir()
-            if run(trial, export(kind, old, output, *more)) == 0:
-                cases.append(Case(title, export(kind, old, output, *more), export(kind, new, output, *more), output))
+            if run(trial, command.format(place=pair[0]).split()) == 0:
+                both(title, output, command, place=pair)
                 break
         else:
             print(f"no checkpoint here fits --target {target}", file=sys.stderr)
-    pairs = (str(models["distil", "old"]), str(models["distil", "new"]))
-
-    def both(name: str, output: str, *arguments: str, before: str = "--model_path") -> None:
-        old, new = ((arguments[0], before, path, *arguments[1:]) for path in pairs)
-        cases.append(Case(name, old, new, output))
-
-    both("optimize", "model.onnx", "optimize", "--output", "model.onnx")
-    int8 = ("--precision", "int8", "--max_error", "0.5")
-    both("optimize int8", "model.onnx", "optimize", *int8, "--output", "model.onnx")
-    both("artifacts", "set/training_model.onnx", "artifacts", "--output", "set")
-    timing = ("--benchmark", "--runs", "1", "--warmup", "0", "--batch_size", "1", "--sequence_length", "8")
-    both("benchmark report", "report.json", "infer", *timing, "--format", "json", "--output", "report.json")
-    for age in ("old", "new"):
-        lines = (json.dumps({"id": str(number), "contents": f"{age} text {number}"}) for number in range(12))
-        (folder / f"{age}.jsonl").write_text("\n".join(lines) + "\n")
-    shards = ("--output", "vectors/", "--shard_size", "4")
-    before, after = (
-        ("infer", "--model_path", pairs[0], "--input", str(folder / f"{age}.jsonl"), *shards) for age in ("old", "new")
-    )
-    cases.append(Case("corpus", before, after, "vectors", is_corpus=True))
+    files = [models[age] for age in ("old", "new")]
+    optimize = "optimize --model_path {file} --output model.onnx"
+    both("optimize", "model.onnx", optimize, file=files)
+    both("optimize int8", "model.onnx", f"{optimize} --precision int8 --max_error 0.5", file=files)
+    both("artifacts", "set/training_model.onnx", "artifacts --model_path {file} --output set", file=files)
+    timing = "infer --benchmark --model_path {file} --runs 1 --warmup 0 --batch_size 1 --sequence_length 8"
+    both("benchmark report", "report.json", f"{timing} --format json --output report.json", file=files)
+    texts = [folder / f"{age}.jsonl" for age in ("old", "new")]
+    for path in texts:
+        lines = (json.dumps({"id": str(number), "contents": f"{path.stem} text {number}"}) for number in range(12))
+        path.write_text("\n".join(lines) + "\n")
+    shards = f"infer --model_path {models['old']} --input {{text}} --output vectors/ --shard_size 4"
+    both("corpus", "vectors", shards, text=texts)
     return [case for case in cases if not wanted or case.name in wanted]
 
 
@@ -280,8 +272,6 @@ def main() -> int:
     """Print the table; see the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of cases, with commas between them")
-    parser.add_argument("--races", type=int, default=3, help="times that two runs are started at once, for each case")
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), help="what happens at each call")
     arguments = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:
         with tempfile.TemporaryDirectory() as name:
@@ -290,25 +280,15 @@ def main() -> int:
             return subprocess.run([sys.executable, *sys.argv], env=variables, check=False).returncode
     for module in _SLOW_TO_IMPORT:  # here once, and in no child
         importlib.import_module(module)
-    head = (
-        "command",
-        "at each call",
-        "runs",
-        "old set",
-        "new set",
-        "new, to finish",
-        "mixed",
-        "then old / new",
-        "left",
-    )
-    print(f"| {' | '.join(head)} |\n|---|---|{'---:|' * 7}", flush=True)
+    columns = "old set | new set | new, to finish | mixed | then old / new | left"
+    print(f"| command | at each call | runs | {columns} |\n|---|---|{'---:|' * 7}", flush=True)
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for case in make_cases(folder, [name for name in arguments.only.split(",") if name]):
-            wrong += check(case, folder, arguments.faults)
-            mixed = race(case, folder, arguments.races)
-            print(f"{case.name}, two runs at once: {mixed} of {arguments.races} wrong", file=sys.stderr)
+            wrong += check(case, folder)
+            mixed = race(case, folder)
+            print(f"{case.name}, two runs at once: {mixed} of {_RACES} wrong", file=sys.stderr)
             wrong += mixed
     return int(wrong > 0)
 

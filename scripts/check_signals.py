@@ -12,7 +12,6 @@ something ended otherwise. For Linux.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
@@ -31,16 +30,8 @@ from pathlib import Path
 from check_kills import hidden, judge, visible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-TINY = {
-    "vocab_size": 30522,
-    "hidden_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "intermediate_size": 16,
-}
 _ENDED = re.compile(r"error: interrupted( by SIG(TERM|HUP))?\n")
 _AT_ONCE_S = 0.1  # the kernel keeps no order of signals that wait
-_WORDS = ["red", "green", "blue", "one", "two", "three", "query", "text"]
 
 
 @dataclass(frozen=True)
@@ -126,70 +117,32 @@ def fault(ending: Ending, plan: Plan, place: Path, old: dict[str, str], new: dic
 
 def make_cases(folder: Path) -> dict[str, tuple[str, ...]]:
     """Make what commands work on in `folder`, and return their arguments."""
-    from make_models import TOKENIZER_FILES, trained_model
-    from transformers import BertConfig, BertForMaskedLM, BertModel
+    from consumer_models import build_model
+    from make_collection import make_collection
 
-    for name, kind in (("splade", BertForMaskedLM), ("encoder", BertModel)):
-        kind(BertConfig(**TINY)).save_pretrained(folder / name)
-        for file in TOKENIZER_FILES:
-            shutil.copyfile(trained_model() / file, folder / name / file)
-        (folder / name / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
-    shutil.copyfile(trained_model() / "modules.json", folder / "encoder" / "modules.json")
-    pooling = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True}
-    (folder / "encoder" / "1_Pooling").mkdir()
-    (folder / "encoder" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    data = folder / "data"
-    (data / "qrels").mkdir(parents=True)
-    drawn = random.Random(0)  # noqa: S311
-    for file, count in (("corpus", 60), ("queries", 8)):
-        lines = (f'{{"_id": "{file[0]}{n}", "text": "{" ".join(drawn.choices(_WORDS, k=9))}"}}\n' for n in range(count))
-        (data / f"{file}.jsonl").write_text("".join(lines))
-    (data / "qrels" / "test.tsv").write_text(
-        "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\tc{n}\t1\n" for n in range(8))
-    )
-    (folder / "release.toml").write_text(
-        f'checkpoint = "{folder / "encoder"}"\noutput = "out"\nprecisions = ["fp32"]\n'
-    )
-    model, encoder = str(folder / "m.onnx"), str(folder / "e.onnx")
-    export = ("export", "--model_name", str(folder / "splade"), "--head", "none", "--output")
-    run(folder, (*export, model))
-    run(folder, ("export", "--model_name", str(folder / "encoder"), "--output", encoder))
-    corpus = ("--model_path", encoder, "--input", str(data / "corpus.jsonl"), "--output", "v/", "--force")
-    return {
-        "export": (*export, "m.onnx", "--force"),
-        "optimize": ("optimize", "--model_path", model, "--output", "m.onnx", "--force"),
-        "artifacts": ("artifacts", "--model_path", model, "--output", "set", "--force"),
-        "infer": ("infer", "--model_path", encoder, "--shard_size", "8", *corpus[2:]),
-        "encode": ("encode", "run", "--processes", "2", "--shard_size", "8", "--workers", "1", *corpus),
-        "evaluate": (
-            "evaluate",
-            "--model_path",
-            encoder,
-            "--data",
-            str(data),
-            "--output",
-            "r.json",
-            "--format",
-            "json",
-            "--force",
-        ),
-        "stats": ("stats", model),
-        "verify": ("verify", model, str(folder / "splade")),
-        "benchmark": (
-            "infer",
-            "--benchmark",
-            "--model_path",
-            model,
-            "--duration",
-            "1",
-            "--output",
-            "r.json",
-            "--format",
-            "json",
-            "--force",
-        ),
-        "release": ("release", "--config", str(folder / "release.toml"), "--output", "out", "--force"),
+    splade, encoder = (build_model(name, folder / "checkpoints") for name in ("splade", "distil"))
+    (encoder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    data, release, m, e = (folder / name for name in ("data", "release.toml", "m.onnx", "e.onnx"))
+    make_collection(data, num_documents=60, num_queries=8)
+    release.write_text(f'checkpoint = "{encoder}"\noutput = "out"\nprecisions = ["fp32"]\n')
+    export = f"export --model_name {splade} --head none --output"
+    for command in (f"{export} {m}", f"export --model_name {encoder} --output {e}"):
+        run(folder, command.split())
+    corpus = f"--model_path {e} --input {data}/corpus.jsonl --output v/ --shard_size 8 --force"
+    report = "--output r.json --format json --force"
+    commands = {
+        "export": f"{export} m.onnx --force",
+        "optimize": f"optimize --model_path {m} --output m.onnx --force",
+        "artifacts": f"artifacts --model_path {m} --output set --force",
+        "infer": f"infer {corpus}",
+        "encode": f"encode run --processes 2 --workers 1 {corpus}",
+        "evaluate": f"evaluate --model_path {e} --data {data} {report}",
+        "stats": f"stats {m}",
+        "verify": f"verify {m} {splade}",
+        "benchmark": f"infer --benchmark --model_path {m} --duration 1 {report}",
+        "release": f"release --config {release} --output out --force",
     }
+    return {name: tuple(command.split()) for name, command in commands.items()}
 
 
 def check(name: str, arguments: Sequence[str], scratch: Path, count: int, drawn: random.Random) -> int:

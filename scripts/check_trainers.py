@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +56,16 @@ def tokenizer() -> transformers.PreTrainedTokenizerFast:
     vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
     words = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[1]))
     words.pre_tokenizer = Whitespace()
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=64, eos_token=SPECIAL[3], **dict(zip(names, SPECIAL, strict=True))
+        tokenizer_object=words, model_max_length=64, eos_token=SPECIAL[3], **special
     )
 
 
-def texts(seed: int, shortest: int = 20, longest: int = 40) -> list[str]:
-    """Return 256 texts of so many words."""
+def texts(seed: int) -> list[str]:
+    """Return 256 texts of 20 to 40 words."""
     draw = random.Random(seed)  # noqa: S311 - no secret
-    return [" ".join(draw.choices(WORDS, k=draw.randint(shortest, longest))) for _ in range(256)]
+    return [" ".join(draw.choices(WORDS, k=draw.randint(20, 40))) for _ in range(256)]
 
 
 def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
@@ -85,10 +86,10 @@ def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
     return str(folder)
 
 
-def arguments(steps: int, folder: Path) -> dict[str, Any]:
+def arguments(steps: int, folder: str) -> dict[str, Any]:
     """Return what is the same for the arguments of every trainer."""
     return {
-        "output_dir": str(folder),
+        "output_dir": folder,
         "max_steps": steps,
         "per_device_train_batch_size": 8,
         "logging_steps": 1,
@@ -116,37 +117,30 @@ class StepTimes(transformers.TrainerCallback):  # type: ignore[misc]  # transfor
         self.seconds.append(time.perf_counter() - self._start)
 
 
-Make = Callable[[type[Any] | None, Sizes, int, Path], Any]
+# A trainer's class, and what it is made with.
+Made = tuple[type[Any], dict[str, Any]]
+Make = Callable[[Sizes, dict[str, Any], Path], Made]
 
 
-def dense(matryoshka: bool) -> Make:
-    """Return what makes a trainer of vectors from in-batch negatives."""
+def dense(sizes: Sizes, shared: dict[str, Any], folder: Path, *, matryoshka: bool = False) -> Made:
+    """Make vectors from in-batch negatives."""
+    from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+    from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
-    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
-        from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
-        from sentence_transformers.sentence_transformer import losses
-        from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-
-        encoder = Transformer(bert(transformers.BertModel, sizes, folder))
-        model = SentenceTransformer(modules=[encoder, Pooling(sizes.hidden)], device="cpu")
-        loss = losses.MultipleNegativesRankingLoss(model)
-        if matryoshka:
-            loss = losses.MatryoshkaLoss(model, loss, [sizes.hidden, sizes.hidden // 2, sizes.hidden // 4])
-        return trainer_of(
-            mixin,
-            SentenceTransformerTrainer,
-            model=model,
-            args=Arguments(**arguments(steps, folder)),
-            train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
-            loss=loss,
-        )
-
-    return make
+    encoder = Transformer(bert(transformers.BertModel, sizes, folder))
+    model = SentenceTransformer(modules=[encoder, Pooling(sizes.hidden)], device="cpu")
+    loss = losses.MultipleNegativesRankingLoss(model)
+    if matryoshka:
+        loss = losses.MatryoshkaLoss(model, loss, [sizes.hidden, sizes.hidden // 2, sizes.hidden // 4])
+    pairs = Dataset.from_dict({"anchor": texts(1), "positive": texts(2)})
+    made = {"model": model, "args": Arguments(**shared), "train_dataset": pairs, "loss": loss}
+    return SentenceTransformerTrainer, made
 
 
-def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make a trainer of SPLADE, whose regularizers grow from 0."""
+def sparse(sizes: Sizes, shared: dict[str, Any], folder: Path) -> Made:
+    """Make a SPLADE, whose regularizers grow from 0."""
     from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
     from sentence_transformers.sentence_transformer.modules import Transformer
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
@@ -154,20 +148,11 @@ def sparse(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> A
 
     encoder = Transformer(bert(transformers.BertForMaskedLM, sizes, folder), transformer_task="fill-mask")
     model = SparseEncoder(modules=[encoder, SpladePooling("max")], device="cpu")
-    loss = SpladeLoss(
-        model,
-        SparseMultipleNegativesRankingLoss(model),
-        document_regularizer_weight=3e-3,
-        query_regularizer_weight=5e-3,
-    )
-    return trainer_of(
-        mixin,
-        SparseEncoderTrainer,
-        model=model,
-        args=SparseEncoderTrainingArguments(**arguments(steps, folder)),
-        train_dataset=Dataset.from_dict({"anchor": texts(1), "positive": texts(2)}),
-        loss=loss,
-    )
+    ranking = SparseMultipleNegativesRankingLoss(model)
+    loss = SpladeLoss(model, ranking, document_regularizer_weight=3e-3, query_regularizer_weight=5e-3)
+    pairs = Dataset.from_dict({"anchor": texts(1), "positive": texts(2)})
+    args = SparseEncoderTrainingArguments(**shared)
+    return SparseEncoderTrainer, {"model": model, "args": args, "train_dataset": pairs, "loss": loss}
 
 
 def llama(sizes: Sizes) -> transformers.LlamaForCausalLM:
@@ -185,25 +170,18 @@ def llama(sizes: Sizes) -> transformers.LlamaForCausalLM:
     )
 
 
-def supervised(adapters: bool = False, **of_config: Any) -> Make:
-    """Return what makes a trainer of a Llama on texts, with these settings of TRL."""
+def supervised(sizes: Sizes, shared: dict[str, Any], _folder: Path, *, lora: bool = False, **of_config: Any) -> Made:
+    """Make a Llama that reads texts, with settings of TRL."""
+    from trl import SFTConfig, SFTTrainer
 
-    def make(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-        from trl import SFTConfig, SFTTrainer
-
-        model = llama(sizes)
-        config = SFTConfig(**arguments(steps, folder), **of_config, bf16=False, activation_checkpointing=False)
-        return trainer_of(
-            mixin,
-            SFTTrainer,
-            model=model,
-            args=config,
-            train_dataset=Dataset.from_dict({"text": texts(3)}),
-            processing_class=tokenizer(),
-            **({"peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes)} if adapters else {}),
-        )
-
-    return make
+    model = llama(sizes)
+    return SFTTrainer, {
+        "model": model,
+        "args": SFTConfig(**shared, **of_config, bf16=False, activation_checkpointing=False),
+        "train_dataset": Dataset.from_dict({"text": texts(3)}),
+        "processing_class": tokenizer(),
+        **({"peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes)} if lora else {}),
+    }
 
 
 def low_rank(task: str, targets: list[str], sizes: Sizes) -> Any:
@@ -213,53 +191,38 @@ def low_rank(task: str, targets: list[str], sizes: Sizes) -> Any:
     return LoraConfig(task_type=task, r=8, lora_alpha=64, target_modules=targets, lora_dropout=sizes.dropout)
 
 
-def adapters(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make transformers' Trainer of adapters of a BERT that classifies texts."""
+def adapters(sizes: Sizes, shared: dict[str, Any], folder: Path) -> Made:
+    """Make adapters of a BERT that classifies texts."""
     from peft import get_peft_model
 
-    words = tokenizer()
-    model = transformers.BertForSequenceClassification.from_pretrained(
-        bert(transformers.BertForSequenceClassification, sizes, folder)
-    )
-    tokens = words(texts(4), padding=True)["input_ids"]
+    kind = transformers.BertForSequenceClassification
+    model = kind.from_pretrained(bert(kind, sizes, folder))
+    tokens = tokenizer()(texts(4), padding=True)["input_ids"]
     rows = [{"input_ids": row, "attention_mask": [int(i != 0) for i in row], "labels": row[0] % 2} for row in tokens]
     torch.manual_seed(1)
-    return trainer_of(
-        mixin,
-        transformers.Trainer,
-        model=get_peft_model(model, low_rank("SEQ_CLS", ["query", "value"], sizes)),
-        args=transformers.TrainingArguments(**arguments(steps, folder)),
-        train_dataset=Dataset.from_list(rows),
-    )
+    model = get_peft_model(model, low_rank("SEQ_CLS", ["query", "value"], sizes))
+    args = transformers.TrainingArguments(**shared)
+    return transformers.Trainer, {"model": model, "args": args, "train_dataset": Dataset.from_list(rows)}
 
 
-def packed(mixin: type[Any] | None, sizes: Sizes, steps: int, folder: Path) -> Any:
-    """Make transformers' Trainer of a Llama, with the documents of a batch packed into one sequence."""
-    return trainer_of(
-        mixin,
-        transformers.Trainer,
-        model=llama(sizes),
-        args=transformers.TrainingArguments(**arguments(steps, folder)),
-        train_dataset=Dataset.from_dict({"input_ids": tokenizer()(texts(5))["input_ids"]}),
-        data_collator=transformers.DataCollatorWithFlattening(),
-    )
-
-
-def trainer_of(mixin: type[Any] | None, library: type[Any], **named: Any) -> Any:
-    """Make the library's trainer, or the one with the mixin before it."""
-    if mixin is None:
-        return library(**named)
-    return type("Ort", (mixin, library), {})(**named, dynamic=True)
+def packed(sizes: Sizes, shared: dict[str, Any], _folder: Path) -> Made:
+    """Make a Llama that reads the documents of a batch packed into one sequence."""
+    return transformers.Trainer, {
+        "model": llama(sizes),
+        "args": transformers.TrainingArguments(**shared),
+        "train_dataset": Dataset.from_dict({"input_ids": tokenizer()(texts(5))["input_ids"]}),
+        "data_collator": transformers.DataCollatorWithFlattening(),
+    }
 
 
 CASES: dict[str, Make] = {
-    "MultipleNegativesRankingLoss": dense(matryoshka=False),
-    "MatryoshkaLoss": dense(matryoshka=True),
+    "MultipleNegativesRankingLoss": dense,
+    "MatryoshkaLoss": partial(dense, matryoshka=True),
     "SpladeLoss": sparse,
-    "SFTTrainer": supervised(),
-    "SFTTrainer, LoRA": supervised(adapters=True),
-    "SFTTrainer, padding_free": supervised(padding_free=True, max_length=None),
-    "SFTTrainer, packing": supervised(packing=True, max_length=64),
+    "SFTTrainer": supervised,
+    "SFTTrainer, LoRA": partial(supervised, lora=True),
+    "SFTTrainer, padding_free": partial(supervised, padding_free=True, max_length=None),
+    "SFTTrainer, packing": partial(supervised, packing=True, max_length=64),
     "Trainer, LoRA": adapters,
     "Trainer, packed": packed,
 }
@@ -269,7 +232,8 @@ def run(make: Make, mixin: type[Any] | None, sizes: Sizes, steps: int) -> tuple[
     """Return the trainer after its steps, and the seconds of each."""
     torch._dynamo.reset()  # noqa: SLF001 - public by its documentation
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make(mixin, sizes, steps, Path(folder))
+        library, made = make(sizes, arguments(steps, folder), Path(folder))
+        trainer = library(**made) if mixin is None else type("Ort", (mixin, library), {})(**made, dynamic=True)
         trainer.remove_callback(transformers.PrinterCallback)
         times = StepTimes()
         trainer.add_callback(times)

@@ -20,7 +20,9 @@ def reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
     import torch
     from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
 
-    architecture = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    has_routes, architecture = (checkpoint / "router_config.json").is_file(), ""
+    if not has_routes:
+        architecture = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["architectures"][0]
     name, queries = str(checkpoint), [text[:QUERY] for text in texts]
     if architecture.endswith(("ForSequenceClassification", "ForCausalLM")):
         activation = torch.nn.Identity() if architecture.endswith("ForSequenceClassification") else None
@@ -31,10 +33,10 @@ def reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
         late = MultiVectorEncoder(name, device="cpu")
         both = zip(late.encode_document([*texts]), late.encode_query(queries), strict=True)
         return [[*document.ravel().tolist(), *query.ravel().tolist()] for document, query in both]
-    if architecture.endswith("ForMaskedLM"):
+    if has_routes or architecture.endswith("ForMaskedLM"):
         sparse = SparseEncoder(name, device="cpu")
         weights = sparse.encode_document([*texts], batch_size=1).to_dense()
-        if (checkpoint / "router_config.json").is_file():
+        if has_routes:
             weights = torch.cat([weights, sparse.encode_query(queries).to_dense()], dim=1)
             size = weights.shape[1] // 2
             weights[:, [start + term for start in (0, size) for term in sparse.tokenizer.all_special_ids]] = 0

@@ -14,48 +14,36 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from types import CodeType, FrameType
 
-PACKAGE = "onnxtool"
-
 
 def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
-    """Run a command in this process and return the functions that were called, by module.
+    """Run a command in this process and return the qualified names of the functions that were called, by module.
 
     Args:
         arguments: the command line after `onnxtool`.
-
-    Returns:
-        The qualified names of the functions of each module of which at least one was called.
     """
     import onnxtool
+    from onnxtool.cli import run
 
     root = Path(onnxtool.__file__).parent
     found: dict[str, set[str]] = defaultdict(set)
     seen: set[CodeType] = set()
 
-    def record(frame: FrameType, event: str, argument: object) -> None:
+    def record(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
-        if event != "call" or code in seen:
+        # Class bodies and modules are declarations, and no step of the walk. 0x1: CO_OPTIMIZED, which functions have.
+        if event != "call" or code in seen or not code.co_flags & 0x1 or not code.co_filename.startswith(f"{root}/"):
             return
+        caller = frame.f_back
+        while caller is not None and caller.f_code.co_filename.startswith(f"{root}/"):
+            if caller.f_code.co_name == "<module>":  # a decorator or a table that an import calls is part of it
+                return
+            caller = caller.f_back
         seen.add(code)
-        # Class bodies and modules run when they are imported: they are declarations, and no step of the walk.
-        if code.co_name == "<module>" or not code.co_flags & 0x1:  # 0x1: CO_OPTIMIZED, which only functions have
-            return
-        if code.co_filename.startswith(f"{root}/"):
-            module = Path(code.co_filename).relative_to(root.parent).with_suffix("")
-            caller = frame.f_back
-            # A decorator or a table that an import calls is part of that import.
-            while caller is not None and caller.f_code.co_filename.startswith(f"{root}/"):
-                if caller.f_code.co_name == "<module>":
-                    seen.discard(code)
-                    return
-                caller = caller.f_back
-            found[".".join(module.parts)].add(code.co_qualname)
-
-    from onnxtool.cli import run
+        found[".".join(Path(code.co_filename).relative_to(root.parent).with_suffix("").parts)].add(code.co_qualname)
 
     threading.setprofile(record)
     sys.setprofile(record)
-    sys.argv = [PACKAGE, *arguments]
+    sys.argv = [root.name, *arguments]
     try:
         run()
     except SystemExit as stop:

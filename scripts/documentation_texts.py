@@ -8,7 +8,7 @@ import json
 import re
 import sysconfig
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,12 +60,12 @@ def write_corpus(path: Path, texts: list[str]) -> Path:
     return path
 
 
-def documented_objects(folders: Sequence[Path] = ()) -> Iterator[Documented]:
-    """Yield what the library documents, and what lies in further `folders`: the first paragraph, and the others.
+def documented_objects() -> Iterator[Documented]:
+    """Yield what the library documents: the first paragraph, and the others.
 
     A single paragraph is a text without a summary.
     """
-    for name, text in _docstrings(folders):
+    for name, text in _docstrings():
         summary, _, rest = (" ".join(part.split()) for part in re.sub(r"\n\s*\n", "\0", text, count=1).partition("\0"))
         yield Documented(f"py:{name}", summary, rest) if rest else Documented(f"py:{name}", "", summary)
 
@@ -132,20 +132,18 @@ def _texts() -> Iterator[str]:
                 yield from re.split(r"(?<=[.!?]) (?=[A-Z])", text)
 
 
-def _docstrings(folders: Sequence[Path] = ()) -> Iterator[tuple[str, str]]:
+def _docstrings() -> Iterator[tuple[str, str]]:
     """Yield name and documentation of modules, classes and functions, in the order of their files."""
     library = Path(sysconfig.get_path("stdlib"))
-    for root in (library, *folders):
-        left_out = _LEFT_OUT if root == library else _LEFT_OUT - {"site-packages", "dist-packages"}
-        for path in sorted(root.rglob("*.py")):
-            inside = path.relative_to(root)
-            if left_out & set(inside.parts):
-                continue
-            try:
-                tree = ast.parse(path.read_bytes())
-            except (SyntaxError, ValueError, OSError):  # a file for another version
-                continue
-            yield from _documented(tree, ".".join(inside.with_suffix("").parts))
+    for path in sorted(library.rglob("*.py")):
+        inside = path.relative_to(library)
+        if _LEFT_OUT & set(inside.parts):
+            continue
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (SyntaxError, ValueError, OSError):  # a file for another version
+            continue
+        yield from _documented(tree, ".".join(inside.with_suffix("").parts))
 
 
 def _documented(tree: ast.Module, module: str) -> Iterator[tuple[str, str]]:

@@ -114,12 +114,12 @@ class Tried:
     kept: str = ""
 
 
-def make_seeds(folder: Path, *, by_hand_only: bool) -> list[Path]:
+def make_seeds(folder: Path) -> list[Path]:
     """Make all seeds in `folder`, unless they are there, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, model in by_hand().items():
         onnx.save(model, folder / f"{name}.onnx")
-    for task, model_type in () if by_hand_only else EXPORTED:
+    for task, model_type in EXPORTED:
         _export(task, model_type, folder)
     return sorted(folder.glob("*.onnx"))
 
@@ -391,22 +391,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kinds", nargs="+", choices=list(_COUNTS), default=list(_COUNTS), help="what is damaged")
     parser.add_argument("--count", type=int, help="cases of each kind; else 5,000 models, 1,000 documents, and so on")
-    parser.add_argument("--first", type=int, default=0, help="the number of the first case of each kind")
     parser.add_argument("--only", type=int, metavar="N", help="the case of this number alone")
-    parser.add_argument("--by_hand", action="store_true", help="damage graphs made by hand alone, without any export")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--work_dir", type=Path, default=_ROOT / "models" / "fuzz")
     given = parser.parse_args()
-    if given.by_hand and given.kinds != ["model"]:
-        parser.error("--by_hand damages models only: pass --kinds model, or leave --by_hand out")
     os.environ |= _VARIABLES
-    seeds = make_seeds(given.work_dir / "seeds", by_hand_only=given.by_hand)
+    seeds = make_seeds(given.work_dir / "seeds")
     shutil.rmtree(given.work_dir / "faults", ignore_errors=True)
     counts = {kind: _COUNTS[kind] if given.count is None else given.count for kind in given.kinds}
-    if given.only is not None:
-        given.first, counts = given.only, dict.fromkeys(given.kinds, 1)
-    cases = [(kind, number) for kind, count in counts.items() for number in range(given.first, given.first + count)]
+    cases = [
+        (kind, number) for kind, count in counts.items() for number in range(count) if given.only in (None, number)
+    ]
     tried: list[Tried] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt), _dropping_the_rest(pool):

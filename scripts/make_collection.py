@@ -17,7 +17,7 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +41,6 @@ def make_collection(
     num_documents: int = 0,
     num_queries: int = 500,
     num_pairs: int = 0,
-    folders: Sequence[Path] = (),
-    manual: Path = MANUAL,
 ) -> dict[str, Any]:
     """Write a collection into the folder `output`, in place of what is there, and return its record.
 
@@ -51,10 +49,8 @@ def make_collection(
         num_documents: at most so many, spread evenly; 0 for all.
         num_queries: of the split `test`.
         num_pairs: of the split `train`, with other queries; 0 for all that are left.
-        folders: with Python files, beside the standard library.
-        manual: the folder of manual pages; one that does not exist has none.
     """
-    found = list(distinct(documented(folders, manual)))
+    found = list(distinct(documented()))
     if num_documents:
         found = sorted(sorted(found, key=lambda one: _hash(one.name))[:num_documents])
     counts = Counter(_key(one.summary) for one in found)
@@ -84,10 +80,10 @@ def make_collection(
     return record
 
 
-def documented(folders: Sequence[Path], manual: Path) -> Iterator[Documented]:
+def documented() -> Iterator[Documented]:
     """Yield what can be a document; of manual pages of one program, some."""
-    yield from (_cut(one) for one in documented_objects(folders))
-    yield from (_cut(one) for one in manual_pages(manual, _MOST_OF_A_PROGRAM))
+    yield from (_cut(one) for one in documented_objects())
+    yield from (_cut(one) for one in manual_pages(MANUAL, _MOST_OF_A_PROGRAM))
 
 
 def distinct(items: Iterable[Documented]) -> Iterator[Documented]:
@@ -147,19 +143,11 @@ def main() -> int:
     parser.add_argument("--documents", type=int, default=0, help="at most so many; all by default")
     parser.add_argument("--queries", type=int, default=500, help="of the split test")
     parser.add_argument("--pairs", type=int, default=0, help="of the split train; all that are left by default")
-    parser.add_argument("--also", type=Path, action="append", default=[], metavar="DIR", help="with more Python files")
-    parser.add_argument("--manual", type=Path, default=MANUAL, metavar="DIR", help="with manual pages")
     asked = parser.parse_args()
-    record = make_collection(
-        asked.output,
-        num_documents=asked.documents,
-        num_queries=asked.queries,
-        num_pairs=asked.pairs,
-        folders=asked.also,
-        manual=asked.manual,
-    )
+    sizes = {"num_documents": asked.documents, "num_queries": asked.queries, "num_pairs": asked.pairs}
+    record = make_collection(asked.output, **sizes)
     if not record["manual_pages"]:
-        print(f"{asked.manual} has no manual pages: documentation strings alone", file=sys.stderr)
+        print(f"{MANUAL} has no manual pages: documentation strings alone", file=sys.stderr)
     print(json.dumps(record, indent=1))
     return 0
 

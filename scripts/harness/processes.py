@@ -34,13 +34,20 @@ class Command:
     words: Sequence[str]
     output: Path | None = None
 
-    @property
-    def output_mb(self) -> str:
-        """The size of what it wrote; empty where it writes nothing."""
-        if self.output is None:
-            return ""
-        files = self.output.glob("*.onnx*") if self.output.is_dir() else [self.output]
-        return f"{sum(file.stat().st_size for file in files) / 1e6:.1f}"
+
+def describe(output: Path | None) -> str:
+    """Return nodes, fused attentions and megabytes of a file or of a folder of graphs, as cells; empty for none."""
+    from onnxtool.summary import summarize_model
+
+    if output is None:
+        return " | | "
+    files = sorted(output.glob("*.onnx")) if output.is_dir() else [output]
+    found = [summarize_model(file) for file in files]
+    fused = sum(
+        one.ops.get(f"com.microsoft::{name}", 0) for one in found for name in ("Attention", "MultiHeadAttention")
+    )
+    nodes, size_bytes = sum(one.num_nodes for one in found), sum(one.size_bytes for one in found)
+    return f"{nodes} | {fused} | {size_bytes / 1e6:.1f}"
 
 
 # The peak of a process starts at that of the one that made it, so a small one stands in between.
@@ -93,10 +100,10 @@ def compare(commands: Sequence[Command], rounds: int) -> None:
             found.append(measure(command.words))
     medians = [median(found) for found in usages]
     print(f"\n{rounds} rounds in turns; {describe_machine()}\n")
-    print("| command | wall s | CPU s | peak MB | file MB | first / this: wall, CPU, peak |")
-    print("|---|---:|---:|---:|---:|---|")
+    print("| command | wall s | CPU s | peak MB | nodes | attention | file MB | first / this: wall, CPU, peak |")
+    print("|---|---:|---:|---:|---:|---:|---:|---|")
     for command, usage in zip(commands, medians, strict=True):
         figures = [(getattr(medians[0], one.name), getattr(usage, one.name)) for one in fields(Usage)]
         cells = " | ".join(f"{own:.3g}" for _, own in figures)
         ratios = ", ".join(f"{first / own:.2f}" for first, own in figures)
-        print(f"| {command.name} | {cells} | {command.output_mb} | {ratios} |", flush=True)
+        print(f"| {command.name} | {cells} | {describe(command.output)} | {ratios} |", flush=True)

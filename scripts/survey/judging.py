@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zoo.facts import Facts
+from zoo.tasks import Facts
 
 from survey.questions import UnknownInputError, ask, ask_pytorch, open_sessions, questions
 

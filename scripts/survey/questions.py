@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from zoo.facts import Facts
 from zoo.processors import image_size
 from zoo.running import Feeds, audio_feeds, generate, image_feeds, load_model, run_model, start_id, text_feeds
-from zoo.tasks import find_task
+from zoo.tasks import Facts, find_task
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -223,7 +222,7 @@ def _prompts(model: Any, encoder: Any) -> Iterator[Question]:
     width = _fixed_axes(encoder)["input_ids"].get(1, 0) if encoder is not None else 0
     for seed, (name, lengths) in enumerate(_PROMPTS):
         feeds = text_feeds(model, lengths, max(lengths), padding="left" if encoder is None else "right", seed=seed)
-        prompt = {key: feeds[key] for key in ("input_ids", "attention_mask") if key in feeds}
+        prompt: Feeds = {key: feeds[key] for key in ("input_ids", "attention_mask") if key in feeds}
         more = max(0, width - max(lengths))  # up to the length that the encoder is fixed to
         prompt = {key: np.pad(array, ((0, 0), (0, more))) for key, array in prompt.items()}
         tokens = np.random.default_rng(seed).choice(feeds["input_ids"].reshape(-1), (len(lengths), _NEW_TOKENS))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
-from zoo.facts import FACTS_FILE, Facts
 from zoo.processors import feature_extractor, save_image_processor
 from zoo.running import run_once
-from zoo.shrinking import EFFORTS, default_config, shrink
-from zoo.tasks import Task, find_class
+from zoo.shrinking import EFFORTS, shrink
+from zoo.tasks import FACTS_FILE, Facts, Task, find_class
 from zoo.vocabulary import save_tokenizer, text_part, vocabulary_size
-from zoo.weights import draw_weights
 
 _MOST_PARAMETERS = 60_000_000
+# Parameters whose range means something (decays, time steps) keep what the model gave them.
+_KEPT = ("A_log", "dt_bias", "time_", "norm.weight", "lambda", "inv_freq")
 
 
 class NotRunnableError(Exception):
@@ -58,7 +59,7 @@ def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
     import torch
 
     torch.manual_seed(seed)
-    config = shrink(default_config(model_class.config_class), effort)
+    config = shrink(model_class.config_class(), effort)
     for part in {id(part): part for part in (config, text_part(config))}.values():
         if task.is_generative and getattr(part, "is_decoder", None) is False and not config.is_encoder_decoder:
             part.is_decoder = True  # encoders that can be used as decoders see what follows otherwise
@@ -74,8 +75,34 @@ def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
     if size > _MOST_PARAMETERS:
         raise ValueError(f"{size / 1e6:.0f} million parameters are not small")
     model = model_class(config)
-    draw_weights(model, seed)
+    _draw_weights(model, seed)
     return model.eval()
+
+
+def _draw_weights(model: Any, seed: int) -> None:
+    """Overwrite the weights of a torch model in place, and the running statistics of its batch norms.
+
+    They are larger than its own, so that a wrong mask or axis shows in its outputs.
+    A matrix gets a standard deviation of 1 / sqrt(fan in), so that activations neither vanish nor explode with depth.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not parameter.is_floating_point() or any(part in name for part in _KEPT):
+                continue
+            if parameter.ndim >= 2:
+                scale = 0.3 if id(parameter) in embeddings else min(0.3, 1 / math.sqrt(parameter[0].numel()))
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            elif name.endswith("bias"):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.05)
+        for module in model.modules():
+            mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+            if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+                mean.copy_(torch.randn(mean.shape, generator=generator) * 0.1)
+                variance.copy_(0.5 + torch.rand(variance.shape, generator=generator))
 
 
 def _save_processors(config: Any, model_class: Any, task: Task, folder: Path) -> None:

@@ -10,32 +10,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-# Model type to image processor, as in transformers' auto mapping; those that it lacks have what their papers name.
-_IMAGE_PROCESSORS: dict[str, str] = {
-    **dict.fromkeys(("beit", "data2vec-vision"), "BeitImageProcessor"),
-    **dict.fromkeys(("bit", "dinov2", "dinov2_with_registers", "focalnet", "hiera"), "BitImageProcessor"),
-    **dict.fromkeys(("clip", "metaclip_2"), "CLIPImageProcessor"),
-    **dict.fromkeys(("convnext", "convnextv2", "cvt", "regnet", "resnet", "hgnet_v2"), "ConvNextImageProcessor"),
-    **dict.fromkeys(("dinat", "ijepa", "swiftformer", "swin", "swinv2", "vit", "vit_msn"), "ViTImageProcessor"),
-    **dict.fromkeys(("mobilevit", "mobilevitv2"), "MobileViTImageProcessor"),
-    **dict.fromkeys(("pvt", "pvt_v2"), "PvtImageProcessor"),
-    "deit": "DeiTImageProcessor",
-    "donut-swin": "DonutImageProcessor",
-    "efficientnet": "EfficientNetImageProcessor",
-    "imagegpt": "ImageGPTImageProcessor",
-    "levit": "LevitImageProcessor",
-    "mobilenet_v1": "MobileNetV1ImageProcessor",
-    "mobilenet_v2": "MobileNetV2ImageProcessor",
-    "perceiver": "PerceiverImageProcessor",
-    "poolformer": "PoolFormerImageProcessor",
-    "pp_lcnet": "PPLCNetImageProcessor",
-    "segformer": "SegformerImageProcessor",
-    "shieldgemma2": "Gemma3ImageProcessor",
-    "siglip": "SiglipImageProcessor",
-    "siglip2": "Siglip2ImageProcessor",
-    "textnet": "TextNetImageProcessor",
-    "timm_wrapper": "TimmWrapperImageProcessor",
-}
+# Those that transformers' auto mapping lacks have what their papers name.
+_OTHER_IMAGE_PROCESSORS = {"dinov2_with_registers": "BitImageProcessor", "hgnet_v2": "ConvNextImageProcessor"}
 # How these say their size; the others say height and width.
 _BY_SHORTEST_EDGE = frozenset(
     {
@@ -64,7 +40,10 @@ def save_image_processor(config: Any, folder: Path) -> None:
     Raises:
         KeyError: no image processor is known for its type.
     """
-    name = _IMAGE_PROCESSORS[config.model_type]
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    kind = config.model_type
+    name = _OTHER_IMAGE_PROCESSORS.get(kind) or IMAGE_PROCESSOR_MAPPING_NAMES[kind]["torchvision"]
     height, width = image_size(config)
     content: dict[str, Any] = {"image_processor_type": name, "do_resize": True, "do_rescale": True}
     if name == "Siglip2ImageProcessor":

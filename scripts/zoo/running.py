@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.facts import Facts
 from zoo.processors import image_size
-from zoo.tasks import find_task
+from zoo.tasks import Facts, find_task
 from zoo.vocabulary import special_ids, text_part, vocabulary_size
 
 if TYPE_CHECKING:

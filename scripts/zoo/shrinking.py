@@ -20,49 +20,36 @@ EFFORTS = ("all", "counts", "depth")
 
 # A number above the one here becomes it. Widths and what is derived from them:
 _WIDTHS: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "dim", "n_embd", "embed_dim", "emb_dim", "word_embed_proj_dim"), 64),
-    **dict.fromkeys(("output_embedding_size", "pooler_hidden_size", "pooler_output_size", "lru_width"), 64),
-    **dict.fromkeys(("attention_hidden_size", "d_latents", "prediction_head_size", "backbone_hidden_size"), 64),
-    **dict.fromkeys(("input_dim", "encoder_hidden_size", "conv_pos_hidden", "decoder_hidden_size"), 64),
-    **dict.fromkeys(("embedding_size", "input_embedding_size", "projection_dim", "true_hidden_size"), 32),
-    **dict.fromkeys(("intra_bottleneck_size", "entity_emb_size", "embedding_rank", "conv_dim_width"), 32),
-    **dict.fromkeys(("classifier_proj_size", "squeeze_size", "vector_size", "output_hidden_size"), 64),
-    **dict.fromkeys(("hidden_size_per_layer_input", "xpath_unit_hidden_size"), 16),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim", "decoder_ffn_dim"), 128),
-    **dict.fromkeys(("n_inner", "dff", "dim_ff", "d_inner", "feed_forward_size", "ffn_hidden_size"), 128),
-    **dict.fromkeys(("dense_intermediate_size", "intermediate_size_mlp", "speech_encoder_intermediate_size"), 128),
+    **dict.fromkeys(("hidden_size", "d_model", "dim", "n_embd", "embed_dim", "emb_dim"), 64),
+    **dict.fromkeys(("output_embedding_size", "d_latents", "prediction_head_size", "backbone_hidden_size"), 64),
+    **dict.fromkeys(("input_dim", "encoder_hidden_size", "decoder_hidden_size", "classifier_proj_size"), 64),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 64),
     **dict.fromkeys(("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size"), 64),
-    "router_hidden_size": 32,
+    **dict.fromkeys(("embedding_size", "input_embedding_size", "projection_dim", "intra_bottleneck_size"), 32),
+    **dict.fromkeys(("entity_emb_size", "embedding_rank", "router_hidden_size"), 32),
+    **dict.fromkeys(("hidden_size_per_layer_input", "xpath_unit_hidden_size"), 16),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim"), 128),
+    **dict.fromkeys(("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "ffn_hidden_size"), 128),
+    **dict.fromkeys(("dense_intermediate_size", "intermediate_size_mlp", "speech_encoder_intermediate_size"), 128),
 }
 # Sizes of one head, and what a linear attention or a state space has in place of it:
 _HEAD_SIZES: dict[str, int] = {
     **dict.fromkeys(("head_dim", "d_kv", "d_head", "kv_channels", "attention_head_size", "swa_head_dim"), 16),
     **dict.fromkeys(("dim_head", "v_head_dim", "qk_nope_head_dim", "index_head_dim", "query_pre_attn_scalar"), 16),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "global_head_dim", "linear_head_dim"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim"), 8),
-    "qk_head_dim": 24,
-    "attention_head_dim": 32,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_num_heads": 4,
-    "index_n_heads": 2,
-    **dict.fromkeys(("mamba_d_state", "mamba_d_head", "mamba_head_dim", "ssm_state_size", "mamba_headdim"), 16),
-    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "mamba_chunk_size", "chunk_size", "state_size"), 8),
-    **dict.fromkeys(("mamba_n_groups", "n_groups", "mamba_ngroups"), 1),
-    **dict.fromkeys(("mamba_dt_rank", "time_step_rank"), 4),
-    "n_mamba_heads": 2,
-    "adapter_rank": 8,
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_state"), 16),
+    **dict.fromkeys(("mamba_head_dim", "ssm_state_size"), 16),
+    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim", "mamba_n_heads", "mamba_num_heads", "mamba_chunk_size"), 8),
+    **dict.fromkeys(("chunk_size", "state_size", "adapter_rank"), 8),
+    **dict.fromkeys(("linear_num_key_heads", "index_n_heads", "n_mamba_heads", "attn_layer_period"), 2),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), 4),
+    **dict.fromkeys(("n_groups", "attn_layer_offset"), 1),
     "num_nextn_predict_layers": 0,
-    "attn_layer_period": 2,
-    "attn_layer_offset": 1,
 }
 # Windows become shorter than the texts that are tried, or they would never be seen to work:
 _WINDOWS: dict[str, int] = {
     **dict.fromkeys(("sliding_window", "local_attention", "sliding_window_size", "attention_window"), 8),
     **dict.fromkeys(("attention_window_size", "attention_chunk_size", "block_size", "keep_window_size"), 8),
     **dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length"), 16),
-    "segment_means_seq_len": 64,
 }
 _HEADS = (
     *("num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads", "encoder_attention_heads"),
@@ -70,27 +57,22 @@ _HEADS = (
     *("num_self_attention_heads", "num_cross_attention_heads", "swa_num_attention_heads"),
     *("encoder_num_attention_heads", "decoder_num_attention_heads", "speech_encoder_attention_heads"),
 )
-_KEY_VALUE_HEADS = (
-    *("num_key_value_heads", "num_kv_heads", "swa_num_key_value_heads", "num_global_key_value_heads"),
-    *("encoder_num_key_value_heads", "decoder_num_key_value_heads"),
-)
+_KEY_VALUE_HEADS = ("num_key_value_heads", "swa_num_key_value_heads")
 _EXPERTS: dict[str, int] = {
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k", "top_k_experts"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "first_k_dense_replace", "num_dense_layers"), 1),
-    "zero_expert_num": 2,
-    "q_lora_rank": 32,
-    "kv_lora_rank": 32,
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "zero_expert_num"), 2),
+    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 32),
     "o_lora_rank": 16,
 }
 _POSITIONS = (
-    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "model_max_length", "context_length"),
+    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"),
     "original_max_position_embeddings",
 )
 _MAX_POSITIONS = 256
 _VOCABULARIES: dict[str, int] = {
-    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input", "shape_vocab_size"), 1000),
-    **dict.fromkeys(("ngram_vocab_size_base", "unpadded_vocab_size"), 1000),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "shape_vocab_size", "ngram_vocab_size_base"), 1000),
+    "unpadded_vocab_size": 1000,
     "entity_vocab_size": 50,
     "num_hash_buckets": 256,
     "encoder_hash_byte_group_vocab": 500,
@@ -101,14 +83,8 @@ _DEPTHS = (
     *("num_self_attends_per_block", "num_layers_per_stack", "speech_encoder_layers", "t2u_encoder_layers"),
     *("t2u_decoder_layers", "num_adapter_layers"),
 )
-_LAYER_LISTS = ("hybrid_layer_ids", "full_attn_idxs", "moe_layers", "mlp_only_layers", "rope_scaling_layers")
 _MAX_KINDS = 5
 _IMAGE_SIZE = 64
-
-
-def default_config(config_class: Any) -> Any:
-    """Return the configuration that a type has when nothing is said."""
-    return config_class()
 
 
 def shrink(base: Any, effort: str = "all") -> Any:
@@ -126,9 +102,7 @@ def shrink(base: Any, effort: str = "all") -> Any:
     for cut in _CUTS[effort]:
         values.update(cut(fields))
     values.update(_sub_configs(fields, effort))
-    override = OVERRIDES.get(base.model_type)
-    if override is not None:
-        values.update(override(fields.get, values))
+    values.update(copy.deepcopy(OVERRIDES.get(base.model_type, {})))
     values.update(_special_ids(fields, values))
     values = {name: value for name, value in values.items() if name in fields.names or name in _ALWAYS_ACCEPTED}
     try:
@@ -237,10 +211,6 @@ def _cut_depth(fields: _Fields) -> dict[str, Any]:
             values[name] = min(number, len(kept) if name == main else 2)
     for name, entries in by_layer.items():
         values[name] = _entries_of(entries, kept)
-    for name in _LAYER_LISTS:
-        entries = fields.get(name)
-        if isinstance(entries, (list, tuple)) and name not in by_layer:
-            values[name] = [index for index in entries if index < len(kept)]
     return values
 
 

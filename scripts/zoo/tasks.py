@@ -6,8 +6,12 @@ transformers calls so (`MODEL_FOR_TEXT_ENCODING_MAPPING`): the encoders of text 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+FACTS_FILE = "zoo.json"
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,27 @@ class Task:
     def has_cache(self) -> bool:
         """Whether the exported graphs hand a cache of earlier tokens on."""
         return self.name.endswith("-with-past")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a checkpoint that was made.
+
+    Attributes:
+        architecture: its class in transformers.
+        effort: how much of the default configuration was cut, see EFFORTS.
+    """
+
+    task: str
+    model_type: str
+    architecture: str
+    effort: str
+    parameters: int
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read the facts of the checkpoint in `folder`."""
+        return cls(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
 
 
 TASKS: tuple[Task, ...] = (
