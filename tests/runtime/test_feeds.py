@@ -30,7 +30,7 @@ from onnxtool.runtime.feeds import (
 from onnxtool.runtime.input_cases import input_cases
 from tests.infer.tiny_models import save_graph
 from tests.optimize.passes.builders import apply, build, normal, operators
-from tests.optimize.quantization.test_int4_embeddings import TIED
+from tests.optimize.quantization.test_embeddings import TIED
 
 
 def _info(name: str, dtype: str = "int64", shape: Sequence[Dimension] = ("batch_size", "sequence")) -> TensorInfo:

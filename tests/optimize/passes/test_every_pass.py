@@ -31,13 +31,7 @@ from tests.optimize.passes.builders import (
     build,
     operators,
 )
-from tests.optimize.quantization import (
-    test_int4_embeddings,
-    test_int4_linear_layers,
-    test_int8_embeddings,
-    test_int8_linear_layers,
-    test_static,
-)
+from tests.optimize.quantization import test_embeddings, test_linear_layers, test_static
 from tests.workshop import Workshop
 
 ROWS: dict[str, Row] = {
@@ -46,8 +40,7 @@ ROWS: dict[str, Row] = {
         *(test_attention.ROW, test_convert_opset.ROW, *test_duplicates.ROWS, test_fold_constants.ROW, *test_gelu.ROWS),
         *(test_input_sizes.ROW, *test_maxima.ROWS, test_neutral_operators.ROW, *test_normalizations.ROWS),
         *(test_onnxruntime_fusions.ROW, *test_products.ROWS, test_repeated_heads.ROW, test_rotary_embedding.ROW),
-        *(test_int4_embeddings.ROW, test_int4_linear_layers.ROW),
-        *(test_int8_embeddings.ROW, test_int8_linear_layers.ROW),
+        *(*test_embeddings.ROWS, *test_linear_layers.ROWS),
     )
 } | {"quantize_int8, static": test_static.ROW}
 GRAPHS = [(name, graph) for name, row in ROWS.items() for graph in row.fires]

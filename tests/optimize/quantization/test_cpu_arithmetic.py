@@ -24,7 +24,7 @@ from onnxtool.optimize.quantization.cpu_arithmetic import (
 )
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
 from tests.optimize.passes.builders import apply, build, normal, operators, run_as_stored
-from tests.optimize.quantization.test_int8_linear_layers import FORMS, W
+from tests.optimize.quantization.test_linear_layers import FORMS, W
 
 # Rows of very different sizes, one of zeros and one of one sign: a scale per row is not the scale of all.
 ROWS = (normal(5, 8, seed=3) * np.array([1, 50, 1e-3, 0, 1], np.float32)[:, None]).astype(np.float32)

@@ -28,7 +28,7 @@ from tests.optimize.passes.builders import (
     run_as_stored,
 )
 from tests.optimize.quantization.test_int8 import FEEDS, errors_of, layers
-from tests.optimize.quantization.test_int8_linear_layers import FORMS, B, W, X
+from tests.optimize.quantization.test_linear_layers import FORMS, B, W, X
 
 GRID = ActivationGrid(np.float32(0.03), 120)
 STATIC = quantize_int8(adjustments={"w": Adjustment(activations=GRID)})
