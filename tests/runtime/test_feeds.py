@@ -226,14 +226,15 @@ def test_bounds_are_the_rows_of_the_table_that_an_input_indexes(tmp_path: Path) 
     nodes = [
         helper.make_node("Gather", ["words", "input_ids"], ["a"]),
         helper.make_node("Cast", ["token_type_ids"], ["cast"], to=TensorProto.INT32),
-        helper.make_node("Unsqueeze", ["cast", "axes"], ["raised"]),
+        helper.make_node("Min", ["cast", "bound"], ["clipped"]),
+        helper.make_node("Unsqueeze", ["clipped", "axes"], ["raised"]),
         helper.make_node("Gather", ["segments", "raised"], ["b"]),
         helper.make_node("Gather", ["larger", "token_type_ids"], ["c"]),
         helper.make_node("Add", ["position_ids", "position_ids"], ["moved"]),
         helper.make_node("Gather", ["places", "moved"], ["d"]),
         helper.make_node("Gather", ["computed", "attention_mask"], ["y"]),
     ]
-    tables = {"words": 11, "segments": 3, "larger": 8, "places": 6, "axes": 1}
+    tables = {"words": 11, "segments": 3, "larger": 8, "places": 6, "axes": 1, "bound": 1}
     names = ("input_ids", "token_type_ids", "position_ids", "attention_mask")
     assert _bounds(tmp_path / "m.onnx", nodes, tables, names) == {
         "input_ids": 11,

@@ -61,36 +61,29 @@ def heads_of(inputs: str, body: str, *, transposed: bool = False, num_heads: int
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_the_layout_of_what_a_view_shows_is_found(view: str) -> None:
-    """With the tensor itself, which is the input here."""
+    """With the tensor itself, which is the input here; also of keys, whose last two axes are exchanged."""
     inputs, body, layout = VIEWS[view]
-    heads = heads_of(inputs, body)
-    assert heads is not None
-    assert (heads.source.name, heads.layout, heads.num_heads, heads.head_size, heads.scale) == ("x", layout, 2, 4, 1.0)
+    turned = f"{body.replace('y =', 'z =')} y = Transpose <perm=[0, 1, 3, 2]> (z)"
+    for heads in (heads_of(inputs, body), heads_of(inputs, turned, transposed=True)):
+        assert heads is not None
+        assert (heads.source.name, heads.layout, heads.num_heads, heads.head_size) == ("x", layout, 2, 4)
+        assert heads.scale == 1.0
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_the_keys_are_found_as_well_when_they_are_transposed(view: str) -> None:
-    """Their last two axes are exchanged."""
-    inputs, body, layout = VIEWS[view]
-    heads = heads_of(inputs, f"{body.replace('y =', 'z =')} y = Transpose <perm=[0, 1, 3, 2]> (z)", transposed=True)
-    assert heads is not None
-    assert (heads.source.name, heads.layout) == ("x", layout)
-
-
-def test_scales_on_the_way_are_multiplied() -> None:
-    """Wherever they stand, and on whichever side."""
-    body = "r = Reshape(x, heads) d = Div(r, two) e = Mul(five, d) y = Transpose <perm=[0, 2, 1, 3]> (e)"
+@pytest.mark.parametrize(
+    ("body", "source", "scale"),
+    [
+        ("r = Reshape(x, heads) d = Div(r, two) e = Mul(five, d) y = Transpose <perm=[0, 2, 1, 3]> (e)", "x", 2.5),
+        ("m = Mul(x, two) r = Reshape(m, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)", "m", 1.0),
+        ("a = Abs(x) r = Reshape(a, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)", "a", 1.0),
+    ],
+    ids=["scales", "the flat tensor", "computed"],
+)
+def test_a_view_ends_at_the_flat_tensor_that_a_layer_gives(body: str, source: str, scale: float) -> None:
+    """Scales on the way are multiplied, on whichever side they stand; nothing is looked for above its end."""
     heads = heads_of(FLAT, body)
     assert heads is not None
-    assert (heads.source.name, heads.scale) == ("x", 2.5)
-
-
-def test_the_flat_tensor_is_the_end_of_a_view() -> None:
-    """It is what a linear layer gives, and what the fused operators read."""
-    body = "m = Mul(x, two) r = Reshape(m, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)"
-    heads = heads_of(FLAT, body)
-    assert heads is not None
-    assert (heads.source.name, heads.scale) == ("m", 1.0)
+    assert (heads.source.name, heads.scale, heads.layout) == (source, scale, Layout.FLAT)
 
 
 @pytest.mark.parametrize(
@@ -106,13 +99,6 @@ def test_another_order_of_the_elements_is_no_view_of_the_flat_tensor(body: str) 
     """Shapes alone would not tell."""
     heads = heads_of(FLAT, body)
     assert heads is None or heads.source.name != "x"
-
-
-def test_what_a_graph_computes_is_where_the_view_ends() -> None:
-    """Nothing is looked for above it."""
-    heads = heads_of(FLAT, "a = Abs(x) r = Reshape(a, heads) y = Transpose <perm=[0, 2, 1, 3]> (r)")
-    assert heads is not None
-    assert (heads.source.name, heads.layout) == ("a", Layout.FLAT)
 
 
 def test_keys_of_groups_are_shown_where_they_are_repeated() -> None:

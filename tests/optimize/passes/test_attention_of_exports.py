@@ -14,7 +14,7 @@ from onnxtool.optimize.passes.fold_constants import fold_constants
 from onnxtool.optimize.passes.input_sizes import input_sizes
 from onnxtool.optimize.passes.products import einsum_products
 from tests.optimize.passes.builders import apply, assert_left_alone
-from tests.optimize.passes.exports import ARCHITECTURES, CAPPED, ask, ask_torch, export
+from tests.optimize.passes.exports import ARCHITECTURES, ask, ask_torch, export
 from tests.workshop import Workshop
 
 # Those that transformers' two forms of attention mask otherwise.
@@ -92,19 +92,3 @@ def test_nothing_is_left_to_fuse_the_second_time(workshop: Workshop) -> None:
     model = settled(workshop, "torchscript", "deberta-v2", "eager")
     assert apply(attention, model).num_changes == 2
     assert_left_alone(attention, model)
-
-
-def test_capped_scores_are_left_alone(workshop: Workshop) -> None:
-    """Gemma 2's, in both of its layers; the note tells why."""
-    model = settled(workshop, "torchscript", CAPPED, "eager")
-    assert_left_alone(attention, model, "2 left alone: scores that are capped by a Tanh")
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_probabilities_that_are_outputs_are_kept(workshop: Workshop, name: str) -> None:
-    """As `output_attentions` makes them."""
-    model = settled(workshop, "torchscript", name, "eager")
-    for root in list(match_roots(model.graph)):
-        root.outputs[0].dtype = ir.DataType.FLOAT
-        model.graph.outputs.append(root.outputs[0])
-    assert_left_alone(attention, model, "2 left alone: probabilities that are read elsewhere as well")

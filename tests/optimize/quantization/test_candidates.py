@@ -45,9 +45,9 @@ def pretend(monkeypatch: pytest.MonkeyPatch, latencies_ms: Mapping[str, float]) 
     monkeypatch.setattr(candidates, "_latencies_ms", found)
 
 
-def compare_with_float32(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Leave no candidates but float32 and the one called `name`: each takes a second to make."""
-    rows = tuple(row for row in CANDIDATES["cpu"] if row[0] == "fp32" or " ".join(row).strip() == name)
+def compare_with_float32(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Leave no candidates but float32 and those of these names: each takes a second to make."""
+    rows = tuple(row for row in CANDIDATES["cpu"] if " ".join(row).strip() in ("fp32", *names))
     monkeypatch.setitem(CANDIDATES, "cpu", rows)
 
 
@@ -222,7 +222,8 @@ def test_where_nothing_runs_the_first_reason_is_given(exported: Path, monkeypatc
 
 def test_what_is_too_far_off_is_not_chosen(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast it is: what is quantized cannot hold a bound of nothing, and float16 is measured against it."""
-    pretend(monkeypatch, dict.fromkeys(LABELS, 0.1) | {"fp32": 9.0})
+    compare_with_float32(monkeypatch, "fp16", "int8 dynamic")
+    pretend(monkeypatch, {"fp32": 9.0, "fp16": 0.1, "int8 dynamic": 0.1})
     report = auto(exported, 1e-12)
     reasons = {label(one): one.reason for one in report.candidates}
     assert reasons.pop("fp32") == ""

@@ -30,23 +30,15 @@ def test_one_turned_row_is_the_error() -> None:
     assert np.sort(errors)[-2] < 0.9
 
 
-def test_padding_does_not_count() -> None:
-    """What stands there means nothing."""
-    states = EXACT["states"].copy()
-    states[0, 2] = -states[0, 2]
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 5, 3, 4)], ids=["hidden states", "keys and values"])
+def test_padding_does_not_count(shape: tuple[int, ...]) -> None:
+    """What stands there means nothing, in [B, S, D] and in a cache of [B, H, S, D]."""
+    states = normal(*shape)
+    found = states.copy()
+    found[0, ..., 2, :] *= -1
     mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
-    assert output_errors({**EXACT, "states": states}, EXACT, mask).max() < 1e-12
-    assert output_errors({**EXACT, "states": states}, EXACT, None).max() == pytest.approx(2.0)
-
-
-def test_padding_does_not_count_in_a_cache() -> None:
-    """Keys and values are [B, H, S, D]."""
-    keys = normal(2, 5, 3, 4)
-    found = keys.copy()
-    found[0, :, 2] *= -1
-    mask = np.array([[1, 1, 0], [1, 1, 1]], bool)
-    assert output_errors({"keys": found}, {"keys": keys}, mask).max() < 1e-12
-    assert output_errors({"keys": found}, {"keys": keys}, None).max() == pytest.approx(2.0)
+    assert output_errors({"y": found}, {"y": states}, mask).max() < 1e-12
+    assert output_errors({"y": found}, {"y": states}, None).max() == pytest.approx(2.0)
 
 
 def test_nan_is_the_largest_error() -> None:
