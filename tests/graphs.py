@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def make_model(
     return helper.make_model(
         graph, opset_imports=opsets, functions=functions, producer_name="maker", producer_version="1.2", ir_version=10
     )
+
+
+def of_text(graph: str, arrays: Mapping[str, Any] | None = None, opset: int = 18) -> onnx.ModelProto:
+    """Return the model of `name (inputs) => (outputs) <constants> { nodes }`, with `arrays` as initializers."""
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> {graph}')
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (arrays or {}).items()]
+    model.graph.initializer.extend(tensors)
+    return model
+
+
+def save_text(path: Path, graph: str, arrays: Mapping[str, Any] | None = None, opset: int = 18) -> Path:
+    """Write the model of a graph in ONNX's text form; see `of_text`."""
+    onnx.save(of_text(graph, arrays, opset), path)
+    return path
 
 
 def external_tensor(name: str, entries: dict[str, str], dims: tuple[int, ...] = (2, 3)) -> Any:

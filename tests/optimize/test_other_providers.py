@@ -20,7 +20,6 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.agreement import VerifyOptions, verify
 from onnxtool.encoding import CorpusOptions, encode_corpus
@@ -35,6 +34,7 @@ from onnxtool.runtime import providers, session
 from onnxtool.runtime.providers import ExecutionProvider, ProviderOptions, has_bf16
 from onnxtool.runtime.session import Session, find_provider, open_session
 from tests.cli.entry_point import json_of, run_onnxtool
+from tests.graphs import save_text
 from tests.workshop import Workshop
 
 PACKAGE = "onnxruntime_ep_openvino"
@@ -88,31 +88,22 @@ def _feeds(opened: Session) -> dict[str, NDArray[np.int64]]:
     return {name: every[name] for name in opened.input_names}
 
 
-def _save(path: Path, nodes: list[onnx.NodeProto], weights: Mapping[str, NDArray[Any]], width: int) -> Path:
+def _save(path: Path, body: str, weights: Mapping[str, NDArray[Any]], width: int) -> Path:
     """Write a graph from `x` to `y`, both [B, 6, width]."""
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b", 6, width])] for name in ("x", "y")]
-    constants = [numpy_helper.from_array(value, name) for name, value in weights.items()]
-    graph = helper.make_graph(nodes, "g", *ends, constants)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
+    return save_text(path, f"g (float[b, 6, {width}] x) => (float[b, 6, {width}] y) {{ {body} }}", weights, 17)
 
 
 def _unscaled(path: Path) -> Path:
     """An Attention without the usual scale, as T5's and GPT-Neo's, which OpenVINO scales all the same."""
     draw = np.random.default_rng(0)
     weights = {"w": draw.normal(size=(8, 24)).astype(np.float32), "b": np.zeros(24, np.float32)}
-    node = helper.make_node("Attention", ["x", "w", "b"], ["y"], domain="com.microsoft", num_heads=2, scale=1.0)
-    return _save(path, [node], weights, 8)
+    return _save(path, "y = com.microsoft.Attention <num_heads=2, scale=1.0> (x, w, b)", weights, 8)
 
 
 def _with_fast_gelu(path: Path) -> Path:
     """A product, which OpenVINO takes, and a FastGelu, which it does not."""
-    weights = {"w": np.eye(64, dtype=np.float32)}
-    product = helper.make_node("MatMul", ["x", "w"], ["h"])
-    return _save(
-        path, [product, helper.make_node("FastGelu", ["h"], ["y"], "gelu", domain="com.microsoft")], weights, 64
-    )
+    body = "h = MatMul(x, w) [gelu] y = com.microsoft.FastGelu(h)"
+    return _save(path, body, {"w": np.eye(64, dtype=np.float32)}, 64)
 
 
 def test_a_provider_gives_the_cpus_vectors_in_float32_although_its_default_is_less(fused: Path, openvino: str) -> None:
@@ -287,19 +278,11 @@ def test_a_pass_that_the_provider_misreads_is_left_out(tmp_path: Path, openvino:
     numbers = {"half": 0.5, "one": 1.0, "a": 0.044715, "c": 0.7978845608, "three": 3.0}
     weights = {name: np.array(number, np.float32) for name, number in numbers.items()}
     weights["w"] = draw.normal(size=(16, 16)).astype(np.float32)
-    make = helper.make_node
-    nodes = [
-        make("MatMul", ["x", "w"], ["h"]),
-        make("Pow", ["h", "three"], ["h3"]),
-        make("Mul", ["h3", "a"], ["ah3"]),
-        make("Add", ["h", "ah3"], ["sum"]),
-        make("Mul", ["sum", "c"], ["inner"]),
-        make("Tanh", ["inner"], ["t"]),
-        make("Add", ["t", "one"], ["t1"]),
-        make("Mul", ["h", "half"], ["hh"]),
-        make("Mul", ["hh", "t1"], ["y"]),
-    ]
-    path = _save(tmp_path / "m.onnx", nodes, weights, 16)
+    body = """
+        h = MatMul(x, w) h3 = Pow(h, three) ah3 = Mul(h3, a) sum = Add(h, ah3) inner = Mul(sum, c)
+        t = Tanh(inner) t1 = Add(t, one) hh = Mul(h, half) y = Mul(hh, t1)
+    """
+    path = _save(tmp_path / "m.onnx", body, weights, 16)
     for_cpu = optimize_model(OptimizeOptions(path, output=tmp_path / "cpu.onnx", timing=False))
     assert "com.microsoft::FastGelu" in for_cpu.after.ops
     report = optimize_model(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnxtool.optimize.run
 import onnxtool.optimize.verification
@@ -30,6 +29,7 @@ from onnxtool.runtime.comparison import TOLERANCES, Case, Runner, run_reference
 from onnxtool.runtime.providers import CPU, ExecutionProvider
 from onnxtool.runtime.session import disabled_optimizers
 from onnxtool.verification import Verification
+from tests.graphs import save_text
 from tests.workshop import Workshop
 
 
@@ -137,18 +137,14 @@ def test_a_file_says_how_its_session_is_to_be_set(exported: Path) -> None:
     assert disabled_optimizers(ModelFile.open(Path(optimize_model(again).output))) == []
 
 
-def _constant(folder: Path, node: Any, *initializers: Any) -> Path:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 4])
-    graph = helper.make_graph([node], "g", [x], [y], list(initializers))
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
-    return folder / "m.onnx"
+def _model(folder: Path, body: str, weights: Mapping[str, Any] | None = None) -> Path:
+    """Write a graph from x to y, float32 [b, 4]."""
+    return save_text(folder / "m.onnx", f"g (float[b, 4] x) => (float[b, 4] y) {{ {body} }}", weights, 17)
 
 
 def test_a_file_that_gives_the_same_for_all_inputs_is_not_verified_without_a_word(tmp_path: Path) -> None:
     """It may be meant so, and is optimized; that all cases pass shows little."""
-    zero = numpy_helper.from_array(np.float32(0), "zero")
-    report = optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Mul", ["x", "zero"], ["y"]), zero)))
+    report = optimize_model(OptimizeOptions(_model(tmp_path, "y = Mul(x, zero)", {"zero": np.float32(0)})))
     assert report.verification is not None
     assert report.verification.constant_outputs == ("y",)
     notes = [block.text for block in verification_blocks(report.verification) if isinstance(block, Note)]
@@ -160,9 +156,8 @@ def test_a_file_that_draws_random_numbers_is_refused_before_any_pass(
     operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dropout draws in training mode alone; a session on its own draws as the next one does, so two runs are needed."""
-    ratio, training = numpy_helper.from_array(np.float32(0.5), "r"), numpy_helper.from_array(np.array(True), "t")
-    inputs = ["x", "r", "t"] if operator == "Dropout" else ["x"]
-    path = _constant(tmp_path, helper.make_node(operator, inputs, ["y"]), *(ratio, training)[: len(inputs) - 1])
+    weights = {"r": np.float32(0.5), "t": True} if operator == "Dropout" else {}
+    path = _model(tmp_path, f"y = {operator}({', '.join(['x', *weights])})", weights)
     monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
     with pytest.raises(
         VerificationError, match=rf"draws random numbers \({operator}\) and gives other outputs"
@@ -174,7 +169,7 @@ def test_a_file_that_draws_random_numbers_is_refused_before_any_pass(
 
 def test_a_file_that_draws_by_a_seed_of_its_own_is_compared_draw_by_draw(tmp_path: Path) -> None:
     """Each time it is loaded it draws the same, so that a result may not differ."""
-    path = _constant(tmp_path, helper.make_node("RandomUniformLike", ["x"], ["y"], seed=3.0))
+    path = _model(tmp_path, "y = RandomUniformLike <seed=3.0> (x)")
     report = optimize_model(OptimizeOptions(path))
     assert report.verification is not None
     assert report.verification.max_abs_error == 0.0
@@ -182,13 +177,13 @@ def test_a_file_that_draws_by_a_seed_of_its_own_is_compared_draw_by_draw(tmp_pat
 
 def test_dropout_that_drops_nothing_is_no_random_number(tmp_path: Path) -> None:
     """Old exports are full of it."""
-    path = _constant(tmp_path, helper.make_node("Dropout", ["x"], ["y"]))
+    path = _model(tmp_path, "y = Dropout(x)")
     assert optimize_model(OptimizeOptions(path)).verification is not None
 
 
 def test_nan_of_both_is_equal_and_said(tmp_path: Path) -> None:
     """A root of what is negative is NaN in the file and in the result, which is no pass's fault."""
-    report = optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Sqrt", ["x"], ["y"]))))
+    report = optimize_model(OptimizeOptions(_model(tmp_path, "y = Sqrt(x)")))
     notes = [block.text for block in verification_blocks(report.verification) if isinstance(block, Note)]
     assert re.fullmatch(
         r"y has NaN or infinity in \d+ of \d+ cases, in the same places as m.onnx, which count as equal.*", notes[0]
@@ -197,17 +192,15 @@ def test_nan_of_both_is_equal_and_said(tmp_path: Path) -> None:
 
 def test_a_file_of_nothing_but_nan_is_not_verified(tmp_path: Path) -> None:
     """Every file of NaN would be equal to it."""
-    nan = numpy_helper.from_array(np.float32(np.nan), "nan")
     with pytest.raises(VerificationError, match="gives nothing but NaN and infinities"):
-        optimize_model(OptimizeOptions(_constant(tmp_path, helper.make_node("Add", ["x", "nan"], ["y"]), nan)))
+        optimize_model(OptimizeOptions(_model(tmp_path, "y = Add(x, nan)", {"nan": np.float32(np.nan)})))
 
 
 def test_a_file_that_does_not_run_is_told_in_the_words_of_onnxruntime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any pass: what the file does by itself is the fault of none."""
-    table = numpy_helper.from_array(np.zeros((3, 5), np.float32), "table")
-    path = _constant(tmp_path, helper.make_node("MatMul", ["table", "x"], ["y"]), table)
+    path = _model(tmp_path, "y = MatMul(table, x)", {"table": np.zeros((3, 5), np.float32)})
     monkeypatch.setattr(onnxtool.optimize.run, "run_passes", None)
     with pytest.raises(SessionError, match="itself runs on none of .*MatMul"):
         optimize_model(OptimizeOptions(path))
@@ -233,7 +226,7 @@ def test_a_file_that_quantizes_as_it_runs_may_differ_as_much_as_it_does_by_itsel
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The figure is reported with the tolerance that it makes; where the usual one is enough, nothing is widened."""
-    path = _constant(tmp_path, helper.make_node("Neg", ["x"], ["y"]))
+    path = _model(tmp_path, "y = Neg(x)")
     verification = _compared(path, monkeypatch, "DynamicQuantizeLinear", moves=0.3, by=0.2)
     assert verification.passed
     assert verification.own_variation == pytest.approx(0.3, rel=1e-5)
@@ -256,7 +249,7 @@ def test_own_variation_excuses_no_more_than_itself(
     operator: str, moves: float, by: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a difference beyond it, not one in a file of other operators; and there is a bound to it."""
-    path = _constant(tmp_path, helper.make_node("Neg", ["x"], ["y"]))
+    path = _model(tmp_path, "y = Neg(x)")
     with pytest.raises(VerificationError, match=message):
         _compared(path, monkeypatch, operator, moves, by)
 

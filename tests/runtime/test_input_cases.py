@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.errors import GateError, InputError, OptionError, SessionError
@@ -22,35 +21,25 @@ from onnxtool.runtime.comparison import measure
 from onnxtool.runtime.given_inputs import GivenInputs
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import open_session
+from tests.graphs import save_text
 from tests.infer.tiny_models import save_graph
 
-_INT64, _FLOAT, _UINT8 = TensorProto.INT64, TensorProto.FLOAT, TensorProto.UINT8
+
+def _save(path: Path, inputs: str, body: str, weights: Mapping[str, Any] | None = None) -> ModelFile:
+    """Write a graph that makes `y`."""
+    return ModelFile.open(save_text(path, f"g ({inputs}) => (float y) {{ {body} }}", weights, 17))
 
 
-def _value(name: str, shape: Sequence[int | str] | None, dtype: int = _FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def _weight(name: str, *shape: int) -> onnx.TensorProto:
-    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    return numpy_helper.from_array(values, name)
-
-
-def _save(path: Path, nodes: list[Any], inputs: list[Any], weights: Sequence[Any] = ()) -> ModelFile:
-    save_graph(path, nodes, inputs, [_value("y", None)], list(weights))
-    return ModelFile.open(path)
+def _weight(*shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
 @pytest.fixture
 def detector(tmp_path: Path) -> ModelFile:
     """Images of bytes whose height and width are multiples of 32."""
-    nodes = [
-        helper.make_node("Cast", ["x"], ["floats"], to=_FLOAT),
-        helper.make_node("Reshape", ["floats", "blocks"], ["blocked"]),
-        helper.make_node("ReduceMean", ["blocked"], ["y"], axes=[2], keepdims=0),
-    ]
-    blocks = numpy_helper.from_array(np.array([0, 3, -1, 32 * 32]), "blocks")
-    return _save(tmp_path / "detector.onnx", nodes, [_value("x", ["n", 3, "h", "w"], _UINT8)], [blocks])
+    body = """floats = Cast <to=1> (x) blocked = Reshape(floats, blocks)
+        y = ReduceMean <axes=[2], keepdims=0> (blocked)"""
+    return _save(tmp_path / "detector.onnx", "uint8[n, 3, h, w] x", body, {"blocks": np.array([0, 3, -1, 32 * 32])})
 
 
 def test_cases_that_the_file_refuses_are_left_out_and_named(detector: ModelFile, tmp_path: Path) -> None:
@@ -65,9 +54,7 @@ def test_cases_that_the_file_refuses_are_left_out_and_named(detector: ModelFile,
 
 def test_a_file_that_runs_on_nothing_is_refused_in_its_own_words(tmp_path: Path) -> None:
     """With what was tried, and both ways out; nothing is said of passes."""
-    nodes = [helper.make_node("Reshape", ["x", "s"], ["y"])]
-    shape = numpy_helper.from_array(np.array([7, 1009]), "s")
-    model = _save(tmp_path / "m.onnx", nodes, [_value("x", ["batch", "t"])], [shape])
+    model = _save(tmp_path / "m.onnx", "float[batch, t] x", "y = Reshape(x, s)", {"s": np.array([7, 1009])})
     with pytest.raises(SessionError, match=r"runs on none of \d+ inputs \(a long text.*Reshape") as caught:
         optimize_model(OptimizeOptions(model.path, output=tmp_path / "out.onnx"))
     assert "--sample_inputs" in caught.value.hint
@@ -81,8 +68,9 @@ def test_a_file_that_runs_on_nothing_is_refused_in_its_own_words(tmp_path: Path)
 
 def test_the_mask_of_a_sample_says_what_counts(tmp_path: Path) -> None:
     """What stands in the padding is not compared."""
-    inputs = [_value(name, ["b", "s"], _INT64) for name in ("input_ids", "attention_mask")]
-    model = _save(tmp_path / "m.onnx", [helper.make_node("Add", ["input_ids", "attention_mask"], ["y"])], inputs)
+    path, inputs = tmp_path / "m.onnx", "int64[b, s] input_ids, int64[b, s] attention_mask"
+    save_text(path, f"g ({inputs}) => (int64 y) {{ y = Add(input_ids, attention_mask) }}", opset=17)
+    model = ModelFile.open(path)
     np.savez(tmp_path / "s.npz", input_ids=np.array([[0, 3, 0]]), attention_mask=np.array([[1, 1, 0]]))
     (case,) = input_cases(model, given=GivenInputs((tmp_path / "s.npz",)))
     assert case.valid is not None
@@ -109,9 +97,8 @@ def test_shapes_that_do_not_fit_are_refused_by_name(
 
 def test_a_given_shape_holds_for_the_names_of_its_axes(tmp_path: Path) -> None:
     """A state beside the samples gets their batch."""
-    inputs = [_value("x", ["batch", "t"]), _value("state", [2, "batch", 8])]
-    nodes = [helper.make_node("ReduceMean", ["x"], ["m"], axes=[1]), helper.make_node("Add", ["state", "m"], ["y"])]
-    model = _save(tmp_path / "m.onnx", nodes, inputs)
+    inputs, body = "float[batch, t] x, float[2, batch, 8] state", "m = ReduceMean <axes=[1]> (x) y = Add(state, m)"
+    model = _save(tmp_path / "m.onnx", inputs, body)
     cases = input_cases(model, given=GivenInputs(shapes={"x": (5, 576)}))
     assert {case.feeds["state"].shape for case in cases} == {(2, 5, 8)}
 
@@ -154,24 +141,11 @@ def test_samples_that_do_not_fit_are_refused_by_name(
 
 def test_a_float_mask_is_no_sound(tmp_path: Path) -> None:
     """By its use: what is raised and multiplied is a mask, what goes into a convolution is samples."""
-    weight = _weight("w", 1, 1, 400)
-    raised = helper.make_node("Unsqueeze", ["m", "axis"], ["raised"])
-    axis = numpy_helper.from_array(np.array([2]), "axis")
-    masked = _save(
-        tmp_path / "masked.onnx",
-        [raised, helper.make_node("Mul", ["x", "raised"], ["y"])],
-        [_value("x", ["b", "s", 8]), _value("m", ["b", "s"])],
-        [axis],
-    )
-    sound = _save(
-        tmp_path / "sound.onnx",
-        [
-            helper.make_node("Unsqueeze", ["m", "axis"], ["raised"]),
-            helper.make_node("Conv", ["raised", "w"], ["y"]),
-        ],
-        [_value("m", ["b", "s"])],
-        [numpy_helper.from_array(np.array([1]), "axis"), weight],
-    )
+    raised = "raised = Unsqueeze(m, axis) "
+    inputs, body = "float[b, s, 8] x, float[b, s] m", f"{raised} y = Mul(x, raised)"
+    masked = _save(tmp_path / "masked.onnx", inputs, body, {"axis": np.array([2])})
+    weights = {"axis": np.array([1]), "w": _weight(1, 1, 400)}
+    sound = _save(tmp_path / "sound.onnx", "float[b, s] m", f"{raised} y = Conv(raised, w)", weights)
     masks = [case.feeds["m"] for case in input_cases(masked)]
     assert {value for mask in masks for value in np.unique(mask)} == {0.0, 1.0}
     assert max(mask.shape[1] for mask in masks) == 64
@@ -180,26 +154,20 @@ def test_a_float_mask_is_no_sound(tmp_path: Path) -> None:
 
 def test_texts_are_as_long_as_the_table_of_positions(tmp_path: Path) -> None:
     """Which a counter looks up, and which is as wide as that of the words."""
-    nodes = [
-        helper.make_node("Gather", ["words", "input_ids"], ["a"]),
-        helper.make_node("Shape", ["input_ids"], ["sizes"]),
-        helper.make_node("Gather", ["sizes", "one"], ["length"]),
-        helper.make_node("Range", ["zero", "length", "one"], ["places"]),
-        helper.make_node("Gather", ["positions", "places"], ["b"]),
-        helper.make_node("Add", ["a", "b"], ["y"]),
-    ]
-    numbers = [numpy_helper.from_array(np.array(number), name) for number, name in ((0, "zero"), (1, "one"))]
-    tables = [_weight("words", 40, 8), _weight("positions", 300, 8)]
-    model = _save(tmp_path / "m.onnx", nodes, [_value("input_ids", ["b", "s"], _INT64)], [*numbers, *tables])
+    body = """a = Gather(words, input_ids) sizes = Shape(input_ids) length = Gather(sizes, one)
+        places = Range(zero, length, one) b = Gather(positions, places) y = Add(a, b)"""
+    weights = {"zero": np.array(0), "one": np.array(1), "words": _weight(40, 8), "positions": _weight(300, 8)}
+    model = _save(tmp_path / "m.onnx", "int64[b, s] input_ids", body, weights)
     assert max(case.feeds["input_ids"].shape[1] for case in accepted_cases(model)) == 300
 
 
 def test_sequences_and_maps_are_run_and_compared(tmp_path: Path) -> None:
     """Each array under its name; another number of elements is another output."""
-    sequence = helper.make_tensor_sequence_value_info("s", _FLOAT, ["n"])
+    sequence = helper.make_tensor_sequence_value_info("s", TensorProto.FLOAT, ["n"])
+    index = helper.make_tensor_value_info("i", TensorProto.INT64, [])
     nodes = [helper.make_node("SequenceErase", ["s", "i"], ["y"])]
-    outputs = [helper.make_tensor_sequence_value_info("y", _FLOAT, None)]
-    save_graph(tmp_path / "m.onnx", nodes, [sequence, _value("i", [], _INT64)], outputs, [])
+    outputs = [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)]
+    save_graph(tmp_path / "m.onnx", nodes, [sequence, index], outputs, [])
     session = open_session(tmp_path / "m.onnx", provider="cpu")
     feeds = {"s[0]": np.zeros(2, np.float32), "s[1]": np.ones(3, np.float32), "i": np.array(0)}
     found = session.run(feeds)
@@ -219,7 +187,7 @@ def test_texts_that_come_out_are_the_same_or_not() -> None:
 
 def test_a_benchmark_counts_what_it_feeds(tmp_path: Path) -> None:
     """A row of 576 samples is one row and no tokens, and a gate on tokens is refused before anything is timed."""
-    model = _save(tmp_path / "m.onnx", [helper.make_node("Abs", ["x"], ["y"])], [_value("x", [1, 576])])
+    model = _save(tmp_path / "m.onnx", "float[1, 576] x", "y = Abs(x)")
     report = benchmark(model.path, BenchmarkOptions(runs=2, warmup=0, provider="cpu"))
     assert [(result.name, result.throughput_tokens_per_s) for result in report.results] == [("1x1", None)]
     with pytest.raises(InputError, match="fixed to --batch_size 1; 8 was asked for"):

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.errors import InputError, ModelFileError
@@ -21,6 +19,7 @@ from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.input_stamp import GIVEN, IDS, MASK, NORMAL, InputKind, InputStamp
+from tests.graphs import save_text
 
 _END, _PAD, _START = 2, 1, 0
 _TEXT = [TensorInfo(name, "int64", ("batch_size", "sequence")) for name in ("input_ids", "attention_mask")]
@@ -42,21 +41,10 @@ def _pictures(path: Path, **stamped: Any) -> Path:
         "labels": generator.standard_normal((4, 2)).astype(np.float32),
         "flat": np.array([0, -1], np.int64),
     }
-    nodes = [
-        helper.make_node("Conv", ["pixel_values", "patches"], ["features"], strides=[16, 16]),
-        helper.make_node("GlobalMaxPool", ["features"], ["pooled"]),
-        helper.make_node("Reshape", ["pooled", "flat"], ["row"]),
-        helper.make_node("MatMul", ["row", "labels"], ["logits"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "pictures",
-        [helper.make_tensor_value_info("pixel_values", TensorProto.FLOAT, ["batch_size", 3, "height", "width"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch_size", 2])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    onnx.save(model, path)
+    body = """features = Conv <strides=[16, 16]> (pixel_values, patches) pooled = GlobalMaxPool(features)
+        row = Reshape(pooled, flat) logits = MatMul(row, labels)"""
+    ends = "(float[batch_size, 3, height, width] pixel_values) => (float[batch_size, 2] logits)"
+    save_text(path, f"pictures {ends} {{ {body} }}", weights)
     if stamped:
         stamp(path, {INPUTS_KEY: json.dumps(stamped)})
     return path
@@ -232,10 +220,8 @@ def test_a_hostile_stamp_ends_in_one_error(hostile: Any, why: str, tmp_path: Pat
 
 def _of_ids(path: Path, stamped: dict[str, Any]) -> ModelFile:
     """Write a graph of texts that gives them back, with a stamp."""
-    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch_size", "sequence"])
-    out = helper.make_tensor_value_info("out", TensorProto.INT64, ["batch_size", "sequence"])
-    graph = helper.make_graph([helper.make_node("Identity", ["input_ids"], ["out"])], "ids", [ids], [out])
-    onnx.save(helper.make_model(graph, ir_version=9), path)
+    ends = "(int64[batch_size, sequence] input_ids) => (int64[batch_size, sequence] out)"
+    save_text(path, f"ids {ends} {{ out = Identity(input_ids) }}")
     stamp(path, {INPUTS_KEY: json.dumps(stamped)})
     return ModelFile.open(path)
 

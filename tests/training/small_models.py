@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.training import artifacts, onnxblock
 from onnxtool.training.api import CheckpointState, Module, Optimizer
+from tests.graphs import of_text
 
 FEATURES, HIDDEN, CLASSES = 5, 7, 3
 
@@ -57,22 +58,9 @@ def convolutions() -> onnx.ModelProto:
     shapes = {"conv": (6, 3, 3, 3), "scale": (6,), "shift": (6,), "head": (6, CLASSES)}
     weights = {name: (draw.standard_normal(shape) / 2).astype(np.float32) for name, shape in shapes.items()}
     weights |= {"mean": np.zeros(6, np.float32), "var": np.ones(6, np.float32)}
-    nodes = [
-        helper.make_node("Conv", ["x", "conv"], ["c"], name="conv", pads=[1, 1, 1, 1]),
-        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["n"], name="norm"),
-        helper.make_node("Relu", ["n"], ["r"], name="relu"),
-        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
-        helper.make_node("MatMul", ["f", "head"], ["y"], name="head"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "convolutions",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    body = """[conv] c = Conv <pads=[1, 1, 1, 1]> (x, conv) [norm] n = BatchNormalization(c, scale, shift, mean, var)
+        [relu] r = Relu(n) [pool] p = GlobalAveragePool(r) [flatten] f = Flatten(p) [head] y = MatMul(f, head)"""
+    return of_text(f"convolutions (float[N, 3, 8, 8] x) => (float[N, {CLASSES}] y) {{ {body} }}", weights)
 
 
 def parameters_of(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:

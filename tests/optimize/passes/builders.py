@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxtool.optimize.pipeline import Context, Outcome, Pass
 from onnxtool.runtime.quiet import quiet
+from tests import graphs
 from tests.optimize.exact_products import with_exact_products
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -64,10 +65,7 @@ def as_type(dtype: Any, weights: Arrays) -> dict[str, NDArray[Any]]:
 
 def build(graph: str, weights: Arrays | None = None, opset: int = 17) -> ir.Model:
     """Return the model of `name (inputs) => (outputs) <constants> { nodes }`, with `weights` as initializers."""
-    proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}, "com.microsoft": 1]> {graph}')
-    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
-    proto.graph.initializer.extend(tensors)
-    model: ir.Model = ir.from_proto(proto)
+    model: ir.Model = ir.from_proto(graphs.of_text(graph, weights, opset))
     return model
 
 

@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
 from onnxtool.errors import ArtifactError, CheckpointError, OutputExistsError
@@ -22,6 +22,7 @@ from onnxtool.training.api import CheckpointState, Module, Optimizer
 from onnxtool.training.artifacts import LoraOptions
 from onnxtool.training.artifacts.forward_export import Forward, export_forward
 from onnxtool.training.options import ForwardOptions
+from tests.graphs import of_text
 from tests.training.artifacts.test_preparation import artifacts_of, save_checkpoint
 from tests.training.small_models import CLASSES, FEATURES, HIDDEN, batch, load, make, perceptron
 
@@ -223,22 +224,10 @@ def shared_products() -> onnx.ModelProto:
     """Make float32 [N, 5] -> two products with one weight [5, 5], one with a transposed one -> [N, 3]."""
     draw = np.random.default_rng(3)
     weights = {"twice.weight": (FEATURES, FEATURES), "head.weight": (CLASSES, FEATURES), "norm.weight": (FEATURES,)}
-    nodes = [
-        helper.make_node("MatMul", ["x", "twice.weight"], ["a"]),
-        helper.make_node("Tanh", ["a"], ["b"]),
-        helper.make_node("MatMul", ["b", "twice.weight"], ["c"]),
-        helper.make_node("Mul", ["c", "norm.weight"], ["d"]),
-        helper.make_node("Transpose", ["head.weight"], ["t"]),
-        helper.make_node("MatMul", ["d", "t"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "shared",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", FEATURES])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", CLASSES])],
-        [numpy_helper.from_array(draw.standard_normal(s).astype(np.float32), n) for n, s in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    body = """a = MatMul(x, "twice.weight") b = Tanh(a) c = MatMul(b, "twice.weight") d = Mul(c, "norm.weight")
+        t = Transpose("head.weight") y = MatMul(d, t)"""
+    arrays = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in weights.items()}
+    return of_text(f"shared (float[N, {FEATURES}] x) => (float[N, {CLASSES}] y) {{ {body} }}", arrays)
 
 
 def steps(folder: Path, count: int) -> tuple[CheckpointState, Module, list[float]]:

@@ -10,13 +10,14 @@ import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from onnxtool.errors import ArtifactError
 from onnxtool.training import artifacts
 from onnxtool.training.artifacts.preparation import prepare_training
 from onnxtool.training.onnxblock.loss import CrossEntropyLoss
 from onnxtool.training.options import PreparationOptions
+from tests.graphs import of_text
 from tests.training.small_models import load, make, perceptron
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -30,32 +31,13 @@ def draw(**shapes: tuple[int, ...]) -> Arrays:
     }
 
 
-def model_of(nodes: list[Any], arrays: Arrays, x: Any, last: list[Any], output: str = "y") -> onnx.ModelProto:
-    graph = helper.make_graph(
-        [helper.make_node(kind, inputs, [result], **attributes) for kind, inputs, result, attributes in nodes],
-        "g",
-        [x],
-        [helper.make_tensor_value_info(output, TensorProto.FLOAT, last)],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-
-
 def scorer() -> tuple[onnx.ModelProto, Arrays]:
     """Make a ranker of one score: its bias and the slope of PReLU are of one element, and so are two constants."""
     arrays = draw(w=(5, 3), b=(3,), slope=(1,), v=(3, 1), c=(1,), layer__scale=(1,), epsilon=(1,))
     arrays["half"] = np.array(0.5, np.float32)
-    nodes: list[Any] = [
-        ("MatMul", ["x", "w"], "h0", {}),
-        ("Add", ["h0", "b"], "h1", {}),
-        ("PRelu", ["h1", "slope"], "h2", {}),
-        ("Add", ["h2", "epsilon"], "h3", {}),
-        ("MatMul", ["h3", "v"], "h4", {}),
-        ("Add", ["h4", "c"], "h5", {}),
-        ("Mul", ["h5", "layer.scale"], "h6", {}),
-        ("Mul", ["h6", "half"], "y", {}),
-    ]
-    return model_of(nodes, arrays, helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 5]), ["N", 1]), arrays
+    body = """h0 = MatMul(x, w) h1 = Add(h0, b) h2 = PRelu(h1, slope) h3 = Add(h2, epsilon) h4 = MatMul(h3, v)
+        h5 = Add(h4, c) h6 = Mul(h5, "layer.scale") y = Mul(h6, half)"""
+    return of_text(f"g (float[N, 5] x) => (float[N, 1] y) {{ {body} }}", arrays), arrays
 
 
 def test_a_pattern_trains_the_weights_of_one_element(tmp_path: Path) -> None:
@@ -78,27 +60,22 @@ def test_a_pattern_trains_the_weights_of_one_element(tmp_path: Path) -> None:
         np.testing.assert_allclose(module.gradient(name), p[name].grad.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-# The nodes that make scores [N, S, WORDS] of hidden states h, and the shape of the head.
-HEADS: dict[str, tuple[list[Any], tuple[int, int]]] = {
-    "as it is": ([("Gemm", ["flat", "head"], "scores", {"transB": 1})], (WORDS, WIDTH)),
-    "transposed": ([("MatMul", ["flat", "head"], "scores", {})], (WIDTH, WORDS)),
-    "transposed for Gemm": ([("Gemm", ["flat", "head"], "scores", {})], (WIDTH, WORDS)),
+# The node that makes scores [N, S, WORDS] of hidden states h, and the shape of the head.
+HEADS: dict[str, tuple[str, tuple[int, int]]] = {
+    "as it is": ("Gemm <transB=1> (flat, head)", (WORDS, WIDTH)),
+    "transposed": ("MatMul(flat, head)", (WIDTH, WORDS)),
+    "transposed for Gemm": ("Gemm(flat, head)", (WIDTH, WORDS)),
 }
 
 
 def language_model(name: str, **changed: NDArray[np.float32]) -> tuple[onnx.ModelProto, Arrays]:
     """Make embedding -> tanh -> head, whose weight equals the embedding where it is not changed."""
-    nodes, shape = HEADS[name]
+    head, shape = HEADS[name]
     arrays = draw(table=(WORDS, WIDTH))
     arrays["head"] = arrays["table"] if shape == (WORDS, WIDTH) else arrays["table"].T.copy()
     arrays |= changed
-    before: list[Any] = [
-        ("Gather", ["table", "ids"], "embedded", {}),
-        ("Tanh", ["embedded"], "h", {}),
-        ("Flatten", ["h"], "flat", {"axis": 2}),
-    ]
-    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "S"])
-    return model_of([*before, *nodes], arrays, ids, ["R", WORDS], "scores"), arrays
+    body = f"e = Gather(table, ids) h = Tanh(e) flat = Flatten <axis=2> (h) scores = {head}"
+    return of_text(f"g (int64[N, S] ids) => (float[R, {WORDS}] scores) {{ {body} }}", arrays), arrays
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -144,8 +121,7 @@ def test_equal_layers_stay_apart(tmp_path: Path) -> None:
     """As copies of a layer are before their training."""
     arrays = draw(first=(5, 5))
     arrays["second"] = arrays["first"]
-    nodes: list[Any] = [("MatMul", ["x", "first"], "h", {}), ("MatMul", ["h", "second"], "y", {})]
-    model = model_of(nodes, arrays, helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 5]), ["N", 5])
+    model = of_text("g (float[N, 5] x) => (float[N, 5] y) { h = MatMul(x, first) y = MatMul(h, second) }", arrays)
     assert make(tmp_path, model, optimizer=None).trained == ("first", "second")
 
 
@@ -205,19 +181,17 @@ def test_what_is_said_by_name_is_no_doubt(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "nodes",
-    [
-        [("Softmax", ["scores"], "p", {}), ("Dropout", ["p"], "y", {})],
-        [("Softmax", ["scores"], "p", {}), ("Clip", ["p"], "y", {})],
-        [("LogSoftmax", ["scores"], "p", {}), ("Exp", ["p"], "y", {})],
-    ],
+    "operators",
+    [("Softmax", "Dropout"), ("Softmax", "Clip"), ("LogSoftmax", "Exp")],
     ids=["dropout", "clipped", "exponential"],
 )
-def test_probabilities_in_another_form_are_refused(tmp_path: Path, nodes: list[Any]) -> None:
+def test_probabilities_in_another_form_are_refused(tmp_path: Path, operators: tuple[str, str]) -> None:
     """The graph proves them, whatever their name is; the exponential of anything else may be logits."""
     model = perceptron()
     model.graph.node[-1].output[0] = "scores"
-    model.graph.node.extend(helper.make_node(kind, inputs, [result]) for kind, inputs, result, _ in nodes)
+    values = ("scores", "p", "y")
+    for kind, source, result in zip(operators, values, values[1:], strict=False):
+        model.graph.node.append(helper.make_node(kind, [source], [result]))
     with pytest.raises(ArtifactError, match="'y' are probabilities") as caught:
         make(tmp_path, model)
     assert "--loss_input scores" in caught.value.hint

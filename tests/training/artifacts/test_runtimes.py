@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import defs, helper, numpy_helper
+from onnx import defs
 
 from onnxtool.training import artifacts, onnxblock
+from tests.graphs import of_text
 from tests.training.graphs.test_ignored_rows import language_model
 from tests.training.graphs.test_recomputation import deep_model
 from tests.training.small_models import make, perceptron
@@ -26,22 +27,9 @@ def convolution() -> onnx.ModelProto:
     draw = np.random.default_rng(0)
     shapes = {"kernel": (4, 2, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,), "w": (16, 3), "b": (3,)}
     arrays = {name: draw.uniform(0.5, 1, shape).astype(np.float32) for name, shape in shapes.items()}
-    nodes = [
-        helper.make_node("Conv", ["x", "kernel"], ["c"], name="conv"),
-        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "var"], ["n"], name="norm"),
-        helper.make_node("Relu", ["n"], ["r"], name="relu"),
-        helper.make_node("MaxPool", ["r"], ["p"], kernel_shape=[2, 2], strides=[2, 2], name="pool"),
-        helper.make_node("Flatten", ["p"], ["f"], name="flatten"),
-        helper.make_node("Gemm", ["f", "w", "b"], ["y"], name="fc"),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "convolution",
-        [helper.make_tensor_value_info("x", 1, ["N", 2, 6, 6])],
-        [helper.make_tensor_value_info("y", 1, ["N", 3])],
-        [numpy_helper.from_array(array, name) for name, array in arrays.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    body = """c = Conv(x, kernel) n = BatchNormalization(c, scale, shift, mean, var) r = Relu(n)
+        p = MaxPool <kernel_shape=[2, 2], strides=[2, 2]> (r) f = Flatten(p) y = Gemm(f, w, b)"""
+    return of_text(f"convolution (float[N, 2, 6, 6] x) => (float[N, 3] y) {{ {body} }}", arrays)
 
 
 _KERNELS = Path(__file__).with_name("cpu_kernels_1_17.txt")

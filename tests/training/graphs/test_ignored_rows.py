@@ -8,9 +8,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from onnxtool.training.onnxblock.loss import CrossEntropyLoss
+from tests.graphs import of_text
 from tests.training.small_models import load, make
 
 SAMPLES, TOKENS, WIDTH, WORDS = 2, 6, 4, 11
@@ -21,27 +22,13 @@ def language_model() -> onnx.ModelProto:
     draw = np.random.default_rng(0)
     shapes = {"embedding": (WORDS, WIDTH), "dense": (WIDTH, WIDTH), "bias": (WIDTH,), "scale": (WIDTH,)}
     shapes |= {"shift": (WIDTH,), "decoder": (WIDTH, WORDS), "decoder.bias": (WORDS,)}
-    nodes = [
-        helper.make_node("Gather", ["embedding", "ids"], ["e"], name="gather"),
-        helper.make_node("ReduceMean", ["e", "one"], ["m"], keepdims=1, name="mean"),
-        helper.make_node("Add", ["e", "m"], ["c"], name="context"),
-        helper.make_node("MatMul", ["c", "dense"], ["d0"], name="dense"),
-        helper.make_node("Add", ["d0", "bias"], ["d"], name="add"),
-        helper.make_node("Sigmoid", ["d"], ["s"], name="sigmoid"),
-        helper.make_node("Mul", ["d", "s"], ["g"], name="swish"),
-        helper.make_node("LayerNormalization", ["g", "scale", "shift"], ["n"], name="norm"),
-        helper.make_node("MatMul", ["n", "decoder"], ["l"], name="decoder"),
-        helper.make_node("Add", ["l", "decoder.bias"], ["logits"], name="decoder_bias"),
-    ]
-    tensors = [numpy_helper.from_array(draw.standard_normal(s).astype(np.float32), n) for n, s in shapes.items()]
-    graph = helper.make_graph(
-        nodes,
-        "language",
-        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["N", "T"])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", "T", WORDS])],
-        [*tensors, numpy_helper.from_array(np.array([1]), "one")],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    body = """[gather] e = Gather(embedding, ids) [mean] m = ReduceMean <keepdims=1> (e, one) [context] c = Add(e, m)
+        [dense] d0 = MatMul(c, dense) [add] d = Add(d0, bias) [sigmoid] s = Sigmoid(d) [swish] g = Mul(d, s)
+        [norm] n = LayerNormalization(g, scale, shift) [decoder] l = MatMul(n, decoder)
+        [decoder_bias] logits = Add(l, "decoder.bias")"""
+    arrays = {name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    graph = f"language (int64[N, T] ids) => (float[N, T, {WORDS}] logits) {{ {body} }}"
+    return of_text(graph, {**arrays, "one": np.array([1])})
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
