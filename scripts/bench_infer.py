@@ -113,6 +113,14 @@ def make_contenders(folder: Path, corpus: Path, given: argparse.Namespace) -> li
     return contenders
 
 
+def take_turns(contenders: list[Contender], rounds: int) -> None:
+    """Let each encode everything, one after another, `rounds` times."""
+    for number in range(rounds):
+        for contender in contenders:
+            contender.seconds.append(contender.encode())
+        print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+
+
 def print_table(contenders: list[Contender], num_texts: int) -> None:
     """Print a row for each, beside sentence-transformers where it is there."""
     base = next((one for one in contenders if one.name == PEERS[0]), contenders[0])
@@ -142,10 +150,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         texts = documentation_texts(given.texts)
         contenders = make_contenders(Path(name), write_corpus(Path(name) / "texts.jsonl", texts), given)
-        for number in range(given.rounds):
-            for contender in contenders:
-                contender.seconds.append(contender.encode())
-            print(f"round {number + 1}: load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+        take_turns(contenders, given.rounds)
         print(f"\n{len(texts)} texts of {min(map(len, texts))} to {max(map(len, texts))} characters, ", end="")
         print(f"{given.rounds} rounds in turns; {describe_machine(given.threads)}\n")
         print_table(contenders, len(texts))
