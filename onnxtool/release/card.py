@@ -8,6 +8,7 @@ from hashlib import sha256
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING, SPARSE_TAGS
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, facts_text
 from onnxtool.reports import code_span
+from onnxtool.runtime.providers import ExecutionProvider
 
 CARD_NAME = "README.md"
 
@@ -30,7 +31,7 @@ import onnxruntime
 from tokenizers import Tokenizer
 
 text = Tokenizer.from_file({tokenizer!r}).encode("A model is exported, optimized and verified.")
-session = onnxruntime.InferenceSession({model!r}, providers=["CPUExecutionProvider"])
+session = onnxruntime.InferenceSession({model!r}, providers={providers!r})
 columns = {{"input_ids": text.ids, "attention_mask": text.attention_mask, "token_type_ids": text.type_ids}}
 inputs = {{one.name: np.array([columns[one.name]]) for one in session.get_inputs()}}
 print(session.run(None, inputs)[0])"""
@@ -121,14 +122,26 @@ def _usage(facts: ReleaseFacts) -> str:
 def _plain(facts: ReleaseFacts) -> str:
     """Return a program that runs the first model with its tokenizer on one text.
 
-    Empty if the release has none, or if the model takes more than a tokenizer gives.
+    Empty if the release has none, if the model takes more than a tokenizer gives, or if its provider is a plugin, whose
+    library each program loads in its own way.
     """
+    provider = ExecutionProvider.parse(facts.provider)
     tokenizers = [file.path for file in facts.files if file.path.rpartition("/")[2] == "tokenizer.json"]
-    if not facts.models or not tokenizers or not facts.models[0].inputs.items() <= _COLUMNS.items():
+    if (
+        provider.row.plugin
+        or not facts.models
+        or not tokenizers
+        or not facts.models[0].inputs.items() <= _COLUMNS.items()
+    ):
         return ""
     model = facts.models[0].path
     own = f"{model.removesuffix('.onnx')}/tokenizer.json"
-    return _PLAIN.format(model=model, tokenizer=own if own in tokenizers else tokenizers[0])
+    name, settings = provider.row.runtime_name, dict(provider.row.settings(provider, 0))
+    return _PLAIN.format(
+        model=model,
+        providers=[(name, settings) if settings else name],
+        tokenizer=own if own in tokenizers else tokenizers[0],
+    )
 
 
 def _provenance(facts: ReleaseFacts) -> dict[str, str]:

@@ -19,6 +19,7 @@ from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.model_file.metadata import License
 from onnxtool.reading import parse_json, read_text
 from onnxtool.reports import short_repr, to_json
+from onnxtool.runtime.providers import PROVIDERS
 
 FACTS_NAME = "release.json"
 
@@ -168,6 +169,7 @@ class ReleaseFacts:
 
     Attributes:
         name: the name of the release, e.g. `all-MiniLM-L6-v2`.
+        provider: the execution provider that the models are for.
         command: the command that reproduces the release.
         versions: versions of the packages that affect the contents of the files, by name.
         files: by path.
@@ -178,6 +180,7 @@ class ReleaseFacts:
     name: str
     provenance: Provenance
     license: License
+    provider: str
     command: str
     versions: Mapping[str, str]
     files: tuple[ReleasedFile, ...]
@@ -188,11 +191,13 @@ class ReleaseFacts:
         """Refuse an invalid record.
 
         Raises:
-            InputError: a path leaves the folder or occurs twice, a digest or the date is malformed, or a model is not
-                among the files.
+            InputError: a path leaves the folder or occurs twice, a digest, the date or the provider is malformed, or a
+                model is not among the files.
         """
         if self.provenance.date and not _is_day(self.provenance.date):
             raise _malformed(f"its date is {self.provenance.date[:40]!r}")
+        if self.provider.partition("?")[0].partition(":")[0] not in PROVIDERS:
+            raise _malformed(f"its provider is {self.provider[:40]!r}")
         known = {file.path: file.role for file in self.files}
         for file in self.files:
             is_plain = file.path.isprintable() and file.path == PurePosixPath(file.path).as_posix() != "."

@@ -198,6 +198,7 @@ def _collect(config: ReleaseConfig, made: Mapping[str, Made]) -> tuple[ReleaseFa
             **{field: metadata.get(key, "") for field, key in stamps.items()},
         ),
         license=checked_license(config, exported),
+        provider=config.provider,
         command=f"onnxtool release --config {config.path.name}",
         versions=versions(),
         files=tuple(sorted(files, key=lambda file: file.path)),

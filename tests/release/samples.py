@@ -47,6 +47,7 @@ FACTS = ReleaseFacts(
         date="2026-11-23",
     ),
     license=License("apache-2.0"),
+    provider="cpu",
     command="onnxtool release --config release.toml",
     versions={"onnxtool": "1.0", "onnxruntime-gpu": "1.31.1", "torch": "2.13.0"},
     files=FILES,

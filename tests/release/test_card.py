@@ -98,6 +98,22 @@ def test_the_program_without_onnxtool_is_only_for_what_a_tokenizer_gives(inputs:
     assert card_text(replace(FACTS, models=(model, FACTS.models[1]))).count("```python") == programs
 
 
+@pytest.mark.parametrize(
+    ("provider", "shown"),
+    [
+        ("cpu", ["InferenceSession('model.onnx', providers=['CPUExecutionProvider'])"]),
+        ("cuda:1", ["providers=[('CUDAExecutionProvider', {'use_tf32': '0', 'device_id': '1'})])"]),
+        ("openvino", []),  # a plugin, whose library a program has to load
+    ],
+)
+def test_the_program_runs_on_the_provider_of_the_release(provider: str, shown: list[str]) -> None:
+    """And computes there as precisely as onnxtool does."""
+    text = card_text(replace(FACTS, provider=provider))
+    assert [line for line in shown if line not in text] == []
+    assert text.count("InferenceSession") == len(shown)
+    assert text.count("CPUExecutionProvider") == (provider == "cpu")
+
+
 def test_names_are_no_markup() -> None:
     """They come from checkpoints and from whoever named files."""
     name = "a`b|<script>\n# c"

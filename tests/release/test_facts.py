@@ -34,6 +34,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
         (lambda d: d.update(name=3), r"record.name is '3', and no str"),
         (lambda d: d.update(name="a\x1b[2J"), "record.name is"),
         (lambda d: d["provenance"].update(date="2026-02-30"), "its date is '2026-02-30'"),
+        (lambda d: d.update(provider="auto"), "its provider is 'auto'"),
         (lambda d: d.update(files={}), "record.files is no list"),
         (lambda d: d.update(versions=[]), "record.versions is no object"),
         (lambda d: d["license"].update(id=None), "record.license.id"),
