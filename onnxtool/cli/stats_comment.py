@@ -7,7 +7,7 @@ Markdown, HTML or a mention.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from onnxtool.cli.render import format_bytes
 from onnxtool.cli.stats_blocks import MAX_ROWS, Section, difference_sections, summary_sections
@@ -15,11 +15,11 @@ from onnxtool.cli.stats_wording import (
     ABSENT,
     counts_of,
     format_count,
-    growth,
     interface_notes,
     last_verification,
     license_of,
     needs,
+    replaced,
     shape_of,
     shorten,
 )
@@ -30,72 +30,42 @@ from onnxtool.summary.figures import Difference, Stats
 _MAX_LENGTH = 60_000
 _MAX_CELL_LENGTH = 100
 _MAX_GATES = 3
+_TOP = ("Number of nodes", "Parameters", "Size", "Fused attentions")  # of the figures
 
 
 def summary_comment(stats: Stats, gates: Sequence[str] = ()) -> str:
     """Write one model as Markdown."""
-    figures = [
-        ("Number of nodes", f"{stats.num_nodes:,}"),
-        ("Fused attentions", str(stats.num_attentions)),
-        ("Parameters", f"{stats.num_parameters:,} in {stats.num_initializers:,} initializers"),
-        (
-            "Size",
-            f"{format_bytes(stats.size_bytes)}, {format_bytes(stats.duplicate_bytes)} of it stored more than once",
-        ),
-        ("Needs", _text(needs(stats))),
-        ("License", _text(license_of(stats))),
-    ]
+    sections = summary_sections(stats)
+    rows = [row for row in sections[0].rows if row[0] in _TOP]
     if stats.cost is not None:
-        cost = (
-            f"{format_count(stats.cost.macs)}, {format_bytes(stats.cost.peak_activation_bytes)} of activations at once"
-        )
-        figures.insert(4, (f"MACs of {shape_of(stats.cost)}", cost))
-    top = [
-        f"### {code_span(stats.path)}",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in figures),
-        "",
-    ]
-    top += _last_lines(stats, gates)
-    return _document(top, summary_sections(stats))
+        peak = f"{format_bytes(stats.cost.peak_activation_bytes)} of activations at once"
+        rows.append((f"MACs of {shape_of(stats.cost)}", f"{format_count(stats.cost.macs)}, {peak}"))
+    rows += [("Needs", needs(stats)), ("License", license_of(stats))]
+    top = [f"### {code_span(stats.path)}", "| | |", "|---|---|", *map(_row, rows), ""]
+    return _document([*top, *_last_lines(stats, gates)], sections)
 
 
 def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str:
     """Write the difference between two models as Markdown."""
     base, model, delta = difference.base, difference.model, difference.delta
-    rows = [
-        _figure("Number of nodes", model.num_nodes, base.num_nodes),
-        _figure("Fused attentions", model.num_attentions, base.num_attentions),
-        _figure("Parameters", model.num_parameters, base.num_parameters),
-        (
-            "Size",
-            *map(format_bytes, (base.size_bytes, model.size_bytes)),
-            growth(model.size_bytes, base.size_bytes, format_bytes),
-        ),
-    ]
-    if model.cost is not None and base.cost is not None:
-        macs = model.cost.macs, base.cost.macs
-        label = f"MACs of {shape_of(model.cost)}"
-        rows.append((label, *map(format_count, reversed(macs)), growth(*macs, format_count)))
-    same = needs(model) == needs(base)
-    rows.append(("Needs", _text(needs(base)), _text(needs(model)), "unchanged" if same else ""))
+    sections = difference_sections(difference)
+    rows = [row for row in sections[0].rows if row[0] in _TOP or row[0].startswith("MACs of ")]
     top = [
         f"### {code_span(model.path)} against {code_span(base.path)}",
         "| | base | model | change |",
         "|---|---:|---:|---:|",
+        *map(_row, [*rows, replaced("Needs", needs(model), needs(base))]),
     ]
-    top += [f"| {' | '.join(row)} |" for row in rows]
     parts = [("Operators", delta.ops), ("Initializers", delta.weights), ("Metadata", delta.metadata)]
     told = [f"**{name}:** {counts_of(changes) or 'unchanged'}" for name, changes in parts]
     notes = interface_notes(base, model, delta.inputs, delta.outputs)
     interface = f"⚠ {'; '.join(notes)}" if notes else "inputs and outputs unchanged"
     top += ["", f"**Interface:** {interface}. {' · '.join(told)}", *_last_lines(model, gates)]
-    return _document(top, difference_sections(difference))
+    return _document(top, sections)
 
 
-def _figure(name: str, after: int, before: int) -> tuple[str, str, str, str]:
-    return name, f"{before:,}", f"{after:,}", growth(after, before)
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(map(_text, cells))} |"
 
 
 def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:
@@ -121,7 +91,7 @@ def _document(top: Sequence[str], sections: Sequence[Section]) -> str:
 
 def _folded(section: Section) -> str:
     rule = "|".join("---:" if column in section.numbers else "---" for column in section.columns)
-    lines = [f"| {' | '.join(map(_text, section.columns))} |", f"|{rule}|"]
+    lines = [_row(section.columns), f"|{rule}|"]
     for row in section.rows[:MAX_ROWS]:
         cells = [
             _cell(cell, is_name=column in section.names) for column, cell in zip(section.columns, row, strict=True)
