@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -85,7 +85,7 @@ def run(
 
     with corpus_progress(quiet=quiet, files=files):
         report = encode_parts(model_path, corpus, output, options, run)
-    emit(report, _run_blocks(report), format_name)
+    emit(report, _merge_blocks(report), format_name)
     return _exit_code(report)
 
 
@@ -139,7 +139,7 @@ def merge(*, output: Location, read_back: bool, strict: bool, format_name: str, 
     return _exit_code(report)
 
 
-def _exit_code(report: MergeReport | RunReport) -> int:
+def _exit_code(report: MergeReport) -> int:
     if report.to_do:
         click.echo(f"splits to do: {report.to_do}", err=True)
     return 1 if report.to_do else 0
@@ -190,39 +190,35 @@ def _encoded(report: PartReport) -> str:
 
 
 def _merge_blocks(report: MergeReport) -> list[Block]:
+    """Lay out what was published, and the work of a run."""
+    if report.to_do:
+        return [Heading("Splits that cannot be merged"), Table(("problem", "splits"), [*report.problems.items()])]
+    splits, texts = str(report.num_splits), str(report.num_texts)
+    work: list[tuple[str, str]] = []
+    if isinstance(report, RunReport):
+        splits += f", {report.num_encoded_splits} of them by this run"
+        texts += f", {report.num_encoded} of them by this run"
+        work = [
+            ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
+            ("Processes", f"{report.processes}, engine {report.engine}"),
+            *_lost(report),
+        ]
+    optional = (
+        (report.num_rejects, "Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"),
+        (report.num_removed, "Removed", f"{report.num_removed} files that workers left which were killed"),
+    )
     facts = [
         ("Output", f"{report.output}: {report.num_files} files, {format_bytes(report.size_bytes)}"),
         ("Manifest", report.manifest),
+        ("Splits", splits),
         ("Shards", str(report.num_shards)),
-        ("Texts", str(report.num_texts)),
+        ("Texts", texts),
         *([("Passages", str(report.num_passages))] if report.num_passages else ()),
         ("Tokens", str(report.num_tokens)),
+        *work,
+        *((name, text) for count, name, text in optional if count),
     ]
-    removed = f"{report.num_removed} files that workers left which were killed"
-    return _published(report, facts, [("Removed", removed)] if report.num_removed else [])
-
-
-def _run_blocks(report: RunReport) -> list[Block]:
-    facts = [
-        ("Output", f"{report.output}: {format_bytes(report.size_bytes)}"),
-        ("Manifest", report.manifest),
-        ("Splits", f"{report.num_splits}, {report.num_encoded_splits} of them by this run"),
-        ("Texts", f"{report.num_texts}, {report.num_encoded} of them by this run"),
-        ("Tokens", str(report.num_tokens)),
-        ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
-        ("Processes", f"{report.processes}, engine {report.engine}"),
-        *_lost(report),
-    ]
-    return _published(report, facts)
-
-
-def _published(
-    report: MergeReport | RunReport, facts: list[tuple[str, str]], last: Sequence[tuple[str, str]] = ()
-) -> list[Block]:
-    if report.to_do:
-        return [Heading("Splits that cannot be merged"), Table(("problem", "splits"), [*report.problems.items()])]
-    rejected = [("Rejected lines", f"{report.num_rejects}, in {report.rejects_path}")] if report.num_rejects else []
-    return [Facts([*facts, *rejected, *last]), *map(Note, report.notes)]
+    return [Facts(facts), *map(Note, report.notes)]
 
 
 def _status_blocks(report: StatusReport) -> list[Block]:

@@ -127,38 +127,28 @@ class MergeReport:
 
 @short_repr
 @dataclass(frozen=True)
-class RunReport:
+class RunReport(MergeReport):
     """A whole corpus, encoded by several processes and published.
 
     Attributes:
         engine: where the processes ran.
         processes: number of processes.
+        num_encoded_splits: number of splits that were not done before.
         num_encoded: number of texts encoded by this run, of `num_texts`.
         num_deaths: number of times a process died and was restarted.
         num_left_out: number of texts that no process could run on their own, listed among the rejected lines.
-        to_do: splits that are damaged despite their records, as in MergeReport, with their `problems`.
+        seconds: duration, including loading the model.
+        texts_per_s: speed, likewise.
     """
 
-    output: str
-    manifest: str
-    engine: str
-    processes: int
-    num_splits: int
-    num_encoded_splits: int
-    num_shards: int
-    num_texts: int
-    num_encoded: int
-    num_tokens: int
-    num_rejects: int
-    rejects_path: str
-    num_deaths: int
-    num_left_out: int
-    size_bytes: int
-    seconds: float
-    texts_per_s: float
-    to_do: str = ""
-    problems: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    engine: str = ""
+    processes: int = 0
+    num_encoded_splits: int = 0
+    num_encoded: int = 0
+    num_deaths: int = 0
+    num_left_out: int = 0
+    seconds: float = 0.0
+    texts_per_s: float = 0.0
 
 
 @short_repr

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import entry, model_on_this_machine
@@ -21,7 +23,7 @@ from onnxtool.encoding.records import read_run
 from onnxtool.encoding.report import CorpusReport, PartReport, RunReport
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
-from onnxtool.encoding.workers import LocalWorkers
+from onnxtool.encoding.workers import LocalWorkers, Opened
 from onnxtool.errors import InputError
 from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted
@@ -147,8 +149,8 @@ def _corpus_report(
         threads=session.threads,
         peak_rss_bytes=peak_rss_bytes(),
         resumed=num_earlier != 0,
-        vectors_as=str(job.form.description["as"]),
-        dimensions=job.form.dimensions,
+        vectors_as=str(job.description["as"]),
+        dimensions=job.description["dimensions"],  # type: ignore[arg-type]  # JSON
         notes=tuple(job.notes(num_truncated)),
     )
 
@@ -205,30 +207,40 @@ def encode_part(
         OutputExistsError: the folder belongs to another command, model, corpus or version of onnxtool.
         OnnxtoolError: as `encode_corpus`.
     """
-    part = part or PartOptions()
-    start = time.perf_counter()
-    task = _task(model_path, corpus, output, options)
-    tally = Tally()
-    with closing(LocalWorkers(task, part, tally.add)) as workers:
+    part, start, tally = part or PartOptions(), time.perf_counter(), Tally()
+    with closing(LocalWorkers(_task(model_path, corpus, output, options), part, tally.add)) as workers:
         opened = workers.open()
         wanted = wanted_splits(part, len(opened.sizes))
-        missing = sorted({*opened.missing} & {*wanted})
-        tally.begin(sum(opened.sizes[number] for number in missing))
-        if missing:
-            workers.encode(missing)
-    total, seconds = tally.total, time.perf_counter() - start
+        num_splits = _encode_missing(workers, opened, wanted, tally)
     return PartReport(
         output=str(OutputFolder(output).path),
         splits=format_ranges(wanted),
         num_splits=len(wanted),
-        num_encoded_splits=len(missing),
-        num_encoded=total.encoded,
-        num_deaths=total.deaths,
-        num_left_out=total.left_out,
-        seconds=seconds,
-        texts_per_s=total.encoded / seconds,
+        **_figures_of_work(num_splits, tally, start),
         notes=opened.notes,
     )
+
+
+def _encode_missing(workers: LocalWorkers | RayWorkers, opened: Opened, wanted: Sequence[int], tally: Tally) -> int:
+    """Encode the missing ones of the `wanted` splits; return their number."""
+    missing = sorted({*opened.missing} & {*wanted})
+    tally.begin(sum(opened.sizes[number] for number in missing))
+    if missing:
+        workers.encode(missing)
+    return len(missing)
+
+
+def _figures_of_work(num_splits: int, tally: Tally, start: float) -> dict[str, Any]:
+    """Return the figures of this run, by the fields of its report."""
+    total, seconds = tally.total, time.perf_counter() - start
+    return {
+        "num_encoded_splits": num_splits,
+        "num_encoded": total.encoded,
+        "num_deaths": total.deaths,
+        "num_left_out": total.left_out,
+        "seconds": seconds,
+        "texts_per_s": total.encoded / seconds,
+    }
 
 
 @checked
@@ -251,42 +263,20 @@ def encode_parts(
     Raises:
         OnnxtoolError: as `encode_corpus`.
     """
-    run = run or RunOptions()
-    start = time.perf_counter()
+    run, start, tally = run or RunOptions(), time.perf_counter(), Tally()
     task = replace(_task(model_path, corpus, output, options), strict=run.strict, force=run.force)
     folder = OutputFolder(output)
-    tally = Tally()
     engine = RayWorkers if run.engine == "ray" else LocalWorkers
     with closing(engine(task, run, tally.add)) as workers:
         opened = workers.open()
-        missing = opened.missing
-        tally.begin(sum(opened.sizes[number] for number in missing))
-        if missing:
-            workers.encode(missing)
+        num_splits = _encode_missing(workers, opened, range(len(opened.sizes)), tally)
     with folder.locked():
         merged = publish(folder, read_run(folder), strict=run.strict)
-    total, seconds = tally.total, time.perf_counter() - start
     return RunReport(
-        output=merged.output,
-        manifest=merged.manifest,
+        **{**vars(merged), "notes": (*opened.notes, *merged.notes)},
         engine=run.engine,
-        processes=workers.num_processes if missing else 0,
-        num_splits=merged.num_splits,
-        num_encoded_splits=len(missing),
-        num_shards=merged.num_shards,
-        num_texts=merged.num_texts,
-        num_encoded=total.encoded,
-        num_tokens=merged.num_tokens,
-        num_rejects=merged.num_rejects,
-        rejects_path=merged.rejects_path,
-        num_deaths=total.deaths,
-        num_left_out=total.left_out,
-        size_bytes=merged.size_bytes,
-        seconds=seconds,
-        texts_per_s=total.encoded / seconds,
-        to_do=merged.to_do,
-        problems=merged.problems,
-        notes=(*opened.notes, *merged.notes),
+        processes=workers.num_processes if num_splits else 0,
+        **_figures_of_work(num_splits, tally, start),
     )
 
 
