@@ -5,10 +5,10 @@ file does not specify it.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from types import NoneType
-from typing import Any, NamedTuple, TypeVar
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -114,6 +114,61 @@ def to_json(value: object) -> Json:
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"no JSON form for {type(value).__name__}")
+
+
+def from_json(kind: Any, value: Any, place: str = "it", is_text: Callable[[str], bool] = lambda _: True) -> Any:
+    """Convert JSON values back to a report, the inverse of `to_json`; anything that it does not write is refused.
+
+    Args:
+        kind: the annotated type: a dataclass or named tuple, whose fields must all be there, or a part of one.
+        value: the JSON value.
+        place: the name of the value, for errors.
+        is_text: whether a text may be in the report.
+
+    Raises:
+        ValueError: the value has another form.
+    """
+    inner = get_args(kind)
+    if kind is Any:
+        return value
+    if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields"):
+        hints, entries = get_type_hints(kind), _object(value, place)
+        if odd := sorted(hints.keys() ^ entries.keys()):
+            raise ValueError(f"{place} {'has' if odd[0] in entries else 'lacks'} {odd[0][:80]!r}")
+        return kind(
+            **{name: from_json(hints[name], item, f"{place}.{name}", is_text) for name, item in entries.items()}
+        )
+    if isinstance(kind, UnionType):
+        return None if value is None else from_json(inner[0], value, place, is_text)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{place} is no list")
+        return tuple(from_json(inner[0], item, f"{place}[{index}]", is_text) for index, item in enumerate(value))
+    if get_origin(kind) in (dict, Mapping):
+        entries = _object(value, place)
+        return {name: from_json(inner[1], item, f"{place}[{name[:80]!r}]", is_text) for name, item in entries.items()}
+    if not _fits(kind, value) or (kind is str and not is_text(value)):
+        raise ValueError(f"{place} is {str(value)[:80]!r}, and no {kind.__name__} that belongs there")
+    return value
+
+
+def _object(value: Any, place: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{place} is no object")
+    return value
+
+
+def _fits(kind: type, value: Any) -> bool:
+    """Whether a JSON value is a plain one of a type; integers are counts, and stay integers where a float belongs."""
+    if isinstance(value, bool | str):
+        return type(value) is kind
+    if isinstance(value, int):
+        return (kind is int and 0 <= value < _MOST) or (kind is float and abs(value) < _MAX_WHOLE)
+    return kind is float and isinstance(value, float) and math.isfinite(value)
+
+
+_MOST = 1 << 62
+_MAX_WHOLE = 1 << 53  # floats represent every integer only below this
 
 
 def printable(text: str) -> str:

@@ -6,7 +6,6 @@ an application that serves one request after another. The run after another mode
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,33 +83,20 @@ class Limits:
     runs: float
     duration_s: float
 
-    @property
-    def runs_of_block(self) -> float:
-        """Runs after which a block ends."""
-        return self.runs if math.isinf(self.runs) else max(_RUNS_OF_BLOCK, math.ceil(self.runs / _BLOCKS))
 
-    @property
-    def seconds_of_block(self) -> float:
-        """Seconds after which a block of enough runs ends."""
-        return self.duration_s / _BLOCKS
-
-
-def _block_end(limits: Limits, left: Limits, count: int | None) -> BlockEnd:
-    """Return what ends a block.
-
-    Args:
-        limits: of the shape.
-        left: what is left of them.
-        count: the runs of the other model's block in this round, so that both run the same inputs.
-    """
+def _block_end(limits: Limits, left: Limits) -> BlockEnd:
+    """Return what ends the first block of a round: the limits of a shape, and what is left of them."""
+    most = min(left.runs, max(_RUNS_OF_BLOCK, limits.runs / _BLOCKS))
+    usual_s = limits.duration_s / _BLOCKS
 
     def is_done(runs: int, seconds: float) -> bool:
-        if count is not None:
-            return runs >= count
-        is_long = runs >= _RUNS_OF_BLOCK and seconds >= limits.seconds_of_block
-        return is_long or runs >= min(limits.runs_of_block, left.runs) or seconds >= left.duration_s
+        return runs >= most or seconds >= left.duration_s or (runs >= _RUNS_OF_BLOCK and seconds >= usual_s)
 
     return is_done
+
+
+def _after(count: int) -> BlockEnd:
+    return lambda runs, _seconds: runs >= count
 
 
 class InterleavedRuns:
@@ -140,13 +126,13 @@ class InterleavedRuns:
         end = time.perf_counter() + limits.duration_s * len(self.models)
         num_runs = 0
         while True:
-            order = range(len(self.models))
-            count: int | None = None
-            for which in order if self._num_rounds % 2 == 0 else reversed(order):
-                left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
-                count = self._take_block(which, _block_end(limits, left, count))
+            first, *others = range(len(self.models)) if self._num_rounds % 2 == 0 else reversed(range(len(self.models)))
+            left = Limits(limits.runs - num_runs, max(0.0, end - time.perf_counter()))
+            count = self._take_block(first, _block_end(limits, left))
+            for which in others:  # as many runs, so that all run the same inputs
+                self._take_block(which, _after(count))
             self._num_rounds += 1
-            num_runs += count or 0
+            num_runs += count
             if num_runs >= limits.runs or time.perf_counter() >= end:
                 return
 

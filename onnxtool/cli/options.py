@@ -206,13 +206,8 @@ class _Number(click.FloatRange):
     convert = click.FLOAT.convert
 
 
-def report_options(command: Command) -> Command:
-    """Add --format and --quiet: how the result and the progress are shown."""
-    return format_options(FORMATS)(command)
-
-
-def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
-    """Add --format, which takes one of `formats` with `more` in its help, --quiet, --config and the logging options."""
+def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
+    """Add --format, which takes one of `formats` with `more` in its help, --quiet and the logging options."""
 
     def decorate(command: Command) -> Command:
         quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
@@ -223,19 +218,18 @@ def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command]
             default="text",
             show_default=True,
             help=f"How to print the result on stdout{more}.",
-        )(quiet(log_options(config_option(command))))
+        )(quiet(log_options(command)))
 
     return decorate
 
 
-def output_options(meaning: str) -> Callable[[Command], Command]:
-    """Add --output, with `meaning` as its help, and --force."""
+def format_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
+    """Add --config and the options that `shown_options` adds."""
+    return lambda command: shown_options(formats, more)(config_option(command))
 
-    def decorate(command: Command) -> Command:
-        command = click.option("--force", is_flag=True, help="Replace an existing output.")(command)
-        return click.option("--output", type=PathType(), help=meaning)(command)
 
-    return decorate
+report_options = format_options(FORMATS)
+"""Add how the result and the progress of a command are shown, and its configuration."""
 
 
 class Result(NamedTuple):
@@ -308,8 +302,13 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
             chosen = format_of(output, format_name, formats)
             return command(*arguments, result=Result(output, force, chosen, quiet), **others)
 
-        add_output = output_options("Write the result to this file instead of stdout, in the format of its suffix.")
-        return add_output(format_options(formats, more)(with_result))  # type: ignore[return-value]
+        output_option = click.option(
+            "--output",
+            type=PathType(),
+            help="Write the result to this file instead of stdout, in the format of its suffix.",
+        )
+        force_option = click.option("--force", is_flag=True, help="Replace an existing output.")
+        return output_option(force_option(format_options(formats, more)(with_result)))  # type: ignore[return-value]
 
     return decorate
 

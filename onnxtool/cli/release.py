@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.choices import NameChoice
-from onnxtool.cli.logs import log_options
-from onnxtool.cli.options import FORMATS, PathType
+from onnxtool.cli.options import FORMATS, PathType, shown_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.streams import printable
@@ -35,16 +33,7 @@ if TYPE_CHECKING:
 @click.option("--private", is_flag=True, help="Make the --push repository private if it is new.")
 @click.option("--dry_run", is_flag=True, help="List the steps that would run and why, without running them.")
 @click.option("--force", is_flag=True, help="Replace an existing release.")
-@click.option(
-    "--format",
-    "format_name",
-    type=NameChoice(FORMATS),
-    default="text",
-    show_default=True,
-    help="How to print the result on stdout.",
-)
-@click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
-@log_options
+@shown_options(FORMATS)
 def command(
     *,
     config: Path | None,

@@ -134,7 +134,7 @@ class SplitEncoder:
                     if part.rejects:
                         self._require_lenient(part.rejects[0], name.split)
                     shard = shard or StagedShard(
-                        self.folder, staging, self.job.shard_format, name, self.job.form.description
+                        self.folder, staging, self.job.shard_format, name, self.job.description
                     )
                     shard.append(part)
                     if part.window.digest:

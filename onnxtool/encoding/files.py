@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from onnxtool import reading
 from onnxtool.encoding import filesystems
+from onnxtool.encoding.filesystems import Entry as Entry
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import tell_staged
@@ -42,21 +42,10 @@ _BESIDE = re.compile(rf"([^/]+/|{_FOLDERS})?[^/]+\.(json|txt|model|jinja)|{_FOLD
 _MOST_BYTES = 1 << 28  # of a file next to the model
 
 
-class Entry(NamedTuple):
-    """A file in a listing.
-
-    Attributes:
-        modified: seconds since 1970.
-    """
-
-    size_bytes: int
-    modified: float
-
-
 def entries(folder: Location) -> dict[str, Entry]:
     """List the files of a folder by name; empty if the folder does not exist."""
     if isinstance(folder, Uri):
-        return {name: Entry(size, modified) for name, size, modified in filesystems.listed(folder)}
+        return filesystems.listed(folder)
     found = {}
     with suppress(FileNotFoundError), os.scandir(folder) as inside:
         for item in inside:
@@ -70,8 +59,7 @@ def entries(folder: Location) -> dict[str, Entry]:
 def entry(location: Location) -> Entry | None:
     """Return a file's size and time without reading it; None if it does not exist."""
     if isinstance(location, Uri):
-        found = filesystems.head(location)
-        return None if found is None else Entry(*found[:2])
+        return filesystems.head(location)
     with suppress(FileNotFoundError):
         status = location.stat()
         return Entry(status.st_size, status.st_mtime)
@@ -123,15 +111,6 @@ def written(path: Path, content: bytes) -> Iterator[None]:
             yield
         finally:
             remove_own_file(path)
-
-
-def upload(path: Path, uri: Uri, *, named_by_contents: bool = False) -> None:
-    """Copy a local file to another location.
-
-    An existing file that is named after its contents is kept: no writer takes it from another, not even for the moment
-    of a replacement.
-    """
-    filesystems.put(uri, path, named_by_contents=named_by_contents)
 
 
 def create(location: Location, content: bytes, token: str = "") -> bool:

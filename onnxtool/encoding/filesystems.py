@@ -308,18 +308,37 @@ def _inside(filesystem: Any, path: str) -> list[Info]:
     return found
 
 
-def listed(folder: Uri) -> Iterator[tuple[str, int, float]]:
-    """Yield name, size and time of a folder's files from one listing; empty if the folder does not exist."""
+class Entry(NamedTuple):
+    """A file in a listing.
+
+    Attributes:
+        modified: seconds since 1970; 0 if unknown.
+        tag: distinguishes it from another file of the same name; empty for a file of this machine.
+    """
+
+    size_bytes: int
+    modified: float
+    tag: str = ""
+
+
+def _entry(info: Info) -> Entry:
+    size, modified = info["size"], _modified(info)
+    return Entry(size, modified, info.get("e_tag") or f"{size} bytes of {modified}")
+
+
+def listed(folder: Uri) -> dict[str, Entry]:
+    """Return a folder's files by name, from one listing; empty if the folder does not exist."""
     _require_lists(folder)
 
     def request(filesystem: Any, path: str) -> list[Info]:
         filesystem.invalidate_cache()
         return _inside(filesystem, path.rstrip("/") or "/")
 
-    with suppress(FileNotFoundError):
-        for info in _ask(folder, request):
-            if info["type"] == "file":
-                yield posixpath.basename(info["name"]), info["size"], _modified(info)
+    try:
+        found = _ask(folder, request)
+    except FileNotFoundError:
+        return {}
+    return {posixpath.basename(info["name"]): _entry(info) for info in found if info["type"] == "file"}
 
 
 def below(folder: Uri) -> Iterator[tuple[str, int]]:
@@ -347,15 +366,10 @@ def _require_lists(folder: Uri) -> None:
         raise InputError(f"{folder} is of a server, which lists no folders", "pass the address of one file, or a store")
 
 
-def head(uri: Uri) -> tuple[int, float, str] | None:
-    """Return size, time and tag of a file; None if it does not exist."""
+def head(uri: Uri) -> Entry | None:
+    """Return a file's details without reading it; None if it does not exist."""
     found = _ask(uri, _info)
-    return None if found is None else (found["size"], _modified(found), _tag(found))
-
-
-def _tag(info: Info) -> str:
-    """Distinguish a file from another one of the same name."""
-    return info.get("e_tag") or f"{info['size']} bytes of {_modified(info)}"
+    return None if found is None else _entry(found)
 
 
 def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None) -> bytes:
@@ -363,7 +377,7 @@ def get(uri: Uri, begin: int = 0, end: int | None = None, tag: str | None = None
 
     def request(filesystem: Any, path: str) -> bytes:
         info = _require(filesystem, path)
-        if tag is not None and tag != _tag(info):
+        if tag is not None and tag != _entry(info).tag:
             raise StoreError(f"{uri} has changed while it was read", "run the same command again")
         last = info["size"] if end is None else end
         content = bytes(filesystem.cat_file(path, start=begin, end=last)) if last > begin else b""
@@ -546,7 +560,7 @@ class RangeReader(io.RawIOBase):
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such file", str(uri))
         self._uri = uri
-        self._size, _, self._tag = found
+        self._size, self._tag = found.size_bytes, found.tag
         self._place = 0
 
     def readable(self) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,40 +49,23 @@ _CHARACTERS_OF_TOKENS = 1 << 19  # of a window whose texts have a vector for eac
 
 
 @dataclass(frozen=True)
-class CorpusForm:
-    """The form of vectors, and the post-processing of the model's output.
-
-    Attributes:
-        by_token: whether a text has one vector per token.
-        dimensions: numbers per vector; for sparse vectors, the size of the vocabulary.
-        description: their description in the manifest.
-        notes: notes for the user.
-    """
-
-    form: VectorForm
-    by_token: bool
-    dimensions: int
-    description: dict[str, Json]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Job:
     """A corpus with its encoder.
 
     Attributes:
-        left_out: files in the folder that are not part of the corpus.
         identity: everything that determines the bytes of the output.
+        description: the description of the vectors in the manifest.
+        form_notes: notes for the user about the corpus and the form of its vectors.
     """
 
     model: CorpusModel
     sources: tuple[Source, ...]
-    left_out: tuple[str, ...]
     options: VectorOptions
-    form: CorpusForm
     shard_format: ShardFormat
     plan: Plan
     identity: Identity
+    description: dict[str, Json]
+    form_notes: tuple[str, ...]
 
     @classmethod
     def open(cls, model_path: AnyLocation, corpus: AnyLocation, options: VectorOptions, *, workers: int = 0) -> Job:
@@ -90,37 +74,38 @@ class Job:
         Raises:
             OnnxtoolError: as `encode_corpus`, as far as it is known before a text is read.
         """
-        provider = options.provider
-        resolve_provider(provider)  # before anything is fetched
-        corpus, model_path = (
-            parse_location(corpus),
-            model_on_this_machine(parse_location(model_path), options.text_task),
-        )
+        resolve_provider(options.provider)  # before anything is fetched
+        corpus = parse_location(corpus)
+        model_path = model_on_this_machine(parse_location(model_path), options.text_task)
         threads = options.threads or 1
         model: CorpusModel
-        left_out: tuple[str, ...] = ()
+        notes: tuple[str, ...] = ()
         if takes_pictures(ModelFile.open(model_path)):
             sources = find_picture_sources(corpus)
-            model = load_pictures(model_path, model_name=options.model_name, provider=provider, threads=threads)
+            model = load_pictures(model_path, model_name=options.model_name, provider=options.provider, threads=threads)
             _refuse_for_pictures(options)
         else:
             sources, left_out = find_sources(corpus)
-            model_path, model_name = find_file(model_path, options.model_name, options.text_task)
-            model = load(
-                model_path,
-                model_name=model_name,
-                description=options.description,
-                provider=provider,
-                threads=threads,
-                representation=options.representation,
-            )
+            notes = tuple(left_out_notes(left_out))
+            model = load_for_texts(model_path, options, threads)
             model.require_documents(options.text_task or options.prompt)
-        kind = _kind(model, options)
-        form = _form(model, options)
-        shard_format = _shard_format(model, options, kind, by_token=form.by_token)
+        is_sparse = isinstance(model, LoadedModel) and model.is_sparse
+        kind = _kind(model, options, is_sparse=is_sparse)
+        form, description, form_notes = _form(model, options)
+        weights = options.weights or ("float" if kind == "parquet" else "int")
+        shard_format = ShardFormat(
+            kind,
+            options.gzip,
+            kind == "jsonl" if options.contents is None else options.contents,
+            weights if is_sparse else "float",
+            description["of"] == "tokens",
+        )
+        shard_format.check()
         plan = _plan(model, options, form, workers)
-        identity = _identity(model, sources, shard_format, options, plan, form)
-        return cls(model, sources, left_out, options, form, shard_format, plan, identity)
+        identity = make_identity(
+            model.session.model, model.folder, sources, _chosen(model, options, shard_format, plan), description
+        )
+        return cls(model, sources, options, shard_format, plan, identity, description, (*form_notes, *notes))
 
     @property
     def limits(self) -> Limits:
@@ -136,8 +121,25 @@ class Job:
 
     def notes(self, num_truncated: int) -> Iterator[str]:
         """Return notes for the user about the vectors."""
-        yield from self.form.notes
-        yield from _notes(self.model, self.plan.task, num_truncated, self.left_out)
+        yield from self.form_notes
+        yield from _notes(self.model, self.plan.task, num_truncated)
+
+
+def load_for_texts(path: Path, options: VectorOptions, threads: int) -> LoadedModel:
+    """Load the model that encodes texts of the task: the file at `path`, or its partner.
+
+    Raises:
+        OnnxtoolError: as `onnxtool.infer.load`.
+    """
+    path, model_name = find_file(path, options.model_name, options.text_task)
+    return load(
+        path,
+        model_name=model_name,
+        description=options.description,
+        provider=options.provider,
+        threads=threads,
+        representation=options.representation,
+    )
 
 
 def _refuse_for_pictures(options: VectorOptions) -> None:
@@ -160,11 +162,7 @@ def _refuse_for_pictures(options: VectorOptions) -> None:
         raise InputError(f"{' and '.join(given)} was passed, which is for texts, but the corpus consists of images")
 
 
-def _is_sparse(model: CorpusModel) -> bool:
-    return isinstance(model, LoadedModel) and model.is_sparse
-
-
-def _kind(model: CorpusModel, options: VectorOptions) -> str:
+def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str:
     """Choose one of OUTPUT_FORMATS.
 
     Raises:
@@ -175,63 +173,47 @@ def _kind(model: CorpusModel, options: VectorOptions) -> str:
             f"{model.session.model.path} is for {model.task}, and gives no vector for a text",
             model.hint_of_vectors,
         )
-    kind = options.output_format or ("jsonl" if _is_sparse(model) else "npy")
-    if _is_sparse(model) and kind == "npy":
+    kind = options.output_format or ("jsonl" if is_sparse else "npy")
+    if is_sparse and kind == "npy":
         raise InputError(f"the model gives term weights, which {kind} cannot store", "use jsonl or parquet")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, but the output is {kind}", "leave out --gzip")
     return kind
 
 
-def _shard_format(model: CorpusModel, options: VectorOptions, kind: str, *, by_token: bool) -> ShardFormat:
-    """Choose the file format.
+def _form(model: CorpusModel, options: VectorOptions) -> tuple[VectorForm, dict[str, Json], tuple[str, ...]]:
+    """Return the post-processing of the model's output, the description of the vectors, and notes for the user.
 
-    Raises:
-        InputError: pyarrow is missing.
-    """
-    contents = kind == "jsonl" if options.contents is None else options.contents
-    weights = options.weights or ("float" if kind == "parquet" else "int")
-    shard_format = ShardFormat(kind, options.gzip, contents, weights if _is_sparse(model) else "float", by_token)
-    shard_format.check()
-    return shard_format
-
-
-def _form(model: CorpusModel, options: VectorOptions) -> CorpusForm:
-    """Determine the storage of vectors; ranges are read, or measured on the calibration texts.
+    Ranges are read, or measured on the calibration texts.
 
     Raises:
         InputError: the model's vectors do not support this storage, or ranges or texts cannot be read.
     """
-    measured = options.calibration is not None
+    measured, head = options.calibration is not None, model.head
     form = VectorForm.of(
-        model.head,
+        head,
         vectors_as="float32" if measured else options.vectors_as,
         ranges=options.ranges,
         dimensions=options.dimensions,
     )
     if isinstance(model, LoadedModel) and model.is_sparse:
-        terms = model.tokenizer.vocabulary_size
-        return CorpusForm(form, False, terms, {"of": "terms", **VectorType("float32").describe(terms)})
+        return form, {"of": "terms", **VectorType("float32").describe(model.tokenizer.vocabulary_size)}, ()
     notes: tuple[str, ...] = ()
-    if isinstance(model, PictureModel) and options.calibration is not None:
+    if isinstance(model, PictureModel) and measured:
         raise InputError("--calibration is a file of texts, but the corpus consists of images", "pass --ranges")
     if isinstance(model, LoadedModel) and options.calibration is not None and options.vectors_as is not None:
         ranges, count = measure_ranges(_vectors(model, read_texts(options.calibration), options))
         form = replace(form, stored=VectorType.of(options.vectors_as, ranges))
         notes = tuple(filter(None, [few_vectors(count)]))
-    given_sample: Any = (
+    sample: Any = form.apply(
         model.run([model.blank()])
         if isinstance(model, PictureModel)
         else model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
     )
-    sample: Any = form.apply(given_sample)
-    by_token = isinstance(sample, TokenVectors)
-    array = sample.vectors if by_token else sample
-    head = model.head
+    of, array = ("tokens", sample.vectors) if isinstance(sample, TokenVectors) else ("texts", sample)
     given = head.stored if isinstance(head, Embeddings) else None
     stored = form.stored or given or VectorType(str(array.dtype))
-    width = array.shape[1] * stored.numbers_of_a_column
-    return CorpusForm(form, by_token, width, {"of": "tokens" if by_token else "texts", **stored.describe(width)}, notes)
+    return form, {"of": of, **stored.describe(array.shape[1] * stored.numbers_of_a_column)}, notes
 
 
 def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOptions) -> Iterator[NDArray[np.float32]]:
@@ -243,14 +225,14 @@ def _vectors(model: LoadedModel, texts: tuple[TextInput, ...], options: VectorOp
         yield vectors.vectors if isinstance(vectors, TokenVectors) else vectors
 
 
-def _plan(model: CorpusModel, options: VectorOptions, form: CorpusForm, workers: int) -> Plan:
+def _plan(model: CorpusModel, options: VectorOptions, form: VectorForm, workers: int) -> Plan:
     tokens = options.batch_tokens or _BATCH_TOKENS[model.session.memory[0]]
     if isinstance(model, LoadedModel) and model.is_sparse and not options.batch_tokens:
         tokens = min(tokens, max(1, _MAX_LOGITS[model.session.memory[0]] // model.tokenizer.vocabulary_size))
     workers = workers or (_WORKERS_OF_A_DEVICE if model.session.on_device else available_cores())
     task = model.task_of(options.text_task) if isinstance(model, LoadedModel) else None
     long = _long(model, options, task) if isinstance(model, LoadedModel) else CUT
-    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form.form, long)
+    return Plan(batch_rules(model, tokens), workers, options.prompt, task, options.keep_special, form, long)
 
 
 def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongTexts:
@@ -266,24 +248,20 @@ def _long(model: LoadedModel, options: VectorOptions, task: str | None) -> LongT
     return long
 
 
-def _identity(
-    model: CorpusModel,
-    sources: tuple[Source, ...],
-    shard_format: ShardFormat,
-    options: VectorOptions,
-    plan: Plan,
-    form: CorpusForm,
-) -> Identity:
-    """Collect everything that determines the bytes of the output. The number of workers does not."""
-    chosen = {
+def _chosen(model: CorpusModel, options: VectorOptions, shard_format: ShardFormat, plan: Plan) -> dict[str, Json]:
+    """Collect the settings that determine the bytes of the output. The number of workers does not."""
+    optional: dict[str, Json] = {
+        "reading": plan.task,
+        "description": list(options.description.given.values()),
+        "representation": options.representation,
+        "long": plan.long.way if plan.long.way != CUT.way else None,
+        "overlap": plan.long.overlap,
+    }
+    return {
         **asdict(shard_format),
         "keep_special": options.keep_special,
         "prompt": model.prompts.find(options.prompt, plan.task) if isinstance(model, LoadedModel) else None,
-        **({"reading": plan.task} if plan.task else {}),
-        **({"description": list(given.values())} if (given := options.description.given) else {}),
-        **({"representation": options.representation} if options.representation else {}),
-        **({"long": plan.long.way} if plan.long.way != CUT.way else {}),
-        **({"overlap": plan.long.overlap} if plan.long.overlap is not None else {}),
+        **{name: value for name, value in optional.items() if value not in (None, "", [])},
         "shard_size": options.shard_size,
         "split_bytes": options.split_bytes,
         "batch_tokens": plan.rules.max_tokens,
@@ -291,11 +269,9 @@ def _identity(
         "threads": options.threads or 1,
         "task": model.task,
     }
-    return make_identity(model.session.model, model.folder, sources, chosen, form.description)
 
 
-def _notes(model: CorpusModel, task: str | None, num_truncated: int, left_out: Sequence[str]) -> Iterator[str]:
-    yield from left_out_notes(left_out)
+def _notes(model: CorpusModel, task: str | None, num_truncated: int) -> Iterator[str]:
     if isinstance(model, PictureModel):
         yield from model.session.notes
         return

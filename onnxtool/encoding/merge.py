@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.files import Entry, on_this_machine, read_bytes, remove, staged, write
 from onnxtool.encoding.locations import AnyLocation, Uri
-from onnxtool.encoding.manifest import Manifest, parse_rejects, read_manifest
+from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.records import Records, Run, ShardEntry, ShardTexts, SplitRecord, read_run, remove_records
@@ -28,6 +28,7 @@ from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import checked
 from onnxtool.reading import lines_of, load_array, open_lines, parse_json
+from onnxtool.reports import from_json
 
 _RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
 _MOST_NAMED = 20  # ids in an error
@@ -361,7 +362,7 @@ def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
     if not manifest.num_rejects:
         return Counter()
     lines = read_bytes(folder.rejects_path).splitlines()
-    return Counter(reject.kind for reject in parse_rejects([parse_json(line) for line in lines]))
+    return Counter(from_json(Reject, parse_json(line)).kind for line in lines)
 
 
 @checked

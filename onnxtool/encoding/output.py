@@ -23,8 +23,8 @@ from onnxtool.encoding.files import (
     scratch_folder,
     staged,
     unfinished,
-    upload,
 )
+from onnxtool.encoding.filesystems import put
 from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
@@ -187,7 +187,8 @@ class OutputFolder:
             else:
                 stem, _, suffixes = name.partition(".")
                 name = f"{stem}.{digest[:_DIGITS]}.{suffixes}"
-                upload(path, self.path / name, named_by_contents=True)
+                # No writer takes an existing file from another one, not even for the moment of a replacement.
+                put(self.path / name, path, named_by_contents=True)
                 path.unlink()
             records.append(FileRecord(name, size, digest))
         if isinstance(self.path, Path):

@@ -186,7 +186,7 @@ def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> lis
     """Read documents as model inputs: one per document, or several for a text read in windows."""
     texts = [document.contents for document in documents]
     if isinstance(model, PictureModel):
-        return [[picture] for picture in model.tokenize(texts, prompt=plan.prompt, task=plan.task)]
+        return [[model.prepare(path)] for path in texts]
     in_windows = plan.long.way == "window"
     long = plan.long if in_windows else CUT
     return model.windows(texts, prompt=plan.prompt, task=plan.task, long=long, with_offsets=in_windows)

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.encoder import Task
 from onnxtool.encoding.files import model_on_this_machine
+from onnxtool.encoding.job import load_for_texts
 from onnxtool.encoding.locations import Location, parse_location
 from onnxtool.encoding.options import ProcessOptions, VectorOptions
 from onnxtool.encoding.progress import Event, OnEvent
 from onnxtool.encoding.workers import Opened, Worker
 from onnxtool.errors import InputError, OnnxtoolError, imported
 from onnxtool.infer.chats import CUT
-from onnxtool.infer.loading import load
-from onnxtool.infer.text_model import find_file
 from onnxtool.infer.vectors import SparseVectors, TokenVectors
 from onnxtool.interruption import check_interrupted
 from onnxtool.runtime.providers import is_on_cuda
@@ -192,18 +191,8 @@ class Encoder:
                 "long is window, and a batch has one row for a text", "use encode_corpus, or cut texts first"
             )
         self._column = column
-        threads = options.threads or _threads_of_the_pipeline()
-        path, model_name = find_file(
-            model_on_this_machine(parse_location(model_path), options.text_task), options.model_name, options.text_task
-        )
-        self._model = load(
-            path,
-            model_name=model_name,
-            description=options.description,
-            provider=options.provider,
-            threads=threads,
-            representation=options.representation,
-        )
+        path = model_on_this_machine(parse_location(model_path), options.text_task)
+        self._model = load_for_texts(path, options, options.threads or _threads_of_the_pipeline())
         self._encode(["a"])  # before the first batch comes: a model without vectors is an error of the model
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,8 +28,6 @@ from onnxtool.encoding.manifest import (
     difference,
     file_sha256,
     json_text,
-    parse_rejects,
-    parse_shard,
     read_manifest,
 )
 from onnxtool.encoding.output import OutputFolder, is_name_of
@@ -37,6 +35,7 @@ from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, id_digest
 from onnxtool.encoding.splits import MOST_SPLITS, ShardName
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.reading import parse_json
+from onnxtool.reports import from_json
 
 _FORMAT = 2
 _DIGITS = 12
@@ -181,26 +180,18 @@ class Records:
     def read_split(self, number: int) -> SplitRecord | str:
         """Return the record of a split, or why there is none."""
         try:
-            content = self._read(f"split-{number:05d}")
-            counts = {name: content[name] for name in ("num_shards", "num_texts", "num_lines")}
-            are_counts = all(type(count) is int and 0 <= count < 1 << 62 for count in counts.values())
-            if not isinstance(content["rejects"], list) or not are_counts:
-                raise ValueError("its counts are invalid")
-            return SplitRecord(
-                **counts,
-                begins_inside=content["begins_inside"] is True,
-                rejects=parse_rejects(content["rejects"]),
-            )
+            split: SplitRecord | str = from_json(SplitRecord, self._read(f"split-{number:05d}"))
         except FileNotFoundError:
             return "is missing"
         except _FAULTS as error:
             return f"has a record that cannot be read: {error}"
+        return split
 
     def read_shard(self, name: ShardName) -> ShardEntry | str:
         """Return the record of a shard, or why there is none; its files are not checked yet."""
         try:
             content = self._read(name.stem)
-            shard = parse_shard(content["shard"])
+            shard = from_json(ShardRecord, content["shard"])
             if not re.fullmatch(r"[0-9a-f]{32}", shard.digest):
                 raise ValueError(f"its digest is {shard.digest[:40]!r}")
             return ShardEntry(shard, ShardTexts.from_json(content["texts"], shard.num_texts))
@@ -211,7 +202,7 @@ class Records:
 
     def _read(self, stem: str) -> dict[str, Any]:
         content: dict[str, Any] = parse_json(read_bytes(self._file(stem)))
-        if content["format"] != _FORMAT or content["run"] != self.run.sha256:
+        if content.pop("format") != _FORMAT or content.pop("run") != self.run.sha256:
             raise ValueError("it belongs to another run")
         return content
 

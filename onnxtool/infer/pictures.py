@@ -164,19 +164,6 @@ class PictureModel:
         )
 
     @checked
-    def tokenize(
-        self, texts: StrPath | Iterable[StrPath], *, prompt: str | None = None, task: str | None = None
-    ) -> list[PreparedPicture]:
-        """Read the images at N paths.
-
-        Raises:
-            InputError: one is not an image, the graph takes another size, or a prompt or task was passed.
-        """
-        if prompt is not None or task is not None:
-            raise InputError("images take no prompt and no task", "leave them out")
-        return [self.prepare(path) for path in ((texts,) if isinstance(texts, str | PathLike) else texts)]
-
-    @checked
     def encode(self, paths: StrPath | Iterable[StrPath]) -> DenseVectors | TokenVectors:
         """Return the vectors of N images, in order: float32 [N, D], or the vectors of their tokens.
 
@@ -192,7 +179,9 @@ class PictureModel:
         if not paths:
             raise InputError("no images to encode", "pass at least one")
         batches = (paths[start : start + self._most] for start in range(0, len(paths), self._most))
-        joined: DenseVectors | TokenVectors = concatenated([self.run(self.tokenize(batch)) for batch in batches])
+        joined: DenseVectors | TokenVectors = concatenated(
+            [self.run([self.prepare(path) for path in batch]) for batch in batches]
+        )
         return joined
 
     @checked

@@ -11,10 +11,9 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, imported
 from onnxtool.release.facts import FACTS_NAME, MODEL, WEIGHTS, ReleasedFile, ReleaseFacts, facts_text
 from onnxtool.reports import Json
 from onnxtool.version import DISTRIBUTION
@@ -104,14 +103,8 @@ def require_library() -> None:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        for name in ("cyclonedx.validation.json", "jsonschema"):
-            import_module(name)
-    except ImportError as error:
-        raise InputError(
-            f"a bill of materials needs cyclonedx-python-lib, which cannot be imported: {error}",
-            "pip install 'onnxtool-cli[release]'",
-        ) from error
+    for name in ("cyclonedx.validation.json", "jsonschema"):
+        imported(name, "a bill of materials needs cyclonedx-python-lib", "pip install 'onnxtool-cli[release]'")
 
 
 def _invalid(reason: str) -> InputError:

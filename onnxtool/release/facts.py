@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
-import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path, PurePosixPath
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from onnxtool.checkpoint.sentence_modules import stays_inside
 from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.model_file.metadata import License
 from onnxtool.reading import parse_json, read_text
-from onnxtool.reports import short_repr, to_json
+from onnxtool.reports import from_json, short_repr, to_json
 from onnxtool.runtime.providers import PROVIDERS
 
 FACTS_NAME = "release.json"
@@ -28,7 +26,6 @@ ROLES = (MODEL, WEIGHTS, TOKENIZER, SIDECAR)
 
 _FORMAT = 1
 _MAX_SHOWN = 200  # characters of a differing line
-_MAX_WHOLE = 1 << 53  # floats represent every integer only below this
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _WAY_OUT = "make the release again: onnxtool release --config release.toml"
 
@@ -220,7 +217,8 @@ class ReleaseFacts:
 
 def facts_text(facts: ReleaseFacts) -> str:
     """Write the record; equal facts produce the same text."""
-    document = {"format": _FORMAT, **_object(to_json(facts))}
+    fields: Any = to_json(facts)
+    document = {"format": _FORMAT, **fields}
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -231,13 +229,16 @@ def parse_facts(text: str) -> ReleaseFacts:
         InputError: it is not such a record; the message names the place.
     """
     try:
-        document = _object(parse_json(text))
+        document = parse_json(text)
     except ValueError as error:
         raise _malformed(f"it is not JSON: {error}") from error
-    found = document.pop("format", None)
+    found = document.pop("format", None) if isinstance(document, dict) else None
     if type(found) is not int or found != _FORMAT:
         raise _malformed(f"its format is {str(found)[:40]}, and this onnxtool reads {_FORMAT}")
-    facts: ReleaseFacts = _read(ReleaseFacts, document, "record")
+    try:
+        facts: ReleaseFacts = from_json(ReleaseFacts, document, "record", _is_plain)
+    except ValueError as error:
+        raise _malformed(str(error)) from error
     if facts_text(facts) != text:
         raise _malformed("it says the same in another form than onnxtool writes, so that it was edited")
     return facts
@@ -274,39 +275,6 @@ def first_difference(text: str, expected: str) -> str:
     return "its lines end otherwise than those by the record of the release"
 
 
-def _read(kind: Any, value: Any, place: str) -> Any:
-    """Convert the JSON `value` to the declared type of a dataclass field, or refuse it."""
-    inner = get_args(kind)
-    if hasattr(kind, "__dataclass_fields__") or hasattr(kind, "_fields"):
-        hints = get_type_hints(kind)
-        entries = _object(value, place)
-        odd = sorted(hints.keys() ^ entries.keys())
-        if odd:
-            raise _malformed(f"{place} {'has' if odd[0] in entries else 'lacks'} {odd[0][:80]!r}")
-        return kind(**{name: _read(hints[name], item, f"{place}.{name}") for name, item in entries.items()})
-    if isinstance(kind, types.UnionType):
-        return None if value is None else _read(inner[0], value, place)
-    if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise _malformed(f"{place} is no list")
-        return tuple(_read(inner[0], item, f"{place}[{index}]") for index, item in enumerate(value))
-    if get_origin(kind) is Mapping:
-        return {name: _read(inner[1], item, f"{place}[{name[:80]!r}]") for name, item in _object(value, place).items()}
-    if not _fits(kind, value):
-        raise _malformed(f"{place} is {str(value)[:80]!r}, and no {kind.__name__} that belongs there")
-    return value
-
-
-def _fits(kind: type, value: Any) -> bool:
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, str):
-        return kind is str and _is_plain(value)
-    if isinstance(value, int):  # where a float goes, 1 stays 1, as it is written
-        return (kind is int and value >= 0) or (kind is float and abs(value) < _MAX_WHOLE)
-    return kind is float and isinstance(value, float) and math.isfinite(value)
-
-
 def _is_day(text: str) -> bool:
     try:
         return date.fromisoformat(text).isoformat() == text
@@ -317,12 +285,6 @@ def _is_day(text: str) -> bool:
 def _is_plain(text: str) -> bool:
     """Whether a text has no control characters for a terminal or a card, except line ends."""
     return text.replace("\n", "").isprintable()
-
-
-def _object(value: Any, place: str = "the record") -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise _malformed(f"{place} is no object")
-    return value
 
 
 def _malformed(reason: str) -> InputError:

@@ -13,7 +13,6 @@ from typing import Any
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.evaluation import EvaluateOptions
-from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.evaluation.run import check_evaluation
 from onnxtool.model_file import ModelFile, staged
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY
@@ -49,7 +48,7 @@ from onnxtool.release.steps import (
     versions,
 )
 from onnxtool.release.store import Made, Store, files_in
-from onnxtool.reports import Json, short_repr
+from onnxtool.reports import Json, from_json, short_repr
 from onnxtool.stats import summarize_model
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiece", "added_tokens", "sentencepiece")
@@ -212,13 +211,10 @@ def _measurements(config: ReleaseConfig, made: Mapping[str, Made], precision: st
     """Return quality and latency of a model file, by the fields of `ReleasedModel`."""
     found: dict[str, Any] = {}
     if config.data is not None:
-        result = made[f"evaluate {precision}"].result
-        measures = {key: Measure(**value) for key, value in result["measures"].items()}
-        differences = {key: Difference(**value) for key, value in result["differences"].items()}
-        changed = {**result, "measures": measures, "differences": differences}
-        found["evaluations"] = (EvaluationResult(collection=config.data.name, **changed),)
+        result = {"collection": config.data.name, **made[f"evaluate {precision}"].result}
+        found["evaluations"] = (from_json(EvaluationResult, result),)
     if config.benchmark is not None:
-        found["latency"] = tuple(LatencyRow(**row) for row in made[f"benchmark {precision}"].result)
+        found["latency"] = from_json(tuple[LatencyRow, ...], made[f"benchmark {precision}"].result)
     return found
 
 

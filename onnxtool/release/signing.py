@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, imported
 from onnxtool.model_file import write_text
 from onnxtool.reading import parse_json, read_text
 
@@ -99,13 +99,7 @@ def require_library() -> Any:
     Raises:
         InputError: it is not installed.
     """
-    try:
-        import model_signing
-    except ImportError as error:
-        raise InputError(
-            f"a signature needs model-signing, which cannot be imported: {error}", "pip install 'onnxtool-cli[release]'"
-        ) from error
-    return model_signing
+    return imported("model_signing", "a signature needs model-signing", "pip install 'onnxtool-cli[release]'")
 
 
 def _require_canonical(path: Path, *, has_key: bool) -> None:

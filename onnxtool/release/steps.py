@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from onnxtool.release.store import Made, Task, digest_of, files_in
 from onnxtool.reports import Json, to_json
 from onnxtool.runtime.machine import processor_name
 from onnxtool.summary.gates import parse_gate
-from onnxtool.version import __version__
+from onnxtool.version import __version__, installed
 
 EXPORT = "export"
 
@@ -93,14 +92,8 @@ def checked_license(config: ReleaseConfig, exported: Made) -> License:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that affect the contents of the files."""
-    found = {"onnxtool": __version__}
-    for name in _PACKAGES:
-        for package in (name, f"{name}-gpu"):
-            try:
-                found[name] = version(package)
-            except PackageNotFoundError:
-                continue
-    return found
+    found = {name: installed(f"{name}-gpu") or installed(name) for name in _PACKAGES}
+    return {"onnxtool": __version__, **{name: version for name, version in found.items() if version}}
 
 
 def _export(config: ReleaseConfig) -> Step:

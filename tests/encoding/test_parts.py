@@ -278,13 +278,16 @@ def test_a_record_that_is_none_is_a_split_to_do(tmp_path: Path, value: Any) -> N
         ({"files": []}, "has a record of 1 texts and 0 files"),
         (
             {"rejects": [{"file": "c", "line": "1", "reason": "", "id": None}]},
-            "has a record that cannot be read: its line",
+            "has a record that cannot be read: it.rejects[0].line",
         ),
         (
             {"rejects": [{"file": "c", "line": 1, "reason": 5, "id": None}]},
-            "has a record that cannot be read: its reason",
+            "has a record that cannot be read: it.rejects[0].reason",
         ),
-        ({"rejects": [{"file": "c", "line": 1, "reason": "", "id": []}]}, "has a record that cannot be read: its id"),
+        (
+            {"rejects": [{"file": "c", "line": 1, "reason": "", "id": []}]},
+            "has a record that cannot be read: it.rejects[0].id",
+        ),
         ({"num_texts": 2}, "has a record that cannot be read: its texts are not those of 2"),
     ],
 )

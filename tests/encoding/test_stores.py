@@ -40,7 +40,7 @@ from onnxtool.encoding import (
     merge_parts,
     run,
 )
-from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, upload, write
+from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, write
 from onnxtool.encoding.locations import Uri, parse_location
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.reading import read_shards
@@ -559,10 +559,10 @@ def test_a_range_is_what_a_file_has(store: Store) -> None:
 
 WRITE = """
 import sys
-from onnxtool.encoding.files import upload
+from onnxtool.encoding.filesystems import put
 from onnxtool.encoding.locations import parse_location
 from pathlib import Path
-upload(Path(sys.argv[1]), parse_location(sys.argv[2]), named_by_contents=True)
+put(parse_location(sys.argv[2]), Path(sys.argv[1]), named_by_contents=True)
 """
 
 
@@ -603,7 +603,7 @@ def test_a_file_that_others_wrote_first_is_not_taken_from_them(
     (tmp_path / "part").write_bytes(b"contents")
     for content, kept in ((b"CONTENTS", b"CONTENTS"), (b"half", b"contents")):
         store.write("x/part-00000.0123456789abcdef.npy", content)
-        upload(tmp_path / "part", place, named_by_contents=True)
+        filesystems.put(place, tmp_path / "part", named_by_contents=True)
         assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": kept}
     write(place, b"other")
     assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": b"other"}
@@ -687,7 +687,7 @@ def test_a_shard_that_no_store_takes_is_the_error_of_the_store(tmp_path: Path, m
     def refuse(*_: Any, **__: Any) -> None:
         raise StoreError("the store is gone", "check the network")
 
-    monkeypatch.setattr("onnxtool.encoding.output.upload", refuse)
+    monkeypatch.setattr("onnxtool.encoding.output.put", refuse)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
     with pytest.raises(StoreError, match="the store is gone"):
