@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from onnxtool.benchmarking import BenchmarkOptions
 from onnxtool.checkpoint.folder import path_parts
@@ -40,7 +40,6 @@ _CLASSES = {
     "benchmark": BenchmarkOptions,
 }
 _PLAIN = "plain"
-_SIGNING = ("key", "key_password", "identity_token")
 
 
 @short_repr
@@ -110,54 +109,34 @@ def read_config(path: StrPath) -> ReleaseConfig:
     path = Path(path)
     tables = _read(path)
     here = path.parent
-    texts = ("name", "checkpoint", "revision", "output", "provider", "last", "data", *_SIGNING)
-    top: dict[str, Any] = {
-        **dict.fromkeys(texts, str),
-        **dict.fromkeys(("precisions", "targets", "allowed_licenses"), tuple[str, ...]),
-    }
-    _refuse_unknown(path, "", tables, (*top, *_CLASSES))
-    for name, kind in top.items():
-        if name in tables:
-            check(f"{path}: {name}", tables[name], kind)
-            if not tables[name]:
-                raise InputError(f"{path}: {name} is empty", "leave it out")
+    kinds = {name: kind for name, kind in get_type_hints(ReleaseConfig).items() if name not in ("path", *_CLASSES)}
+    _refuse_unknown(path, "", tables, (*kinds, *_CLASSES))
+    steps = {step: _options(path, step, tables.pop(step)) for step in _CLASSES if step in tables}
+    given = _values(path, "", tables, kinds)
+    if empty := [name for name in given if not tables[name]]:
+        raise InputError(f"{path}: {empty[0]} is empty", "leave it out")
     if "checkpoint" not in tables:
         raise InputError(f"{path} names no checkpoint", 'add checkpoint = "ID_OR_DIR" at its top')
-    checkpoint = tables["checkpoint"]
+    checkpoint = given["checkpoint"]
     if (here / checkpoint).is_dir() or checkpoint.startswith((".", "/", "~")):
         checkpoint = str(here / Path(checkpoint).expanduser())
-    name = tables.get("name", path_parts(checkpoint)[-1])
+    name = given.get("name", path_parts(checkpoint)[-1])
     if not _NAME.fullmatch(name):
         raise InputError(f"{path}: {name!r} is no name for files", "add name, of letters, digits, dots and dashes")
-    provider = tables.get("provider", "cpu")
-    name_of_provider = ExecutionProvider.parse(provider).name
+    name_of_provider = ExecutionProvider.parse(given.get("provider", "cpu")).name
     _one_of(path, "provider", [name_of_provider], PRECISIONS)
-    precisions = tuple(dict.fromkeys(tables.get("precisions", ["fp32"])))
+    precisions = tuple(dict.fromkeys(given.get("precisions", ("fp32",))))
     _one_of(path, "precisions", precisions, [one for one in PRECISIONS[name_of_provider] if one != "auto"])
-    targets = tuple(dict.fromkeys(tables.get("targets", [])))
+    targets = tuple(dict.fromkeys(given.get("targets", ())))
     _one_of(path, "targets", targets, [one for one in TARGET_NAMES if one != _PLAIN])
-    steps = {step: _options(path, step, tables[step]) for step in _CLASSES if step in tables}
     if "data" not in tables and "evaluate" in steps:
         raise InputError(f"{path} has [evaluate] and no data", 'add data = "DIR", the test collection, at its top')
     if "key" in tables and "identity_token" in tables:
         raise InputError(f"{path} has a key and an identity to sign with", "leave out key, or identity_token")
     if "key_password" in tables and "key" not in tables:
         raise InputError(f"{path} has a key_password and no key", 'add key = "FILE"')
-    given: dict[str, Any] = {one: here / tables[one] for one in ("last", "data", "key") if one in tables}
-    given |= steps | {
-        one: tables[one] for one in ("key_password", "identity_token", "allowed_licenses") if one in tables
-    }
-    return ReleaseConfig(
-        path=path,
-        name=name,
-        checkpoint=checkpoint,
-        revision=tables.get("revision"),
-        output=here / tables.get("output", f"{name}-release"),
-        precisions=precisions,
-        provider=provider,
-        targets=targets,
-        **given,
-    )
+    own = {"path": path, "name": name, "checkpoint": checkpoint, "precisions": precisions, "targets": targets}
+    return ReleaseConfig(**{"revision": None, "output": here / f"{name}-release", **given, **own, **steps})
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -172,7 +151,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
-    """Return the options of a step, converted to the types of their fields; paths are relative to the file.
+    """Return the options of a step.
 
     Raises:
         InputError: one is unknown, not allowed in a release, or of the wrong type.
@@ -184,7 +163,12 @@ def _options(path: Path, step: str, table: Any) -> dict[str, Any]:
     if own := sorted(set(table) & set(_OWN[step])):
         raise InputError(f"{path}: [{step}] has {own[0]}, which the release decides", "leave it out, or see the top")
     _refuse_unknown(path, f"[{step}] ", table, known)
-    typed = {name: check(f"{path}: [{step}] {name}", value, hints[name]) for name, value in table.items()}
+    return _values(path, f"[{step}] ", table, hints)
+
+
+def _values(path: Path, place: str, table: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert the values of a table to the types of their fields; paths are relative to the file."""
+    typed = {name: check(f"{path}: {place}{name}", value, hints[name]) for name, value in table.items()}
     return {name: path.parent / value if isinstance(value, Path) else value for name, value in typed.items()}
 
 
