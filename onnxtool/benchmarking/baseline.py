@@ -11,16 +11,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult
 from onnxtool.benchmarking.samples import TimedShape
-from onnxtool.checkpoint.sentence_modules import is_number
 from onnxtool.errors import GateError, ModelFileError
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import read_json
-from onnxtool.reports import Json, to_json
+from onnxtool.reports import Json, from_json, to_json
 
 _REMAKE = "make a new one: onnxtool infer --benchmark … --format json --output baseline.json"
 _HERE = "measure a baseline of the same kind here, or write the gate without a sign"
@@ -55,8 +55,10 @@ class Baseline:
         except ValueError as error:
             raise GateError(f"the baseline {path} is not JSON: {error}", _REMAKE) from error
         try:
-            shapes = dict(_shape(result) for result in _list(document, "results"))
-            versions = _object(_object(document, "environment"), "versions")
+            document = from_json(dict[str, Any], document)
+            shapes = dict(_shape(result) for result in from_json(tuple[Any, ...], document["results"], "results"))
+            environment = from_json(dict[str, Any], document["environment"], "environment")
+            versions = from_json(dict[str, Any], environment["versions"], "versions")
         except (KeyError, TypeError, ValueError) as error:
             raise GateError(f"the baseline {path} is not a benchmark report: {error}", _REMAKE) from error
         return cls(path, {name: value for name, value in document.items() if name != "results"}, shapes, versions)
@@ -156,35 +158,14 @@ def sha256_of(model: ModelFile) -> str:
 
 
 def _shape(value: Json) -> tuple[str, TimedShape]:
-    if not isinstance(value, dict):
-        raise TypeError("a result is no object")
-    latencies, sizes = _numbers(value, "latencies_ms"), [int(size) for size in _numbers(value, "block_sizes")]
+    result = from_json(dict[str, Any], value, "a result")
+    latencies = from_json(tuple[float, ...], result["latencies_ms"], "latencies_ms")
+    sizes = from_json(tuple[int, ...], result["block_sizes"], "block_sizes")
     if not latencies or len(latencies) != sum(sizes) or min(sizes) < 1 or min(latencies) <= 0:
         raise ValueError("its raw latencies are not whole")
     blocks = tuple(np.split(np.asarray(latencies), np.cumsum(sizes)[:-1]))
-    name = f"{value['batch_size']}x{'texts' if value.get('tokens') else value['sequence_length']}"
+    name = f"{result['batch_size']}x{'texts' if result.get('tokens') else result['sequence_length']}"
     return name, TimedShape(value, blocks)
-
-
-def _list(value: Json, key: str) -> list[Json]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, list):
-        raise TypeError(f"it has no list {key}")
-    return found
-
-
-def _object(value: Json, key: str) -> dict[str, Json]:
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, dict):
-        raise TypeError(f"it has no object {key}")
-    return found
-
-
-def _numbers(value: Json, key: str) -> list[float]:
-    numbers = [float(item) for item in _list(value, key) if is_number(item)]
-    if len(numbers) != len(_list(value, key)):
-        raise TypeError(f"{key} are not numbers")
-    return numbers
 
 
 def _short(value: Json) -> str:
