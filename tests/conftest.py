@@ -179,3 +179,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
 def minilm() -> Path:
     """The folder of a sentence encoder with trained weights."""
     return trained_model()
+
+
+@pytest.fixture
+def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start no processes that encode, each of which takes seconds, where a test is of something else."""
+    from onnxtool.encoding import workers
+    from tests.encoding.pool_here import PoolHere
+
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", PoolHere)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -142,3 +145,31 @@ def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, 
     chosen = {"provider": "cpu", "shard_size": SIZE, "split_bytes": SPLIT, **options}
     encode_corpus(model, corpus, folder / "whole", CorpusOptions(**chosen))
     return contents_of(folder / "whole")
+
+
+_PART = """
+import sys
+from onnxtool.encoding import PartOptions, VectorOptions, encode_part
+if __name__ == "__main__":
+    sizes = dict(zip(("shard_size", "split_bytes"), map(int, sys.argv[4:6])))
+    encode_part(*sys.argv[1:4], VectorOptions(provider="cpu", **sizes), PartOptions(processes=1))
+"""
+
+
+def part_command(folder: Path, options: VectorOptions, *places: str | Path) -> list[str]:
+    """Return the command of a process that encodes all splits of a corpus: model, corpus and output are `places`."""
+    (folder / "run.py").write_text(_PART)
+    return [sys.executable, *map(str, (folder / "run.py", *places, options.shard_size, options.split_bytes))]
+
+
+def kill_two(command: Sequence[str], chance: random.Random, has_begun: Callable[[], bool]) -> None:
+    """Run a command in two processes at once, and kill both a moment after it has begun."""
+    both = [subprocess.Popen(command) for _ in range(2)]
+    deadline = time.monotonic() + 60
+    while not has_begun() and both[0].poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(chance.random() * 0.1)
+    for process in both:
+        process.kill()
+        process.wait()

@@ -60,6 +60,7 @@ class Faults:
     Attributes:
         error: answered with 500, or 503 as a store that asks for less, before anything is done.
         after: answered with 500 after it was done, as when an answer is lost.
+        lost: the number of the next ones that this happens to, whatever the chance.
         dropped: not answered at all: the connection is closed in the middle of the answer.
         delay_s: before each answer.
         seen: all requests.
@@ -67,6 +68,7 @@ class Faults:
 
     error: float = 0.0
     after: float = 0.0
+    lost: int = 0
     dropped: float = 0.0
     delay_s: float = 0.0
     seen: list[Request] = field(default_factory=list)
@@ -85,7 +87,8 @@ class Faults:
             if self.chance.random() < self.error:
                 environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
                 return self._refused(start_response)
-            is_lost = self.chance.random() < self.after
+            is_lost = self.chance.random() < self.after or self.lost > 0
+            self.lost = max(0, self.lost - 1)
             answer = application(environ, (lambda *_: None) if is_lost else start_response)
             if is_lost:
                 b"".join(answer)

@@ -30,10 +30,8 @@ from tests.encoding.corpora import (
     write_corpus,
 )
 from tests.infer.tiny_models import (
-    VOCABULARY,
     TinyModel,
     model_for,
-    splade_terms,
     table,
     tokenizer_stamp,
     write_checkpoint,
@@ -124,18 +122,6 @@ def test_embeddings_are_a_table_where_parquet_is_asked_for(tmp_path: Path, corpu
     assert str(found.schema.field("vector").type) == "fixed_size_list<element: float>[4]"
     vectors = np.array(found.column("vector").to_pylist())
     np.testing.assert_allclose(vectors, np.stack([expected_mean(text) for text in TEXTS]), atol=1e-6)
-
-
-def test_terms_are_a_table_where_parquet_is_asked_for(tmp_path: Path, corpus: Path) -> None:
-    """The ids of the terms in the vocabulary, and their weights as they are."""
-    import pyarrow.parquet as pq
-
-    _encode(sparse_model(tmp_path), corpus, output_format="parquet", shard_size=40)
-    found = pq.read_table(tmp_path / "vectors").to_pylist()
-    assert [row["id"] for row in found] == [f"d{place}" for place in range(100)]
-    for row, text in zip(found, TEXTS, strict=True):
-        terms = {VOCABULARY[index]: value for index, value in zip(row["indices"], row["values"], strict=True)}
-        assert terms == pytest.approx(splade_terms(table(V, V), text), rel=1e-6)
 
 
 def test_embeddings_are_lines_where_jsonl_is_asked_for(tmp_path: Path, corpus: Path) -> None:
@@ -239,15 +225,6 @@ def test_a_text_without_tokens_is_rejected_also_where_a_run_goes_on(tmp_path: Pa
     assert contents_of(tmp_path / "vectors") == before
 
 
-def test_strict_stops_at_the_first_line_without_a_text(tmp_path: Path, corpus: Path) -> None:
-    """The line is named; nothing half stays, and without it the run is made."""
-    corpus.write_text(corpus.read_text() + "{\n")
-    with pytest.raises(InputError, match=r"corpus\.jsonl:101 is not JSON"):
-        _encode(dense_model(tmp_path), corpus, strict=True)
-    assert not [name for name in contents_of(tmp_path / "vectors") if "partial" in name or "rejects" in name]
-    assert _encode(dense_model(tmp_path), corpus).num_texts == 100
-
-
 def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None:
     """It is an error that says why, for each line in the file of rejects; and so is one without any line."""
     corpus = tmp_path / "corpus.jsonl"
@@ -317,17 +294,6 @@ def test_models_and_formats_without_vectors_are_refused(
         _encode(dense_model(tmp_path / "d"), corpus, output_format="parquet")
     assert "pip install" in caught.value.hint
     assert not (tmp_path / "vectors").exists()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"workers": -1}, {"shard_size": 0}, {"output_format": "csv"}, {"weights": "half"}, {"batch_tokens": -5}],
-    ids=str,
-)
-def test_options_without_meaning_are_refused(options: dict[str, Any]) -> None:
-    """With the value."""
-    with pytest.raises(InputError, match=str(next(iter(options.values())))):
-        CorpusOptions(**options)
 
 
 def test_a_note_says_when_the_graph_gives_all_logits(tmp_path: Path, corpus: Path) -> None:

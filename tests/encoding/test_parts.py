@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -44,22 +43,16 @@ from tests.encoding.corpora import (
     collection,
     contents_of,
     dense_model,
+    kill_two,
     lines_of,
     make_texts,
+    part_command,
     sparse_model,
     whole,
     write_corpus,
 )
 
 pytestmark = pytest.mark.usefixtures("workers_here")
-
-RUN = """
-import sys
-from onnxtool.encoding import PartOptions, VectorOptions, encode_part
-if __name__ == "__main__":
-    options = VectorOptions(provider="cpu", shard_size=16, split_bytes=2000)
-    encode_part(*sys.argv[1:4], options, PartOptions(part=sys.argv[4]))
-"""
 
 
 def encode(folder: Path, model: Path, corpus: Path, options: Any = OPTIONS, **part: Any) -> PartReport:
@@ -424,18 +417,9 @@ def test_parts_that_are_killed_and_two_of_the_same_splits(tmp_path: Path) -> Non
     """At random moments, from outside, while another process makes the same shards."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(1500))
     chance = random.Random(0)  # noqa: S311  no secret
-    (tmp_path / "run.py").write_text(RUN)
+    command = part_command(tmp_path, OPTIONS, model, corpus, tmp_path / "vectors")
     for _ in range(2):
-        command = [sys.executable, *map(str, (tmp_path / "run.py", model, corpus, tmp_path / "vectors", "1/1"))]
-        both = [subprocess.Popen(command) for _ in range(2)]
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("vectors.parts/part-*.json")) and both[0].poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
-        time.sleep(chance.random() * 0.1)
-        for process in both:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
+        kill_two(command, chance, lambda: any(tmp_path.glob("vectors.parts/part-*.json")))
     encode(tmp_path, model, corpus)
     merge_parts(tmp_path / "vectors")
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)

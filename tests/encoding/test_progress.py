@@ -25,6 +25,7 @@ def _values(path: Path) -> dict[str, float]:
     return {name: float(value) for name, value in (line.split() for line in lines if not line.startswith("#"))}
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_a_run_says_how_far_it_is_and_that_it_has_ended(tmp_path: Path) -> None:
     """In both files; the log is appended to, as runs go on behind each other."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))

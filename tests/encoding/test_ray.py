@@ -131,7 +131,7 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
     tmp_path: Path, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its splits go to the nodes that are left."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(240))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(150))
     corpus.write_text(corpus.read_text().replace('"id": "d', '"id": "poison'))
     node = cluster.add_node(num_cpus=4)
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -146,5 +146,5 @@ def test_a_node_that_is_lost_and_never_comes_back_is_done_without(
         answer, _ = driver.communicate(timeout=120)
     assert driver.returncode == 0
     report = json.loads(answer)
-    assert (report["processes"], report["num_texts"]) == (2, 240)
+    assert (report["processes"], report["num_texts"]) == (2, 150)
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)

@@ -51,9 +51,10 @@ from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, Output
 from tests.encoding import corpora
 from tests.encoding.corpora import (
     collection,
-    contents_of,
     dense_model,
+    kill_two,
     make_texts,
+    part_command,
     sparse_model,
     write_corpus,
 )
@@ -73,15 +74,6 @@ fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec
 set_conf_env = pytest.importorskip("fsspec.config").set_conf_env
 
 pytestmark = pytest.mark.usefixtures("workers_here")
-
-RUN = """
-import sys
-from onnxtool.encoding import PartOptions, VectorOptions, encode_part
-if __name__ == "__main__":
-    options = VectorOptions(provider="cpu", shard_size=40, split_bytes=20000)
-    encode_part(*sys.argv[1:4], options, PartOptions(processes=1))
-"""
-
 
 # Of fewer shards than on a disk, as each takes some requests.
 SIZES: dict[str, Any] = {"provider": "cpu", "shard_size": 40, "split_bytes": 20_000}
@@ -149,7 +141,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "corpus_kind"),
-    [(KINDS[0], name) for name in ("jsonl", "jsonl.gz", "parquet", "txt")] + [(kind, "folder") for kind in KINDS],
+    [(KINDS[0], "parquet"), *((kind, "folder") for kind in KINDS)],
     ids=lambda value: getattr(value, "scheme", value),
     indirect=["kind"],
 )
@@ -211,31 +203,16 @@ def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> No
     """Where it has done its work; models are large."""
     model, corpus = store.model(dense_model(tmp_path)), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
     (tmp_path / "temporary").mkdir()
-    (tmp_path / "run.py").write_text(RUN)
     variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
-    command = [sys.executable, str(tmp_path / "run.py"), model, str(corpus), str(tmp_path / "vectors")]
+    command = part_command(tmp_path, OPTIONS, model, corpus, tmp_path / "vectors")
     subprocess.run(command, env=variables, check=True)
     assert corpus_status(tmp_path / "vectors").num_done == 1
     assert not list((tmp_path / "temporary").glob("onnxtool-*"))
 
 
-def test_ranges_of_the_first_part_are_read_from_the_store(store: Store, tmp_path: Path) -> None:
-    """Other parts measure none."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    options: dict[str, Any] = {"vectors_as": "int8", "calibration": corpus, "split_bytes": 3000}
-    vectors, output = replace(OPTIONS, **options), f"{store.uri}/vectors/"
-    uris = store.model(model), store.put("corpus.jsonl", corpus)
-    expected = whole(tmp_path, model, corpus, **options)
-    encode_part(*uris, output, vectors, PartOptions(splits="0"))
-    write_corpus(corpus, make_texts(90, seed=1))
-    encode_part(*uris, output, vectors)
-    merge_parts(output)
-    assert store.outcome("vectors") == expected
-
-
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [*((KINDS[0], seed) for seed in range(3)), *((kind, 3) for kind in KINDS[1:] if kind.speaks_http)],
+    [*((KINDS[0], seed) for seed in range(2)), *((kind, 3) for kind in KINDS[1:] if kind.speaks_http)],
     indirect=["kind"],
 )
 @pytest.mark.usefixtures("short_waits")
@@ -276,25 +253,16 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
     assert not [request for request in seen if request.method == "PUT" and request.query]
 
 
-@each_kind
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]], ids=lambda kind: kind.scheme, indirect=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
-    """At random moments, two of the same shards at once, while the store fails now and then."""
+    """At random moments, two of the same shards at once, while a store fails now and then; or in a filesystem."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(240))
     expected = whole(tmp_path, model, corpus)
     places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
-    chance = random.Random(1)  # noqa: S311  no secret
     store.faults.error = 0.05
-    (tmp_path / "run.py").write_text(RUN)
-    both = [subprocess.Popen([sys.executable, tmp_path / "run.py", *places]) for _ in range(2)]
-    deadline = time.monotonic() + 60
-    while not any("vectors.parts/part-" in name for name in store.names()) and both[0].poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    time.sleep(chance.random() * 0.1)
-    for process in both:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    command, chance = part_command(tmp_path, OPTIONS, *places), random.Random(1)  # noqa: S311  no secret
+    kill_two(command, chance, lambda: any("vectors.parts/part-" in name for name in store.names()))
     encode_part(*places, OPTIONS)
     assert merge_parts(places[2], read_back=True).manifest
     store.faults.error = 0.0
@@ -325,7 +293,7 @@ def test_a_record_that_the_same_command_elsewhere_dropped_is_made_again(
 @each_kind
 def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> None:
     """Who creates its file first has it; the same command twice at once is one."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(200))
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
     failures: list[BaseException] = []
 
     def encode() -> None:
@@ -346,7 +314,7 @@ def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> No
     with pytest.raises(OutputExistsError, match="written by another command"):
         encode_part(model, corpus, f"{store.uri}/vectors", replace(OPTIONS, shard_size=7))
     encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu", shard_size=80, force=True))
-    assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 3
+    assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 2
 
 
 @each_kind
@@ -357,9 +325,7 @@ def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     assert create(place, b"first")
     assert not create(place, b"second")
     assert create(place, b"first")
-    store.faults.after = 1.0
-    store.faults.chance = random.Random(0)  # noqa: S311  no secret
-    threading.Timer(0.1, lambda: setattr(store.faults, "after", 0.0)).start()
+    store.faults.lost = 3
     assert create(parse_location(f"{store.uri}/x/other.json"), b"content")
     assert store.objects("x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
 
@@ -510,16 +476,6 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
     filesystems._client.cache_clear()
 
 
-def test_what_lies_where_is_nobodys_matter(store: Store, tmp_path: Path) -> None:
-    """A collection of a store may be encoded into a folder of a disk, and the other way round."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    encode_corpus(model, store.put("corpus.jsonl", corpus), tmp_path / "vectors", WHOLE)
-    assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
-    encode_corpus(model, corpus, f"{store.uri}/vectors", WHOLE)
-    assert store.outcome("vectors") == contents_of(tmp_path / "vectors")
-
-
-@each_server
 def test_a_listing_that_is_long_is_whole(store: Store) -> None:
     """It is asked for a thousand names at a time."""
     names = {f"part-{number:05d}.json" for number in range(1001)}

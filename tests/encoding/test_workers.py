@@ -265,12 +265,6 @@ def test_a_process_ends_when_it_is_told(tmp_path: Path) -> None:
             time.sleep(0.01)
 
 
-@pytest.mark.parametrize("values", [{"engine": "dask"}, {"processes": -1}, {"workers": -1}, {"memory_limit": -1}])
-def test_options_that_are_none_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(InputError):
-        RunOptions(**values)
-
-
 @pytest.mark.usefixtures("workers_here")
 def test_an_engine_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that installs it."""

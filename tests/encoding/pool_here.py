@@ -1,4 +1,4 @@
-"""Fixtures of the tests of encoding."""
+"""A pool of worker processes that are none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from typing import Any
-
-import pytest
 
 from onnxtool.encoding import files, workers
 
@@ -35,9 +33,3 @@ class PoolHere:
     def shutdown(self, *, wait: bool) -> None:
         """Say nothing more."""
         self._tell.close()
-
-
-@pytest.fixture
-def workers_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start no worker processes, each of which takes seconds, where a test is of something else."""
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", PoolHere)
