@@ -121,6 +121,16 @@ def test_settings_that_are_not_followed_are_named(tmp_path: Path, settings: dict
     assert "sentence_bert_config.json" in message
 
 
+def test_settings_of_a_dual_encoder_are_those_of_its_sides(tmp_path: Path) -> None:
+    """They are followed where each side is a file of its own."""
+    features = {
+        kind: {"method": f"get_{kind}_features", "method_output_name": "pooler_output"} for kind in ("text", "image")
+    }
+    folder = saved(tmp_path, {"modality_config": features, "module_output_name": "sentence_embedding"})
+    require_known_settings(folder.sentence_modules, folder, of_sides=True)
+    assert "modality_config" in refusal(folder)
+
+
 def test_settings_without_modules_mean_nothing(tmp_path: Path) -> None:
     """sentence-transformers reads them for folders with modules.json alone."""
     (tmp_path / "sentence_bert_config.json").write_text('{"query_length": 8}')

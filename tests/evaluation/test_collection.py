@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -82,16 +81,6 @@ def test_queries_of_another_split_are_left_out_and_counted(tmp_path: Path) -> No
         "4 queries have no judgement, and are left out",
         "1 judged queries are not among the queries, and are left out",
     )
-
-
-def test_documents_without_a_text_are_counted(tmp_path: Path) -> None:
-    """As `infer` counts them."""
-    folder = write_beir(tmp_path, TEXTS)
-    with (folder / "corpus.jsonl").open("a") as file:
-        file.write('{"_id": "d0", "text": "again"}\n{"_id": "e", "text": " "}\nno JSON\n')
-    rejects: Counter[str] = Counter()
-    assert sum(1 for _ in read_documents(open_collection(folder), rejects)) == 20
-    assert rejects.total() == 3
 
 
 def _break(folder: Path, name: str, content: str) -> None:

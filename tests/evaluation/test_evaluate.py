@@ -28,7 +28,7 @@ from onnxtool.evaluation.report import Terms
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates
 from tests.cli.entry_point import run_onnxtool
-from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines, write_trec
+from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, VOCABULARY, WORDS, ids_of, model_for, splade_terms, table, write_model
 from tests.workshop import Workshop
@@ -228,13 +228,6 @@ def test_vectors_of_documents_are_kept_by_the_contents(tmp_path: Path, data: Pat
     write_lines(data / "corpus.jsonl", {**TEXTS.documents, "d0": "mat mat mat"}, title="")
     evaluate(path, data)
     assert len(set((data / "cache").iterdir())) > len(folders)
-
-
-def test_the_layout_of_trec_gives_the_same_figures(tmp_path: Path, data: Path) -> None:
-    """Nothing depends on how the texts are written down."""
-    path = write_dense(tmp_path)
-    trec = write_trec(tmp_path / "trec", TEXTS)
-    assert evaluate(path, trec).measures == evaluate(path, data).measures
 
 
 def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -> None:

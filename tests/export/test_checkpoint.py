@@ -21,7 +21,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from onnxtool.checkpoint.pooling_modules import Normalize, Pooling
 from onnxtool.checkpoint.tasks import TASKS, recognize_task
 from onnxtool.errors import CheckpointError, ProviderError
 from onnxtool.export import ExportOptions, export_model, pickles
@@ -282,30 +281,6 @@ def test_a_task_that_the_model_has_no_class_for_lists_those_it_has(folder: Path)
     (folder / "config.json").write_text(json.dumps({"model_type": "clip", "architectures": ["CLIPModel"]}))
     with pytest.raises(CheckpointError, match="no architecture for the task fill-mask"):
         Checkpoint.open(Source.find(str(folder)), task="fill-mask")
-
-
-def test_the_hash_tells_two_checkpoints_of_one_name_apart(folder: Path) -> None:
-    """One changed weight changes it."""
-    before = Checkpoint.open(Source.find(str(folder))).weights_sha256
-    weights = load_file(folder / "model.safetensors")
-    weights["cls.predictions.bias"] = weights["cls.predictions.bias"] + 1
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert Checkpoint.open(Source.find(str(folder))).weights_sha256 != before
-
-
-def test_pooling_is_read_from_sentence_transformers_files(minilm: Path) -> None:
-    """MiniLM takes the mean and normalizes."""
-    head = read_head("embedding", Source.find(str(minilm)))
-    assert head is not None
-    assert head.modules == (Pooling(("mean",)), Normalize())
-
-
-def test_a_pooling_folder_outside_the_checkpoint_is_refused(folder: Path) -> None:
-    """A checkpoint is untrusted input."""
-    modules = [{"type": "sentence_transformers.models.Pooling", "path": "../elsewhere"}]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(CheckpointError, match="outside the folder"):
-        _ = Source.find(str(folder)).sentence_modules
 
 
 def test_a_device_that_torch_cannot_use_is_an_error(folder: Path) -> None:

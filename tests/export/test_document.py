@@ -350,16 +350,6 @@ def test_optimize_takes_both_files(workshop: Workshop, run: str, which: str, tmp
     assert not any("Attention" in node.op_type for node in onnx.load(source).graph.node)
 
 
-def test_stats_describes_both_files_and_their_difference(workshop: Workshop, tmp_path: Path) -> None:
-    converted = conversion(workshop, "BERT")
-    for file in (converted.exported, converted.optimized):
-        summary = run_onnxtool(tmp_path, "stats", file)
-        assert f"\nNumber of nodes: {num_nodes(file)}\nNumber of inputs: " in summary.stdout, summary.stderr
-    difference = json_of(run_onnxtool(tmp_path, "stats", converted.optimized, converted.exported, "--format", "json"))
-    assert difference["delta"]["num_nodes"] == num_nodes(converted.optimized) - num_nodes(converted.exported)
-    assert not any(difference["delta"]["outputs"].values())
-
-
 def test_a_file_of_the_document_is_timed(workshop: Workshop, tmp_path: Path) -> None:
     """On generated inputs, which have no names to take each other's."""
     converted = conversion(workshop, "BERT by TorchScript")
@@ -393,23 +383,6 @@ def test_the_command_lines_of_the_document_are_ours(workshop: Workshop, tmp_path
     assert (code, "nothing to run: pass --text" in said) == (2, True)
     code, said = run(_RUN, "--text", "what is AI?")
     assert (code, "Task: sparse-encoding" in said) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        (f"infer {_OPTIMIZE_WITH_STATS.partition(' ')[2]}", "--stats is an option of onnxtool export, optimize"),
-        (f"optimize {_EXPORT.partition(' ')[2]}", "--model_name is an option of onnxtool export, infer, "),
-        (f"export {_OPTIMIZE.partition(' ')[2]}", "--model_path is an option of onnxtool optimize, infer, "),
-        (f"stats {_OPTIMIZE.partition(' ')[2]}", "write onnxtool stats [OPTIONS] MODEL [BASE]; "),
-    ],
-)
-def test_an_option_of_the_document_at_another_command_says_where_it_belongs(
-    line: str, hint: str, tmp_path: Path
-) -> None:
-    done = run_onnxtool(tmp_path, *line.split())
-    assert done.returncode == 2
-    assert f"hint: {hint}" in done.stderr
 
 
 def test_the_documentation_says_what_to_write_for_each_of_its_names() -> None:

@@ -22,7 +22,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util import quantize_embeddings
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import onnxtool.export.run
 import onnxtool.export.tracing
@@ -61,11 +61,24 @@ def unverified(checkpoint: Path, output: Path, **options: Any) -> ExportReport:
     return export_model(ExportOptions(str(checkpoint), output=output, exporter="torchscript", verify=False, **options))
 
 
+TEXTS = (
+    "The weather is lovely today.",
+    "Paris is the capital of France, and its largest city.",
+    "How do I reset my password?",
+    "A train leaves for Berlin at noon.",
+)
+
+
 @pytest.fixture(scope="module")
 def embedder(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportReport:
-    """An export of the sentence encoder with trained weights, with its head."""
-    output = tmp_path_factory.mktemp("export") / "m.onnx"
-    return export_model(ExportOptions(str(minilm), output=output, head="embedding", exporter="torchscript"))
+    """An export of the sentence encoder with trained weights, whose vectors are cut and stored as codes."""
+    folder = tmp_path_factory.mktemp("export")
+    (folder / "texts.txt").write_text("\n".join(TEXTS))
+    options = ExportOptions(
+        str(minilm), output=folder / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
+        calibration=folder / "texts.txt",
+    )  # fmt: skip
+    return export_model(options)
 
 
 def test_the_head_that_a_checkpoint_was_trained_with_is_put_on(workshop: Workshop, tmp_path: Path) -> None:
@@ -300,23 +313,6 @@ def test_the_splade_head_gives_the_published_weights(workshop: Workshop, exporte
     np.testing.assert_allclose(sparse, weights.max(dim=1).values.numpy(), atol=1e-4, rtol=0)
 
 
-def test_the_embedding_head_pools_as_the_checkpoint_says(minilm: Path, embedder: ExportReport) -> None:
-    """Trained weights, mean of real tokens, length 1."""
-    assert [tensor.name for tensor in embedder.outputs] == ["sentence_embedding"]
-    assert embedder.task == "sentence-similarity"
-    tokenizer, model = AutoTokenizer.from_pretrained(minilm), AutoModel.from_pretrained(minilm).eval()
-    tokens = tokenizer(["a cat", "many more words about dogs and birds"], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        hidden = model(**tokens).last_hidden_state.numpy()
-    mask = tokens["attention_mask"].numpy()
-    expected = np.stack([rows[real == 1].mean(axis=0) for rows, real in zip(hidden, mask, strict=True)])
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
-    session = ort.InferenceSession(embedder.output, providers=["CPUExecutionProvider"])
-    (pooled,) = session.run(None, {name: tensor.numpy() for name, tensor in tokens.items()})
-    np.testing.assert_allclose(pooled, expected, atol=1e-5, rtol=0)
-    assert (Path(embedder.files) / "1_Pooling" / "config.json").exists()
-
-
 def test_where_one_exporter_fails_the_next_is_used_and_said(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,38 +362,28 @@ def test_options_that_would_do_nothing_are_refused(workshop: Workshop, tmp_path:
         export_model(options)
 
 
-def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, tmp_path: Path) -> None:
+def test_an_embedding_may_be_cut_and_stored_as_codes(minilm: Path, embedder: ExportReport) -> None:
     """Its first numbers have length 1 again; equal to what sentence-transformers gives so, and stores so."""
-    texts = [text for text in _TEXTS_OF_RANGES.splitlines() if text]
-    (tmp_path / "texts.txt").write_text(_TEXTS_OF_RANGES)
-    theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(texts, normalize_embeddings=True)
-    options = ExportOptions(
-        str(minilm), output=tmp_path / "m.onnx", dimensions=64, exporter="torchscript", vectors_as="int8",
-        calibration=tmp_path / "texts.txt",
-    )  # fmt: skip
-    report = export_model(options)
+    theirs = SentenceTransformer(str(minilm), device="cpu", truncate_dim=64).encode(
+        list(TEXTS), normalize_embeddings=True
+    )
+    report, path = embedder, Path(embedder.output)
+    assert (report.task, [tensor.name for tensor in report.outputs]) == ("sentence-similarity", ["sentence_embedding"])
+    assert (Path(report.files) / "1_Pooling" / "config.json").exists()
     (output,) = report.outputs
     assert (output.dtype, output.shape) == ("int8", ("batch_size", 64))
     assert "measured on 4 vectors, which is few" in " ".join(report.notes)
     assert json.loads(report.metadata["onnxtool.options"]) == {"dimensions": 64}
-    stored = VectorType.of_model(ModelFile.open(tmp_path / "m.onnx"))
+    stored = VectorType.of_model(ModelFile.open(path))
     assert stored is not None
     assert stored.ranges is not None
     np.testing.assert_allclose(stored.ranges, [theirs.min(axis=0), theirs.max(axis=0)], atol=1e-6)
-    ours = np.asarray(load(tmp_path / "m.onnx").encode(texts))
+    ours = np.asarray(load(path).encode(TEXTS))
     # A number at the edge of a step, as the least and the largest are, may be on its other side by a rounding error.
     np.testing.assert_allclose(stored.nearest(ours, theirs), theirs, rtol=0, atol=1e-6)
     codes = np.asarray(quantize_embeddings(theirs, precision="int8", ranges=stored.ranges))
     assert ours.dtype == codes.dtype
     assert np.abs(ours.astype(int) - codes.astype(int)).max() <= 1
-
-
-_TEXTS_OF_RANGES = """\
-The weather is lovely today.
-Paris is the capital of France, and its largest city.
-How do I reset my password?
-A train leaves for Berlin at noon.
-"""
 
 
 def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Path) -> None:

@@ -308,13 +308,6 @@ def test_a_sparse_encoder_without_modules_is_recognized(tmp_path: Path) -> None:
     assert recognize_head(source, "BertForMaskedLM").name == "splade"
 
 
-def test_unknown_modules_are_named(tmp_path: Path) -> None:
-    """Leaving one out would give other vectors."""
-    source = checkpoint(tmp_path, ("Pooling", {}), ("WordWeights", {}), ("LSTM", {}))
-    with pytest.raises(CheckpointError, match="modules LSTM, WordWeights, which onnxtool does not compute"):
-        read_head("embedding", source)
-
-
 def test_the_settings_of_splade_pooling_are_read(tmp_path: Path) -> None:
     """Of sentence-transformers' own names; others are refused."""
     source = checkpoint(tmp_path, ("SpladePooling", {"pooling_strategy": "sum", "activation_function": "log1p_relu"}))
@@ -324,13 +317,6 @@ def test_the_settings_of_splade_pooling_are_read(tmp_path: Path) -> None:
     (tmp_path / "1_SpladePooling" / "config.json").write_text('{"pooling_strategy": "median"}')
     with pytest.raises(CheckpointError, match="weighs terms by median of relu"):
         read_head("splade", Source.find(str(tmp_path)))
-
-
-def test_what_follows_splade_pooling_is_part_of_the_head(tmp_path: Path) -> None:
-    """sentence-transformers computes the modules in their order."""
-    head = read_head("splade", checkpoint(tmp_path, ("SpladePooling", {}), ("Normalize", {})))
-    assert head is not None
-    assert head.modules == (SpladePooling(), Normalize())
 
 
 def test_weights_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

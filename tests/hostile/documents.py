@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 from pathlib import Path
 from typing import Any
+
+from tests.hostile.tokenizer_parts import (
+    TEXT,
+    bpe,
+    precompiled,
+    replaced,
+    sequence,
+    special,
+    split,
+    template,
+    unigram,
+    wordpiece,
+)
 
 _DEPTH = 10_000
 ABSURD = (0, -1, -5, 1, 2**31 - 1, 2**31, 2**32, 2**40, 2**60, 2**62, 2**63 - 1, -(2**63))
@@ -19,89 +31,35 @@ _VALUES: tuple[Any, ...] = (
 
 def _tokenizer_pieces() -> dict[str, dict[str, Any]]:
     """Return parts of tokenizer.json that ask too much or lack what they name."""
-    catastrophic = {"Regex": "(a+)+$"}
-    empty = {"Regex": "x*"}
-    long = "y" * 1_000
-    template = [{"SpecialToken": {"id": "[NONE]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    special = {"[NONE]": {"id": "[NONE]", "ids": [2**40], "tokens": []}}
+    empty, long = {"Regex": "x*"}, "y" * 1_000
+    around = [special("[NONE]"), TEXT]
+    huge = {"[NONE]": {"id": "[NONE]", "ids": [2**40], "tokens": []}}
+    flags = dict.fromkeys(("lstrip", "rstrip", "special"), True) | dict.fromkeys(("single_word", "normalized"), False)
+    cut = {"strategy": "LongestFirst"}
+    padded = {"pad_to_multiple_of": 0, "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"}
     return {
-        "catastrophic split": {
-            "pre_tokenizer": {"type": "Split", "pattern": catastrophic, "behavior": "Isolated", "invert": False}
-        },
-        "catastrophic replacement": {"normalizer": {"type": "Replace", "pattern": catastrophic, "content": "b"}},
-        "replacements that grow": {
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [{"type": "Replace", "pattern": empty, "content": long}] * 4,
-            }
-        },
-        "prefixes that grow": {
-            "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": long}] * 2_000}
-        },
-        "broken regular expression": {"normalizer": {"type": "Replace", "pattern": {"Regex": "(((("}, "content": ""}},
-        "no charsmap": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},
-        "charsmap of noise": {
-            "normalizer": {
-                "type": "Precompiled",
-                "precompiled_charsmap": base64.b64encode(bytes(range(256)) * 4).decode(),
-            }
-        },
-        "charsmap that lies": {
-            "normalizer": {
-                "type": "Precompiled",
-                "precompiled_charsmap": base64.b64encode(b"\xff\xff\xff\x7f" + bytes(64)).decode(),
-            }
-        },
-        "template without its token": {
-            "post_processor": {"type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": {}}
-        },
-        "template of a huge id": {
-            "post_processor": {
-                "type": "TemplateProcessing",
-                "single": template,
-                "pair": template,
-                "special_tokens": special,
-            }
-        },
-        "template without text": {
-            "post_processor": {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
-        },
-        "no unknown token": {"model": {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "[UNK]"}},
-        "unigram without unknown": {"model": {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": 99}},
-        "unigram of NaN": {"model": {"type": "Unigram", "vocab": [["a", 0.0], ["b", 1e308]], "unk_id": 0}},
-        "merges of nothing": {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["x y"]}},
+        "catastrophic split": {"pre_tokenizer": split("(a+)+$")},
+        "catastrophic replacement": {"normalizer": replaced({"Regex": "(a+)+$"}, "b")},
+        "replacements that grow": {"normalizer": sequence("normalizer", [replaced(empty, long)] * 4)},
+        "prefixes that grow": {"normalizer": sequence("normalizer", [{"type": "Prepend", "prepend": long}] * 2_000)},
+        "broken regular expression": {"normalizer": replaced({"Regex": "(((("}, "")},
+        "no charsmap": {"normalizer": precompiled(b"")},
+        "charsmap of noise": {"normalizer": precompiled(bytes(range(256)) * 4)},
+        "charsmap that lies": {"normalizer": precompiled(b"\xff\xff\xff\x7f" + bytes(64))},
+        "template without its token": {"post_processor": template(around, around)},
+        "template of a huge id": {"post_processor": template(around, around, huge)},
+        "template without text": {"post_processor": template([])},
+        "no unknown token": {"model": wordpiece({"a": 0})},
+        "unigram without unknown": {"model": unigram([["a", -1.0]], 99)},
+        "unigram of NaN": {"model": unigram([["a", 0.0], ["b", 1e308]], 0)},
+        "merges of nothing": {"model": bpe({"a": 0}, ["x y"])},
         "huge ids": {
             "model": {"type": "WordLevel", "vocab": {"hello": 2**32 - 1, "[UNK]": 2**31}, "unk_token": "[UNK]"}
         },
-        "huge truncation": {
-            "truncation": {"max_length": 2**62, "strategy": "LongestFirst", "stride": 2**61, "direction": "Right"}
-        },
-        "stride as long as the text": {
-            "truncation": {"max_length": 2, "strategy": "LongestFirst", "stride": 2, "direction": "Left"}
-        },
-        "huge padding": {
-            "padding": {
-                "strategy": {"Fixed": 2**40},
-                "direction": "Right",
-                "pad_to_multiple_of": 0,
-                "pad_id": 0,
-                "pad_type_id": 0,
-                "pad_token": "[PAD]",
-            }
-        },
-        "added token of nothing": {
-            "added_tokens": [
-                {
-                    "id": 5,
-                    "content": "",
-                    "single_word": False,
-                    "lstrip": True,
-                    "rstrip": True,
-                    "normalized": False,
-                    "special": True,
-                }
-            ]
-        },
+        "huge truncation": {"truncation": {**cut, "max_length": 2**62, "stride": 2**61, "direction": "Right"}},
+        "stride as long as the text": {"truncation": {**cut, "max_length": 2, "stride": 2, "direction": "Left"}},
+        "huge padding": {"padding": {**padded, "strategy": {"Fixed": 2**40}, "direction": "Right"}},
+        "added token of nothing": {"added_tokens": [{"id": 5, "content": "", **flags}]},
         "added token of a huge id": {"added_tokens": [{"id": 2**32 - 1, "content": "hello", "special": True}]},
     }
 

@@ -16,6 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.hostile.tokenizer_parts import (
+    LISTS,
+    TEXT,
+    bpe,
+    replaced,
+    sequence,
+    special,
+    split,
+    template,
+    unigram,
+    wordpiece,
+)
+
 SIZES = (0, -1, 7, 10**5, 10**7, 10**9, 10**10, 2**31 - 1, 2**32, 2**60, 2**63, 10**30)
 _HUGE_BYTES = 5 << 30
 ENCODER, WRITER, PICTURES = (
@@ -138,12 +151,6 @@ _SLOW_RULES = (
         r"[[:alpha:]]+\d$",
     ),
 )
-_INNER = {
-    "normalizer": "normalizers",
-    "pre_tokenizer": "pretokenizers",
-    "decoder": "decoders",
-    "post_processor": "processors",
-}
 _TEXTS = (
     " " * 100_000,
     "a" * 100_000,
@@ -160,20 +167,10 @@ _MOST_CHARACTERS = 50_000_000  # of a damaged part; larger files are a kind of t
 
 def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
     """Return parts of tokenizer.json that grow, take long, nest deep or lie about a size; drawn numbers are in them."""
-    size, rule, long = choices.choice(SIZES), {"Regex": choices.choice(_SLOW_RULES)}, "y" * choices.choice((99, 9_999))
-    special = {"id": "[S]", "ids": [0] * choices.choice((1, 9_999)), "tokens": ["[S]"]}
-    template = [{"SpecialToken": {"id": "[S]", "type_id": 0}}] * choices.choice((1, 20_000))
-    whole = {
-        "type": "TemplateProcessing",
-        "single": [*template, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [],
-        "special_tokens": {"[S]": special},
-    }
-    grow = {
-        "type": "Replace",
-        "pattern": choices.choice(({"Regex": "x*"}, {"String": "a"}, {"String": ""})),
-        "content": long,
-    }
+    size, rule, long = choices.choice(SIZES), choices.choice(_SLOW_RULES), "y" * choices.choice((99, 9_999))
+    tokens = {"[S]": {"id": "[S]", "ids": [0] * choices.choice((1, 9_999)), "tokens": ["[S]"]}}
+    whole = template([*[special("[S]")] * choices.choice((1, 20_000)), TEXT], (), tokens)
+    grow = replaced(choices.choice(({"Regex": "x*"}, {"String": "a"}, {"String": ""})), long)
     small: dict[str, Any] = {
         "normalizer": choices.choice((grow, {"type": "Prepend", "prepend": long}, {"type": "NFKD"}, {"type": "Strip"})),
         "pre_tokenizer": choices.choice(
@@ -194,24 +191,19 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
         ),
         "post_processor": whole,
     }
-    part = choices.choice(list(_INNER))
+    part = choices.choice(list(LISTS))
     deep: dict[str, Any] = small[part]
     for _ in range(choices.choice((20, 120, 900))):
-        deep = {"type": "Sequence", _INNER[part]: [deep]}
+        deep = sequence(part, [deep])
     many = min(choices.choice((2, 9, 3_000)), _MOST_CHARACTERS // len(str(small[part])))
     added = {"single_word": True, "lstrip": True, "rstrip": True, "normalized": True, "special": False}
+    pieces = {"continuing_subword_prefix": "##", "max_input_chars_per_word": size}
+    behavior = choices.choice(("Removed", "Isolated", "MergedWithNext", "Contiguous"))
     return {
-        "slow normalizer": {"normalizer": {"type": "Replace", "pattern": rule, "content": "b"}},
-        "slow split": {
-            "pre_tokenizer": {
-                "type": "Split",
-                "pattern": rule,
-                "behavior": choices.choice(("Removed", "Isolated", "MergedWithNext", "Contiguous")),
-                "invert": choices.random() < 0.5,
-            }
-        },
-        "slow decoder": {"decoder": {"type": "Replace", "pattern": rule, "content": "b"}},
-        f"many of {part}": {part: {"type": "Sequence", _INNER[part]: [small[part]] * many}},
+        "slow normalizer": {"normalizer": replaced({"Regex": rule}, "b")},
+        "slow split": {"pre_tokenizer": split(rule, behavior, invert=choices.random() < 0.5)},
+        "slow decoder": {"decoder": replaced({"Regex": rule}, "b")},
+        f"many of {part}": {part: sequence(part, [small[part]] * many)},
         f"deep {part}": {part: deep},
         f"alone in {part}": {part: small[part]},
         "decoder of a prefix": {"decoder": {"type": "WordPiece", "prefix": long, "cleanup": True}},
@@ -225,49 +217,21 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
                 "split": True,
             }
         },
-        "long words": {
-            "model": {
-                "type": "WordPiece",
-                "vocab": {"[UNK]": 0, "a": 1, "##a": 2},
-                "unk_token": "[UNK]",
-                "continuing_subword_prefix": "##",
-                "max_input_chars_per_word": size,
-            }
-        },
+        "long words": {"model": wordpiece({"[UNK]": 0, "a": 1, "##a": 2}, **pieces)},
         "long prefix": {
-            "model": {
-                "type": "WordPiece",
-                "vocab": {"[UNK]": 0, "a": 1},
-                "unk_token": "[UNK]",
-                "continuing_subword_prefix": long * 99,
-                "max_input_chars_per_word": 1_000,
-            }
+            "model": wordpiece(
+                {"[UNK]": 0, "a": 1}, continuing_subword_prefix=long * 99, max_input_chars_per_word=1_000
+            )
         },
         "absurd unigram": {
-            "model": {
-                "type": "Unigram",
-                "vocab": [["a" * n, -n * 1e300] for n in range(choices.choice((1, 3_000)))],
-                "unk_id": size,
-                "byte_fallback": True,
-            }
+            "model": unigram(
+                [["a" * n, -n * 1e300] for n in range(choices.choice((1, 3_000)))], size, byte_fallback=True
+            )
         },
-        "equal unigram": {"model": {"type": "Unigram", "vocab": [["a", 0.0]] * 99_999, "unk_id": 0}},
-        "dropout": {
-            "model": {
-                "type": "BPE",
-                "vocab": {"a": 0, "b": 1},
-                "merges": [],
-                "dropout": choices.choice((1.0, -1.0, 1e308)),
-            }
-        },
+        "equal unigram": {"model": unigram([["a", 0.0]] * 99_999, 0)},
+        "dropout": {"model": bpe({"a": 0, "b": 1}, dropout=choices.choice((1.0, -1.0, 1e308)))},
         "merges in a circle": {
-            "model": {
-                "type": "BPE",
-                "vocab": {"a": 0, "aa": 1, "aaaa": 2},
-                "merges": ["a a", "aa aa", "a a"],
-                "fuse_unk": True,
-                "end_of_word_suffix": long,
-            }
+            "model": bpe({"a": 0, "aa": 1, "aaaa": 2}, ["a a", "aa aa", "a a"], fuse_unk=True, end_of_word_suffix=long)
         },
         "two models": {"model": {"type": "WordLevel", "vocab": {}, "merges": [], "unk_token": long}},
         "no model": {"model": choices.choice((None, [], {"type": "Quantum"}, {"type": None}))},
@@ -300,7 +264,7 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
             "padding": {
                 "strategy": choices.choice(("BatchLongest", {"Fixed": size})),
                 "direction": "Left",
-                "pad_to_multiple_of": choice_or_none(choices),
+                "pad_to_multiple_of": choices.choice((None, *SIZES)),
                 "pad_id": 0,
                 "pad_type_id": 0,
                 "pad_token": long,
@@ -310,75 +274,27 @@ def tokenizers(choices: random.Random) -> dict[str, dict[str, Any]]:
     }
 
 
-def choice_or_none(choices: random.Random) -> int | None:
-    """Return one of SIZES, or None."""
-    return choices.choice((None, *SIZES))
-
-
-_CONFIG_KEYS = (
-    *(
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "hidden_size",
-        "intermediate_size",
-        "vocab_size",
-    ),
-    *(
-        "max_position_embeddings",
-        "num_labels",
-        "type_vocab_size",
-        "head_dim",
-        "pad_token_id",
-        "chunk_size_feed_forward",
-    ),
-    *(
-        "id2label",
-        "architectures",
-        "model_type",
-        "layer_types",
-        "rope_scaling",
-        "rope_parameters",
-        "quantization_config",
-    ),
-    *("auto_map", "dtype", "torch_dtype", "transformers_version", "attn_implementation", "hidden_act", "pruned_heads"),
-    *("layer_norm_eps", "is_decoder", "tie_word_embeddings", "text_config", "sub_configs", "problem_type", "label2id"),
-)
-_WRITING_KEYS = (
-    *(
-        "num_beams",
-        "max_length",
-        "max_new_tokens",
-        "suppress_tokens",
-        "bad_words_ids",
-        "forced_decoder_ids",
-        "temperature",
-    ),
-    *(
-        "num_return_sequences",
-        "cache_implementation",
-        "no_repeat_ngram_size",
-        "eos_token_id",
-        "top_k",
-        "top_p",
-        "do_sample",
-    ),
-    *("stop_strings", "begin_suppress_tokens", "repetition_penalty", "min_length", "pad_token_id", "length_penalty"),
-)
-_PICTURE_KEYS = (
-    *(
-        "size",
-        "crop_size",
-        "image_mean",
-        "image_std",
-        "rescale_factor",
-        "resample",
-        "do_pad",
-        "size_divisor",
-        "do_resize",
-    ),
-    *("image_processor_type", "crop_pct", "max_pixels", "pad_size", "patch_size", "do_convert_rgb", "shortest_edge"),
-)
+_CONFIG_KEYS = """
+    num_hidden_layers num_attention_heads num_key_value_heads hidden_size intermediate_size vocab_size
+    max_position_embeddings num_labels type_vocab_size head_dim pad_token_id chunk_size_feed_forward id2label
+    architectures model_type layer_types rope_scaling rope_parameters quantization_config auto_map dtype torch_dtype
+    transformers_version attn_implementation hidden_act pruned_heads layer_norm_eps is_decoder tie_word_embeddings
+    text_config sub_configs problem_type label2id
+"""
+_WRITING_KEYS = """
+    num_beams max_length max_new_tokens suppress_tokens bad_words_ids forced_decoder_ids temperature
+    num_return_sequences cache_implementation no_repeat_ngram_size eos_token_id top_k top_p do_sample stop_strings
+    begin_suppress_tokens repetition_penalty min_length pad_token_id length_penalty
+"""
+_PICTURE_KEYS = """
+    size crop_size image_mean image_std rescale_factor resample do_pad size_divisor do_resize image_processor_type
+    crop_pct max_pixels pad_size patch_size do_convert_rgb shortest_edge
+"""
+_VARIABLES = """
+    HOME TMPDIR LANG LC_ALL PYTHONIOENCODING TERM COLUMNS LINES TZ PATH XDG_CACHE_HOME HF_HOME HF_HUB_CACHE
+    OMP_NUM_THREADS TOKENIZERS_PARALLELISM USER CUDA_VISIBLE_DEVICES NO_COLOR MKL_NUM_THREADS ONNXTOOL_INFER_TOP_K
+    ONNXTOOL_STATS_FORMAT TQDM_DISABLE HF_HUB_OFFLINE PYTHONHASHSEED_
+"""
 
 
 def _setting(choices: random.Random) -> Any:
@@ -487,7 +403,7 @@ def damage_settings(folder: Path, choices: random.Random) -> Case:
     kind, exports, asked = _model_of(folder), choices.random() < 0.4, _asked(folder)
     names = {WRITER: ("generation_config.json", _WRITING_KEYS), PICTURES: ("preprocessor_config.json", _PICTURE_KEYS)}
     file, keys = ("config.json", _CONFIG_KEYS) if exports or kind == ENCODER else names[kind]
-    changes = {key: _setting(choices) for key in choices.sample(keys, choices.choice((1, 1, 2)))}
+    changes = {key: _setting(choices) for key in choices.sample(keys.split(), choices.choice((1, 1, 2)))}
     _change_json(folder / "checkpoint" / file, changes)
     said = ", ".join(
         f"{key}={str(value)[:40]!r}" if not isinstance(value, int) else f"{key}~2^{value.bit_length()}"
@@ -746,38 +662,7 @@ def damage_environment(folder: Path, choices: random.Random) -> Case:
         str(2**63),
         "x" * 99_999,
     )
-    names = (
-        *(
-            "HOME",
-            "TMPDIR",
-            "LANG",
-            "LC_ALL",
-            "PYTHONIOENCODING",
-            "TERM",
-            "COLUMNS",
-            "LINES",
-            "TZ",
-            "PATH",
-            "XDG_CACHE_HOME",
-        ),
-        *(
-            "HF_HOME",
-            "HF_HUB_CACHE",
-            "OMP_NUM_THREADS",
-            "TOKENIZERS_PARALLELISM",
-            "USER",
-            "CUDA_VISIBLE_DEVICES",
-            "NO_COLOR",
-        ),
-        *(
-            "MKL_NUM_THREADS",
-            "ONNXTOOL_INFER_TOP_K",
-            "ONNXTOOL_STATS_FORMAT",
-            "TQDM_DISABLE",
-            "HF_HUB_OFFLINE",
-            "PYTHONHASHSEED_",
-        ),
-    )
+    names = _VARIABLES.split()
     command = choices.choice(
         (_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("env",), ("clean",), ("--help",))
     )
