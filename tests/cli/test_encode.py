@@ -15,6 +15,7 @@ from tests.cli.entry_point import json_of, run_onnxtool
 from tests.docs.documents import blocks
 from tests.encoding.corpora import make_texts, sparse_model, write_corpus
 
+pytestmark = pytest.mark.usefixtures("workers_here")
 RECIPE = Path(__file__).resolve().parents[2] / "docs" / "recipes" / "cluster.md"
 WHAT = ("--model_path", "models/tiny-splade.onnx", "--input", "corpus.jsonl", "--output", "vectors/")
 STATUS = ("encode", "status", "--output", "vectors/", "--format", "json")

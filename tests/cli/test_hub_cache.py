@@ -16,7 +16,10 @@ from tests.encoding.corpora import make_texts, write_corpus
 from tests.evaluation.collections import random_texts, write_beir
 from tests.infer.tiny_models import model_for, table, write_model
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+pytestmark = [
+    pytest.mark.usefixtures("workers_here"),
+    pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there"),
+]
 V, H = 15, 32  # a table of more than 1 KB, which stays where it is on the disk
 QUIET = ("--format", "json", "--quiet")
 BRIEF = ("--runs", "2", "--warmup", "1", "--batch_size", "1", "--sequence_length", "8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.entry_point import run_onnxtool
-from tests.encoding.corpora import dense_model, expected_terms, lines_of, make_texts, sparse_model, write_corpus
+from tests.encoding.corpora import expected_terms, lines_of, make_texts, sparse_model, write_corpus
 
 TEXTS = make_texts(50)
 
@@ -58,6 +58,7 @@ def test_an_output_that_is_a_file_gets_answers_as_ever(folder: Path) -> None:
     assert (folder / "answers").read_text().startswith("Model: model.onnx\nTask: sparse-encoding")
 
 
+@pytest.mark.usefixtures("workers_here")
 def test_the_folder_of_a_test_collection_means_its_documents(folder: Path) -> None:
     """For vectors, in parts of them, in a dry run and for answers; its queries are no documents."""
     data = folder / "data"
@@ -139,12 +140,3 @@ def test_options_that_do_not_go_together_are_usage_errors(
     assert process.returncode == 2
     assert reason in process.stderr
     assert not (folder / "v").exists()
-
-
-def test_embeddings_need_no_option(tmp_path: Path) -> None:
-    """Arrays are their default."""
-    dense_model(tmp_path)
-    (tmp_path / "corpus.txt").write_text("a cat\nthe red dog\n")
-    process = _run(tmp_path, "--input", "corpus.txt", "--output", "v/", "--quiet")
-    assert process.returncode == 0, process.stderr
-    assert sorted(path.name for path in (tmp_path / "v").iterdir()) == ["part-00000.ids.jsonl", "part-00000.npy"]

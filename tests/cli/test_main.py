@@ -112,6 +112,7 @@ def test_an_option_that_a_command_lacks_says_where_it_belongs(arguments: str, hi
     assert f"\nhint: {hint}" in done.stderr
 
 
+@pytest.mark.usefixtures("workers_here")
 @pytest.mark.parametrize(
     "command", ["export", "optimize", "infer", "encode run", "encode part", "evaluate", "artifacts"]
 )

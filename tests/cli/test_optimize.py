@@ -14,6 +14,7 @@ import pytest
 import onnxtool.optimize
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
+from onnxtool.optimize.quantization.candidates import CANDIDATES
 from onnxtool.optimize.report import OptimizeReport
 from tests.cli.entry_point import run_onnxtool
 from tests.optimize.passes.exports import CAPPED, export
@@ -129,30 +130,23 @@ def test_layers_that_get_more_bits_are_named(encoder: Path, texts: Path) -> None
 
 
 @pytest.mark.usefixtures("run_once")
-def test_auto_tells_of_all_candidates(encoder: Path, texts: Path) -> None:
-    """As a table, one a line and one of them chosen, and in JSON, both from one run."""
+def test_auto_tells_of_all_candidates(encoder: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a table, one a line and one of them chosen, and in JSON, both from one run; each takes a second to make."""
+    monkeypatch.setitem(CANDIDATES, "cpu", (("fp32", ""), ("int8", "mixed")))
     done = optimize(encoder, texts, "--precision", "auto")
     assert done.returncode == 0, done.stderr
     report = json.loads(optimize(encoder, texts, "--precision", "auto", "--format", "json").stdout)
     assert re.search(r"^precision +1x16 +8x64 +size +error +verdict$", done.stdout, re.MULTILINE)
-    for name in ("fp32", "fp16", "int8 mixed", "int8 dynamic", "int8 static", "int4"):
+    for name in ("fp32", "int8 mixed"):
         assert re.search(rf"^{name} +\S+ ms +\S+ ms +\S+ [kM]B +\S+( +chosen)?$", done.stdout, re.MULTILINE), (
             done.stdout
         )
     assert done.stdout.count(" chosen") == 1
     keys = {
-        "provider",
-        "precision",
-        "activations",
-        "latency_ms",
-        "size_bytes",
-        "error",
-        "chosen",
-        "reason",
-        "quality",
-        "not_judged",
+        *("provider", "precision", "activations", "latency_ms", "size_bytes", "error"),
+        *("chosen", "reason", "quality", "not_judged"),
     }
-    assert [one.keys() for one in report["candidates"]] == [keys] * 6
+    assert [one.keys() for one in report["candidates"]] == [keys] * 2
     (chosen,) = [one for one in report["candidates"] if one["chosen"]]
     assert chosen["precision"] == report["precision"]
 
