@@ -193,7 +193,6 @@ def data(tmp_path: Path) -> Path:
     ("name", "told", "modules"),
     [
         ("embedder", {"pooling": "cls", "normalize": True}, True),
-        ("embedder", {"task": "sentence-similarity", "pooling": "cls", "normalize": True}, True),
         ("reranker", {"task": "text-ranking"}, False),
         ("masked", {"task": "sparse-encoding"}, False),
     ],

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,21 @@ def references() -> dict[str, Any]:
     return {name: generators.make_model(name) for name in ("t5", "bart", "fsmt", "llama")}
 
 
+@pytest.fixture(scope="module")
+def plain(
+    loaded: dict[str, LoadedModel], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], list[tuple[int, ...]]]:
+    """What each model writes without any setting."""
+    settings = {"max_new_tokens": 8, **TOKENS}
+
+    @functools.cache
+    def write(name: str) -> list[tuple[int, ...]]:
+        model = with_settings(loaded[name], tmp_path_factory.mktemp(name), settings)
+        return [answer.token_ids for answer in Writer(model).write(TEXTS[:2]).answers]
+
+    return write
+
+
 def with_settings(model: LoadedModel, folder: Path, settings: Mapping[str, Any]) -> LoadedModel:
     """Return a model whose checkpoint says this of how it writes."""
     folder.mkdir(exist_ok=True)
@@ -84,8 +100,9 @@ def expected(model: Any, ids: tuple[int, ...], settings: Mapping[str, Any]) -> t
 
 @pytest.mark.parametrize(("name", "key"), ROWS)
 def test_it_writes_what_generate_writes(
-    name: str, key: str, loaded: dict[str, LoadedModel], references: dict[str, Any], tmp_path: Path
-) -> None:
+    name: str, key: str, loaded: dict[str, LoadedModel], references: dict[str, Any],
+    plain: Callable[[str], list[tuple[int, ...]]], tmp_path: Path,
+) -> None:  # fmt: skip
     """Token for token, after texts of several lengths at once, under each setting."""
     settings = {"max_new_tokens": 8, **TOKENS, **(SETTINGS | WITH_ENCODER)[key]}
     if "max_length" in settings:
@@ -96,8 +113,7 @@ def test_it_writes_what_generate_writes(
     assert found == [expected(references[name], text.ids, settings) for text in read]
     assert report.num_generated == sum(map(len, found))
     if key != "as it is" and key not in ("renormalize_logits",):
-        plain = Writer(with_settings(loaded[name], tmp_path, {"max_new_tokens": 8, **TOKENS})).write(TEXTS[:2])
-        assert found != [answer.token_ids for answer in plain.answers]
+        assert found != plain(name)
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

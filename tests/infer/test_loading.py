@@ -97,35 +97,6 @@ def test_threads_share_a_model(tmp_path: Path, make: Any) -> None:
             np.testing.assert_array_equal(together, wanted)
 
 
-def test_layers_behind_the_pooling_are_computed(tmp_path: Path) -> None:
-    """Dense with its activation and residual, and LayerNorm, as torch computes them."""
-    import torch
-
-    modules: dict[str, dict[str, Any]] = {
-        "Transformer": {},
-        "Pooling": {"pooling_mode": "mean"},
-        "Dense": {"in_features": 6, "out_features": 4, "use_residual": True},
-        "LayerNorm": {"dimension": 4},
-    }
-    path = _dense(tmp_path, modules)
-    torch.manual_seed(0)
-    linear, residual, norm = torch.nn.Linear(6, 4), torch.nn.Linear(6, 4, bias=False), torch.nn.LayerNorm(4)
-    torch.nn.init.normal_(norm.weight)
-    tensors = {f"linear.{name}": value for name, value in linear.state_dict().items()}
-    tensors["residual.weight"] = residual.weight
-    for folder, weights in (
-        ("2_Dense", tensors),
-        ("3_LayerNorm", {f"norm.{name}": value for name, value in norm.state_dict().items()}),
-    ):
-        arrays = {name: value.detach().numpy().copy() for name, value in weights.items()}
-        save_file(arrays, str(tmp_path / "model" / folder / "model.safetensors"))
-    vectors = rows_of(load(path, provider="cpu").encode(TEXTS))
-    means = torch.from_numpy(np.stack([_mean(text) for text in TEXTS]))
-    with torch.no_grad():
-        wanted = norm(torch.tanh(linear(means)) + residual(means))
-    np.testing.assert_allclose(vectors, wanted.numpy(), atol=2e-6)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

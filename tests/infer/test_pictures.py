@@ -404,12 +404,6 @@ def test_pages_are_ranked_for_a_query_as_the_processor_scores_them(colpali: ColP
         run_texts(replace(options, prompt="a"))
 
 
-def test_a_corpus_of_pages_has_vectors_of_tokens(colpali: ColPali, clip: Clip, tmp_path: Path) -> None:
-    """Ragged, as one of texts with late interaction."""
-    report = encode_corpus(colpali.pages, clip.root / "pictures", tmp_path / "vectors", CorpusOptions())
-    assert (report.num_texts, report.dimensions) == (4, 8)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
