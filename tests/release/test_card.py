@@ -39,6 +39,7 @@ def test_people_read_all_figures() -> None:
     for row in (
         "| `model_int8.onnx` | `manuals, test` | 5,123 | 500 | `nDCG@10` | 0.8000 | 0.7800 to 0.8200 | `model.onnx` |",
         "| `model.onnx` | -0.0125 (-1.54%) | -0.0200 to -0.0040 | 0.0120 |",
+        "| `model.onnx` | +0.0100 (+1.35%) | 0.0010 to 0.0190 | 0.0300 |",
         "| `model.onnx` | `x86-64 with AVX512-VNNI` | 1 | 8 | 128 | 21.50 | 24.25 | 372.1 |",
         "| `model_int8.onnx` | `optimize` | `model.onnx` | 4 | 0.05 | 0.2 + 0 x largest value | 0.99810000 | 0.99 |",
         " | 0.99 | 0.0019 | `cpu` |",
@@ -47,12 +48,6 @@ def test_people_read_all_figures() -> None:
         "```sh\nonnxtool release --config release.toml\n```",
     ):
         assert row in text
-
-
-def test_the_same_facts_give_the_same_bytes() -> None:
-    """And a card of them agrees with them."""
-    assert card_text(FACTS) == card_text(replace(FACTS))
-    assert first_difference(card_text(FACTS), card_text(FACTS)) == ""
 
 
 def test_any_changed_character_is_found() -> None:

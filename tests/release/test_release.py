@@ -81,6 +81,7 @@ def test_the_folder_is_complete_and_passes_its_check(made: Path) -> None:
     facts = read_facts(made / "out")
     assert {file.path for file in facts.files} < names
     assert [model.path for model in facts.models][:2] == ["mini.onnx", "mini-int8.onnx"]
+    assert not facts.provenance.is_on_hub
     int8 = facts.models[1]
     assert [step.step for step in int8.verification] == ["export", "optimize"]
     assert int8.evaluations[0].base == "mini.onnx"
