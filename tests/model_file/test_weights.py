@@ -95,17 +95,6 @@ def test_saving_is_deterministic_and_idempotent(tmp_path: Path) -> None:
     assert (tmp_path / "1.onnx").read_bytes() == (tmp_path / "2.onnx").read_bytes()
 
 
-def test_the_reader_of_structures_agrees(workshop: Workshop, tmp_path: Path) -> None:
-    """Our own reader sees in the streamed file what it saw in the one it came from."""
-    path = workshop.exported("tiny-encoder")
-    write_inline(load_model(path), tmp_path / "out.onnx")
-    before, after = read_structure(path), read_structure(tmp_path / "out.onnx")
-    assert before.ops == after.ops
-    assert {tensor.name: tensor[1:4] for tensor in before.initializers} == {
-        tensor.name: tensor[1:4] for tensor in after.initializers
-    }
-
-
 def test_external_data_is_gathered_into_one_file(tmp_path: Path) -> None:
     """A model whose weights lie in another file becomes one that needs no other file."""
     model = model_of_every_storage()

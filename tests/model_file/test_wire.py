@@ -119,16 +119,6 @@ def test_a_list_of_graphs_counts_as_well(tmp_path: Path) -> None:
     assert structure.num_subgraphs == 3
 
 
-def test_functions_are_counted_but_not_their_nodes(tmp_path: Path) -> None:
-    """A model-local function is one function; its nodes are no nodes of the graph."""
-    function = helper.make_function("local", "Twice", ["a"], ["b"], [identity("f", "a")], [helper.make_opsetid("", 20)])
-    model = make_model([helper.make_node("Twice", ["x"], ["y"], domain="local")], functions=[function])
-    structure = read(model, tmp_path)
-    assert_same_structure(structure, model)
-    assert structure.num_functions == 1
-    assert structure.ops == {"local::Twice": 1}
-
-
 def test_negative_numbers_are_twos_complement(tmp_path: Path) -> None:
     """A negative opset and a negative dimension come out as onnx reads them."""
     model = make_model([identity("n")], inputs=[value("x", [-2, 3])])

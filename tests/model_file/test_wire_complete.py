@@ -80,12 +80,14 @@ def test_the_model_says_what_it_is(tmp_path: Path) -> None:
 
 
 def test_sparse_initializers_know_their_dense_dims(tmp_path: Path) -> None:
-    """Values count as an initializer; the dims of the whole are beside them, packed or not."""
+    """Values count as an initializer without a payload of its own; the dims of the whole are beside them."""
     values = numpy_helper.from_array(np.ones(2, np.float32), "sparse")
     indices = numpy_helper.from_array(np.array([3, 7], np.int64), "indices")
     found = read(make_model([identity("n")], sparse=[helper.make_sparse_tensor(values, indices, [10, 300])]), tmp_path)
     assert found.sparse_dims == {"sparse": (10, 300)}
-    assert found.initializers[0].dims == (2,)
+    (tensor,) = found.initializers
+    assert (tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes) == ("sparse", "float32", (2,), 8)
+    assert tensor.payload is None
 
 
 def test_attributes_hold_tensors_of_every_kind(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto
 
 from onnxtool.errors import ModelFileError
-from onnxtool.model_file.wire import read_nodes, read_structure
+from onnxtool.model_file.wire import read_structure
 from tests.model_file.protobuf import everything, field
 
 MODEL_BYTES: bytes = everything().SerializeToString()
@@ -110,10 +110,3 @@ def test_a_pipe_is_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with (tmp_path / "pipe").open("r+b", buffering=0):  # a writer, so that this test fails where it would wait
         assert_refused(tmp_path / "pipe", "not a regular file")
-
-
-def test_nodes_of_a_broken_file_are_refused(tmp_path: Path) -> None:
-    """read_nodes raises the same error as read_structure."""
-    (tmp_path / "model.onnx").write_bytes(MODEL_BYTES[:200])
-    with pytest.raises(ModelFileError):
-        list(read_nodes(tmp_path / "model.onnx"))

@@ -17,16 +17,6 @@ from tests.model_file.protobuf import field, read, varint
 DTYPES = [number for name, number in TensorProto.DataType.items() if name not in ("UNDEFINED", "STRING")]
 
 
-def test_a_sparse_initializer_counts_with_its_values(tmp_path: Path) -> None:
-    """The values of a sparse initializer are an initializer without a payload of their own."""
-    values = numpy_helper.from_array(np.array([1.5, 2.5], np.float32), "sparse")
-    indices = numpy_helper.from_array(np.array([3, 7], np.int64), "indices")
-    model = make_model([identity("n")], sparse=[helper.make_sparse_tensor(values, indices, [10])])
-    (tensor,) = read(model, tmp_path).initializers
-    assert (tensor.name, tensor.dtype, tensor.dims, tensor.size_bytes) == ("sparse", "float32", (2,), 8)
-    assert tensor.payload is None
-
-
 @pytest.mark.parametrize("raw", [False, True], ids=["typed", "raw"])
 @pytest.mark.parametrize("data_type", DTYPES, ids=TensorProto.DataType.Name)
 def test_every_dtype_has_its_name_and_size(tmp_path: Path, data_type: int, raw: bool) -> None:
