@@ -2,14 +2,15 @@
 
 `python scripts/check_cuda.py --work DIR` exports, optimizes and verifies MiniLM, encodes and times texts with it, and
 trains it with torch.compile, OrtTrainer and training artifacts. It prints the tables as Markdown, and fails if a number
-exceeds its bound. It stops after eight minutes. Each step is a process of its own, and its files stay in DIR:
-`--steps infer trainer-fp16` runs only some, with the files of earlier ones. `--device cpu` is the dry run without a
-GPU: the same steps with one layer of MiniLM.
+exceeds its bound. It stops after eight minutes. Each step is a process of its own, and its result is a file in DIR: the
+next run with this folder continues after the last finished step, unless the commit, a package or the GPU has changed.
+`--device cpu` is the dry run without a GPU: the same steps with one layer of MiniLM.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.metadata
 import os
 import sys
@@ -31,13 +32,16 @@ from cuda_steps import (
     infer,
     optimize,
     pytorch,
+    tensorrt,
     trainer,
 )
-from harness.machine import describe_gpu, describe_machine
-from harness.steps import Result, Step, print_tables, problems_of, run_steps
+from harness.machine import cpu_class, describe_gpu, describe_machine
+from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+from make_models import ROOT
 
 from onnxtool.optimize.options import PRECISIONS
 from onnxtool.runtime.providers import cuda_problem, runtime_version
+from onnxtool.version import commit
 
 
 def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
@@ -65,6 +69,9 @@ def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
             yield step(corpus, precision, file, "corpus")
         yield step(compiled, precision, "pytorch")
         yield step(trainer, precision, "pytorch")
+    for precision in precisions:
+        if precision != "bf16":
+            yield step(tensorrt, precision, "export-fp32")
 
 
 def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
@@ -76,6 +83,20 @@ def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
             yield f"{precision}: left out, {reason}"
         elif not {f"export-{precision}", f"optimize-{precision}"} & names:
             yield f"{precision}: no files, neither export nor optimize offers it for {run.device}"
+
+
+def make_stamp(run: Run) -> dict[str, str]:
+    """Return what results depend on. Results with another stamp are not reused."""
+    code = hashlib.sha256()
+    for path in sorted(path for name in ("onnxtool", "scripts") for path in (ROOT / name).rglob("*.py")):
+        code.update(path.read_bytes())
+    packages = sorted(f"{one.name}=={one.version}" for one in importlib.metadata.distributions())
+    return {
+        "commit": commit(),
+        "code": code.hexdigest(),
+        "packages": hashlib.sha256("\n".join(packages).encode()).hexdigest(),
+        "device": describe_gpu() if run.device == "cuda" else cpu_class(),
+    }
 
 
 def missing_gpu() -> str:
@@ -93,22 +114,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--work", type=Path, required=True, metavar="DIR", help="folder of files and results")
     parser.add_argument("--device", choices=tuple(SIZES), default="cuda")
     parser.add_argument("--precisions", nargs="+", choices=tuple(TORCH_DTYPES), help="default: all; for the CPU, fp32")
-    parser.add_argument("--steps", nargs="+", metavar="STEP", help="run only these steps or tables, e.g. infer-fp16")
+    parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="run these steps again, e.g. infer-fp16")
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers' Trainer spreads batches over several
     start, run = time.perf_counter(), Run(given.work.resolve(), given.device)
     wanted = given.precisions or (list(TORCH_DTYPES) if run.device == "cuda" else ["fp32"])
     steps = list(make_steps(run, [one for one in TORCH_DTYPES if one in {"fp32", *wanted}]))
-    names = {name for step in steps for name in (step.name, step.table)}
-    if unknown := set(given.steps or ()) - names:
+    if unknown := set(given.again) - {name for step in steps for name in (step.name, step.table)}:
         parser.error(f"no step {', '.join(sorted(unknown))}; the steps are {', '.join(step.name for step in steps)}")
-    if run.device == "cuda" and (problem := missing_gpu()):
+    if run.device == "cuda" and not given.step and (problem := missing_gpu()):
         print(f"error: no GPU to check: {problem}\nhint: --device cpu runs the steps without one", file=sys.stderr)
         return 1
-    chosen = [step for step in steps if {step.name, step.table} & set(given.steps or names)]
-    outcomes = run_steps(chosen, run.work / "logs", given.minutes)
+    results = run.work / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    if given.step:
+        run_step(next(step for step in steps if step.name == given.step), results, make_stamp(run))
+        return 0
+    command = [sys.executable, __file__, "--work", str(run.work), "--device", run.device, "--precisions", *wanted]
+    outcomes = run_steps(steps, results, make_stamp(run), command, again=given.again, minutes=given.minutes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
     print(f"{describe_gpu() or 'no GPU'}; {describe_machine()}; onnxruntime {runtime_version()}, {versions}")
     print_tables(outcomes)

@@ -359,3 +359,29 @@ def artifacts(run: Run, precision: str) -> Result:
     result.row(f"artifacts {precision}", steps=run.sizes.num_steps)
     compare_losses(result, *losses, BOUNDS[precision])
     return result
+
+
+def tensorrt(run: Run, precision: str) -> Result:
+    """Run the fp32 export in onnxruntime's TensorRT provider, which compiles it for the precision."""
+    import onnxruntime
+
+    result, name = Result(), "TensorrtExecutionProvider"
+    if run.device != "cuda" or name not in onnxruntime.get_available_providers():
+        result.notes.append(f"TensorRT {precision}: left out, it needs CUDA and an onnxruntime with {name}")
+        return result
+    onnxruntime.preload_dlls()
+    options = {"trt_fp16_enable": precision == "fp16"}
+    providers = [(name, options), "CUDAExecutionProvider", "CPUExecutionProvider"]
+    session = onnxruntime.InferenceSession(str(run.files("fp32")[0]), providers=providers)
+    if session.get_providers()[0] != name:
+        result.notes.append(
+            f"TensorRT {precision}: left out, onnxruntime cannot start it, as the log of this step says"
+        )
+        return result
+    tokens = tokens_of((run.work / "texts.txt").read_text("utf-8").split("\n"), run, "cpu")
+    feeds = {one.name: tokens[one.name].numpy() for one in session.get_inputs()}
+    vectors, expected = session.run(["sentence_embedding"], feeds)[0], np.load(run.work / "expected.npy")
+    milliseconds = median_ms(lambda: session.run(None, feeds), 5 * run.sizes.num_steps, "cpu")
+    result.row(f"TensorRT {precision}", ms=milliseconds)
+    compare(result, vectors, expected, BOUNDS[precision])
+    return result

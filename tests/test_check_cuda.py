@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,26 @@ from tests.cli.entry_point import json_of, run_onnxtool
 
 import check_cuda  # isort: skip
 import cuda_steps  # isort: skip
-from harness.isolation import Isolation, Outcome  # isort: skip
+from harness import steps  # isort: skip
+from harness.steps import Outcome, Step, run_step  # isort: skip
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no groups of processes to kill")
 SCRIPTS = Path(check_cuda.__file__).parent
-# Steps a, b and c, of which c needs b; each says that it runs, and does what its argument says.
+# Steps a, b and c, of which c needs b; each writes a line to runs.txt, and does what its argument says.
 SCRIPT = """
 import os, sys, time
 from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from harness.steps import Result, Step, print_tables, problems_of, run_steps
+from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+
+work, stamp, words = Path(sys.argv[2]), {"version": sys.argv[3]}, sys.argv[4:7]
 
 
 def act(name, word):
-    (Path(sys.argv[2]) / f"{name} ran").touch()
+    with (work / "runs.txt").open("a") as runs:
+        runs.write(name)
     if word == "sleep":
         time.sleep(60)
     if word == "crash":
@@ -45,48 +50,73 @@ def act(name, word):
     return result
 
 
-if __name__ == "__main__":
-    a, b, c = (partial(act, name, word) for name, word in zip("abc", sys.argv[3:6]))
-    steps = [Step("a", "t", a), Step("b", "t", b), Step("c", "t", c, needs=("b",))]
-    outcomes = run_steps(steps, Path(sys.argv[2]), float(sys.argv[6]))
+a, b, c = (partial(act, name, word) for name, word in zip("abc", words))
+steps = [Step("a", "t", a), Step("b", "t", b), Step("c", "t", c, needs=("b",))]
+if sys.argv[-2] == "--step":
+    run_step(next(step for step in steps if step.name == sys.argv[-1]), work, stamp)
+else:
+    command, minutes = [sys.executable, "-S", *sys.argv], float(sys.argv[7])
+    outcomes = run_steps(steps, work, stamp, command, again=sys.argv[8:], minutes=minutes)
     print_tables(outcomes)
     print(*problems_of(outcomes), sep="\\n")
 """
 
 
-def run_script(work: Path, *words: str, minutes: str = "1") -> str:
+def run_script(work: Path, *words: str, version: str = "1", minutes: str = "1", again: Sequence[str] = ()) -> str:
     """Run steps that act like this; return what is printed, and before it the steps that ran."""
     script = work / "script.py"
     script.write_text(SCRIPT, "utf-8")
-    command = [sys.executable, "-S", str(script), str(SCRIPTS), str(work), *words, minutes]
+    runs = work / "runs.txt"
+    runs.write_text("", "utf-8")
+    command = [sys.executable, "-S", str(script), str(SCRIPTS), str(work), version, *words, minutes, *again]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return f"{''.join(sorted(path.name[0] for path in work.glob('* ran')))}: {done.stdout}"
+    return f"{runs.read_text('utf-8')}: {done.stdout}"
 
 
-def test_a_number_beyond_its_bound_is_named(tmp_path: Path) -> None:
+def test_finished_steps_are_kept(tmp_path: Path) -> None:
+    """Until a stamp differs, or one is asked for again, with those that need it."""
+    assert run_script(tmp_path, "0", "0", "0").startswith("abc: ")
+    assert run_script(tmp_path, "0", "0", "0").startswith(": ")
+    assert run_script(tmp_path, "0", "0", "0", again=["b"]).startswith("bc: ")
+    assert run_script(tmp_path, "0", "0", "0", again=["t"]).startswith("abc: ")
+    assert run_script(tmp_path, "0", "0", "0", version="2").startswith("abc: ")
+
+
+def test_a_number_beyond_its_bound_is_named_until_it_is_computed_again(tmp_path: Path) -> None:
     """So is NaN; steps that need a wrong one run."""
-    printed = run_script(tmp_path, "0.25", "0.75", "nan")
-    assert printed.startswith("abc: ")
-    assert "\nb: b: error is 0.75, at most 0.5 is allowed\n" in printed
-    assert "\nc: c: error is nan, at most 0.5 is allowed\n" in printed
+    for _ in range(2):
+        printed = run_script(tmp_path, "0.25", "0.75", "nan")
+        assert "\nb: b: error is 0.75, at most 0.5 is allowed\n" in printed
+        assert "\nc: c: error is nan, at most 0.5 is allowed\n" in printed
     assert "| b | 0.75 (≤ 0.5) |" in printed
+    assert printed.startswith(": ")
 
 
 def test_a_crash_leaves_no_result(tmp_path: Path) -> None:
-    """The others run, except what needs its files."""
+    """The others run, except what needs its files; the next run repeats it."""
     printed = run_script(tmp_path, "0", "crash", "0")
     assert printed.startswith("ab: ")
     assert "b: failed with exit code 7" in printed
     assert "what it says" in printed
     assert "c: not run: it needs b" in printed
+    assert run_script(tmp_path, "0", "0", "0").startswith("bc: ")
+
+
+def test_an_interrupted_run_leaves_no_result_from_replaced_files(tmp_path: Path) -> None:
+    """Here c read the files of an earlier b than the one that ran last."""
+    run_script(tmp_path, "0", "0", "0")
+    run_script(tmp_path, "0", "0", "sleep", minutes="0.01", again=["b"])
+    assert run_script(tmp_path, "0", "0", "0").startswith("c: ")
 
 
 def test_the_time_is_over(tmp_path: Path) -> None:
     """The step that runs is killed, and later ones are listed."""
-    printed = run_script(tmp_path, "sleep", "0", "0", minutes="0.02")
+    printed = run_script(tmp_path, "sleep", "0", "0", minutes="0.01")
     assert printed.startswith("a: ")
     assert "a: cut off after 1 s" in printed
     assert "b: not run: the time is over" in printed
+    assert not list(tmp_path.glob("*.json"))
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_missing_gpu_is_one_error(
@@ -108,13 +138,14 @@ def test_a_missing_gpu_is_one_error(
 def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each step, and the commands that it runs, in this process: in one of their own each imports PyTorch."""
 
-    def run(_self: Isolation, step: Callable[[], Any], _log: Path, _seconds: float) -> Outcome:
-        return Outcome(0, step(), "", "", 0.0)
+    def start(step: Step, folder: Path, stamp: Mapping[str, str], _command: Sequence[str], _seconds: float) -> Outcome:
+        run_step(step, folder, stamp)
+        return Outcome(step, "ok", steps._read(step, folder, stamp))
 
     def run_command(*words: object) -> dict[str, Any]:
         return json_of(run_onnxtool(tmp_path, *map(str, words), "--format", "json", "--quiet"))
 
-    monkeypatch.setattr(Isolation, "run", run)
+    monkeypatch.setattr(steps, "_start", start)
     monkeypatch.setattr(cuda_steps, "onnxtool", run_command)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
@@ -122,22 +153,30 @@ def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.filterwarnings("ignore")  # of PyTorch and transformers, as the script does
-def test_the_dry_run_passes_and_finds_a_damaged_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_dry_run_passes_and_continues_and_finds_a_damaged_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The damaged file is found by comparing its vectors with PyTorch's, and by nothing else: no other step runs."""
     words = ["--work", str(tmp_path), "--device", "cpu"]
     assert check_cuda.main(words) == 0
     printed = capsys.readouterr().out
-    assert "\n10 steps, 0 problems" in printed
+    assert "\n11 steps, 0 problems" in printed
     for table in ("pytorch", "export", "optimize", "infer", "benchmark", "corpus", "compiled", "trainer", "artifacts"):
         assert f"### {table}\n" in printed
     assert "- bf16: left out, CPUs compute in float32" in printed
 
+    results = {path: path.read_bytes() for path in (tmp_path / "results").glob("*.json")}
+    damaged = tmp_path / "results" / "infer-fp32.json"
+    assert len(results) == 11
     damage(tmp_path / "optimized-fp32.onnx")
-    assert check_cuda.main([*words, "--steps", "infer"]) == 1
+    # In this process as well: results depend on the packages that a process finds, which other tests add to.
+    assert check_cuda.main([*words, "--again", "infer-fp32"]) == 1
     wrong = capsys.readouterr()
     assert "WRONG infer-fp32: optimized-fp32: 1 - cosine is" in wrong.out
     assert "at most 1e-06 is allowed" in wrong.out
-    assert wrong.err == "infer-fp32: wrong\n"
+    assert wrong.err.count(": ok, kept\n") == 10
+    assert json.loads(damaged.read_text("utf-8"))["result"]["wrong"]
+    assert all(path.read_bytes() == result for path, result in results.items() if path != damaged)
 
 
 def damage(file: Path) -> None:

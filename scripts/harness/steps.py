@@ -1,25 +1,32 @@
-"""Run steps in processes of their own, one after the other, and print their results as tables."""
+"""Run steps in processes of their own and keep their results as files, so that the next run continues after the last.
+
+A script makes the same steps in each of its processes: `run_steps` starts it again with `--step NAME`, and that process
+calls `run_step`. For POSIX systems.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.isolation import Isolation
-
-_LINES = 6  # of what a failed step said
+_LINES = 6  # of a failed step's log
 
 
 @dataclass
 class Result:
-    """The rows of a table, what is wrong in them, and the seconds that they took."""
+    """The rows of a table, what is wrong in them, and what was left out and why."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def row(self, name: str, **figures: Any) -> None:
@@ -51,12 +58,6 @@ class Step:
     function: Callable[[], Result]
     needs: tuple[str, ...] = ()
 
-    def run(self) -> dict[str, Any]:
-        """Return the result as JSON can hold it."""
-        start = time.perf_counter()
-        result = self.function()
-        return asdict(result) | {"seconds": time.perf_counter() - start}
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -65,40 +66,100 @@ class Outcome:
     step: Step
     state: str
     result: Result | None = None
+    kept: bool = False
 
 
-def run_steps(steps: Sequence[Step], logs: Path, minutes: float) -> list[Outcome]:
-    """Run steps, except those that need one without a result.
+def run_step(step: Step, folder: Path, stamp: Mapping[str, str]) -> None:
+    """Run a step in this process, and write its result, complete or not at all."""
+    start, path = time.perf_counter(), _path(step, folder)
+    result = step.function()
+    result.seconds = time.perf_counter() - start
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"stamp": stamp, "result": asdict(result)}, indent=1), encoding="utf-8")
+    os.replace(partial, path)  # noqa: PTH105 - the name says that it replaces
+
+
+def run_steps(
+    steps: Sequence[Step],
+    folder: Path,
+    stamp: Mapping[str, str],
+    command: Sequence[str],
+    *,
+    again: Collection[str] = (),
+    minutes: float,
+) -> list[Outcome]:
+    """Run all steps that have no result from the same `stamp` yet.
+
+    A step also runs again if a step that it needs does. A step that is still running when the time is over is killed.
 
     Args:
-        steps: in an order in which each comes after those it needs; files of one that is not among them are there.
-        logs: the folder for what each prints.
-        minutes: when to stop; a step that is still running then is killed.
+        steps: in an order in which each comes after those it needs.
+        folder: the folder of results and of each step's log.
+        stamp: what results depend on, such as versions.
+        command: the command line of the script, to which `--step NAME` is added.
+        again: names of steps or tables whose results are not kept.
+        minutes: when to stop.
     """
-    isolation, deadline = Isolation(), time.monotonic() + 60 * minutes
-    outcomes: dict[str, Outcome] = {}
+    kept: dict[str, Result] = {}
     for step in steps:
-        missing = [name for name in step.needs if name in outcomes and outcomes[name].result is None]
-        if missing:
+        reusable = not {step.name, step.table} & set(again) and kept.keys() >= set(step.needs)
+        if reusable and (result := _read(step, folder, stamp)):
+            kept[step.name] = result
+        else:  # deleted before anything runs: an interrupted run must not leave results from files that it replaced
+            _path(step, folder).unlink(missing_ok=True)
+    outcomes: dict[str, Outcome] = {}
+    deadline = time.monotonic() + 60 * minutes
+    for step in steps:
+        missing = [name for name in step.needs if outcomes[name].result is None]
+        if step.name in kept:
+            outcome = Outcome(step, "wrong" if kept[step.name].wrong else "ok", kept[step.name], kept=True)
+        elif missing:
             outcome = Outcome(step, f"not run: it needs {', '.join(missing)}")
         else:
-            outcome = _start(isolation, step, logs, deadline - time.monotonic())
-        print(f"{step.name}: {outcome.state}", file=sys.stderr, flush=True)
+            outcome = _start(step, folder, stamp, command, deadline - time.monotonic())
+        print(f"{step.name}: {outcome.state}{', kept' if outcome.kept else ''}", file=sys.stderr, flush=True)
         outcomes[step.name] = outcome
     return list(outcomes.values())
 
 
-def _start(isolation: Isolation, step: Step, logs: Path, seconds: float) -> Outcome:
+def _start(step: Step, folder: Path, stamp: Mapping[str, str], command: Sequence[str], seconds: float) -> Outcome:
     if seconds <= 0:
         return Outcome(step, "not run: the time is over")
-    ended = isolation.run(step.run, logs / step.name, seconds)
-    if ended.exit_code is None:
-        return Outcome(step, f"cut off after {seconds:.0f} s: the time is over")
-    if ended.value is None:
-        lines = [line for line in (ended.stderr or ended.stdout).splitlines() if line.strip()]
-        return Outcome(step, "\n    ".join([f"failed with exit code {ended.exit_code}", *lines[-_LINES:]]))
-    result = Result(**ended.value)
+    log = folder / f"{step.name}.log"
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [*command, "--step", step.name],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # to end the commands that it started as well
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return Outcome(step, f"cut off after {seconds:.0f} s: the time is over")
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    result = _read(step, folder, stamp)
+    if process.returncode or result is None:
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        state = [f"failed with exit code {process.returncode}, see {log}", *lines[-_LINES:]]
+        return Outcome(step, "\n    ".join(state))
     return Outcome(step, "wrong" if result.wrong else "ok", result)
+
+
+def _path(step: Step, folder: Path) -> Path:
+    return folder / f"{step.name}.json"
+
+
+def _read(step: Step, folder: Path, stamp: Mapping[str, str]) -> Result | None:
+    """Return the result of an earlier process; None if there is none, or its stamp differs."""
+    try:
+        record = json.loads(_path(step, folder).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return Result(**record["result"]) if record["stamp"] == stamp else None
 
 
 def problems_of(outcomes: Sequence[Outcome]) -> Iterator[str]:
@@ -112,9 +173,17 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
     for table in dict.fromkeys(one.step.table for one in outcomes):
         rows = [row for one in outcomes if one.step.table == table and one.result for row in one.result.rows]
         _print_table(table, rows)
-    seconds = {one.step.name: one.result.seconds if one.result else "" for one in outcomes}
-    states = {one.step.name: one.state.split("\n")[0] for one in outcomes}
-    _print_table("Steps", [{"step": name, "seconds": seconds[name], "result": states[name]} for name in states])
+    times = [
+        {
+            "step": one.step.name,
+            "seconds": one.result.seconds if one.result else "",
+            "result": one.state.split("\n")[0] + (", kept" if one.kept else ""),
+        }
+        for one in outcomes
+    ]
+    _print_table("Steps", times)
+    for note in (note for one in outcomes if one.result for note in one.result.notes):
+        print(f"- {note}")
 
 
 def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -124,4 +193,5 @@ def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
     print(f"\n### {title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for row in rows:
         cells = (row.get(name, "") for name in columns)
-        print(f"| {' | '.join(f'{one:.3g}' if isinstance(one, float) else str(one) for one in cells)} |", flush=True)
+        print(f"| {' | '.join(f'{one:.3g}' if isinstance(one, float) else str(one) for one in cells)} |")
+    print(end="", flush=True)
