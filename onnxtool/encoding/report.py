@@ -9,23 +9,52 @@ from onnxtool.reports import short_repr
 
 @short_repr
 @dataclass(frozen=True)
-class CorpusReport:
-    """Vectors of a collection of texts. Figures cover the whole corpus, including parts made by earlier runs.
+class MergeReport:
+    """Splits published as one corpus, or the missing splits.
 
     Attributes:
         output: the folder of vectors.
-        output_format: `jsonl`, `parquet` or `npy`.
-        manifest: the file with the origin of the vectors, and the hash of each shard.
+        manifest: the file with the origin of the vectors, and the hash of each shard; empty if splits are missing.
         num_texts: number of texts with a vector.
         num_passages: number of their passages, each with a vector, if texts are read as passages; otherwise 0.
-        num_encoded: number of texts encoded by this run.
         num_tokens: number of tokens read by the model, including special ones.
+        rejects_path: the file that lists the lines without a text; empty if there are none.
+        size_bytes: total size of the files.
+        num_removed: number of removed files, left by workers that were killed or made a shard twice.
+        to_do: numbers and ranges of missing or damaged splits, in the form of `--splits`.
+        problems: the same, by problem.
+        notes: notes for the user.
+    """
+
+    output: str
+    manifest: str
+    num_splits: int
+    num_shards: int = 0
+    num_texts: int = 0
+    num_passages: int = 0
+    num_tokens: int = 0
+    num_rejects: int = 0
+    rejects_path: str = ""
+    num_files: int = 0
+    size_bytes: int = 0
+    num_removed: int = 0
+    to_do: str = ""
+    problems: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@short_repr
+@dataclass(frozen=True)
+class CorpusReport(MergeReport):
+    """Vectors of a collection of texts. Figures cover the whole corpus, including parts made by earlier runs.
+
+    Attributes:
+        output_format: `jsonl`, `parquet` or `npy`.
+        num_encoded: number of texts encoded by this run.
         padding_share: fraction of padding in the tokens read, from 0 to 1.
         num_truncated: number of texts beyond the model's limit.
         rejects: number of lines without a text, by reason.
-        rejects_path: the file that lists them; empty if there are none.
         files: the files in the folder.
-        size_bytes: total size of the files.
         seconds: duration of this run, from the first text to the last file, without loading the model.
         texts_per_s: speed of this run.
         load_ms: time from the model file to a session.
@@ -35,35 +64,26 @@ class CorpusReport:
         vectors_as: the storage type of vectors, one of VECTOR_TYPES.
         dimensions: numbers per vector; for sparse vectors, the size of the vocabulary.
         resumed: whether the run continued an earlier one.
-        notes: notes for the user.
     """
 
-    model: str
-    provider: str
-    task: str
-    output: str
-    output_format: str
-    manifest: str
-    num_texts: int
-    num_passages: int
-    num_encoded: int
-    num_tokens: int
-    padding_share: float
-    num_truncated: int
-    rejects: dict[str, int]
-    rejects_path: str
-    files: tuple[str, ...]
-    size_bytes: int
-    seconds: float
-    texts_per_s: float
-    load_ms: float
-    workers: int
-    threads: int
-    peak_rss_bytes: int
-    vectors_as: str
-    dimensions: int
-    resumed: bool
-    notes: tuple[str, ...] = ()
+    model: str = ""
+    provider: str = ""
+    task: str = ""
+    output_format: str = ""
+    num_encoded: int = 0
+    padding_share: float = 0.0
+    num_truncated: int = 0
+    rejects: dict[str, int] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    seconds: float = 0.0
+    texts_per_s: float = 0.0
+    load_ms: float = 0.0
+    workers: int = 0
+    threads: int = 0
+    peak_rss_bytes: int = 0
+    vectors_as: str = ""
+    dimensions: int = 0
+    resumed: bool = False
 
 
 @short_repr
@@ -92,36 +112,6 @@ class PartReport:
     num_left_out: int
     seconds: float
     texts_per_s: float
-    notes: tuple[str, ...] = ()
-
-
-@short_repr
-@dataclass(frozen=True)
-class MergeReport:
-    """Splits published as one corpus, or the missing splits.
-
-    Attributes:
-        manifest: the file that describes the vectors; empty if splits are missing.
-        num_removed: number of removed files, left by workers that were killed or made a shard twice.
-        to_do: numbers and ranges of missing or damaged splits, in the form of `--splits`.
-        problems: the same, by problem.
-        notes: notes for the user.
-    """
-
-    output: str
-    manifest: str
-    num_splits: int
-    num_shards: int = 0
-    num_texts: int = 0
-    num_passages: int = 0
-    num_tokens: int = 0
-    num_rejects: int = 0
-    rejects_path: str = ""
-    num_files: int = 0
-    size_bytes: int = 0
-    num_removed: int = 0
-    to_do: str = ""
-    problems: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

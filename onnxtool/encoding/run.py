@@ -13,14 +13,14 @@ from typing import Any
 from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import entry, model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
-from onnxtool.encoding.manifest import Manifest, read_manifest
+from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.merge import publish, reasons_of
 from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.progress import Event, Tally
 from onnxtool.encoding.ray import RayWorkers
 from onnxtool.encoding.records import read_run
-from onnxtool.encoding.report import CorpusReport, PartReport, RunReport
+from onnxtool.encoding.report import CorpusReport, MergeReport, PartReport, RunReport
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
 from onnxtool.encoding.workers import LocalWorkers, Opened
@@ -84,9 +84,7 @@ def encode_corpus(
                 f"the vectors of {folder.path} have changed: splits {merged.to_do}", "run the same command again"
             )
         seconds = time.perf_counter() - start
-    manifest = read_manifest(folder.manifest_path)
-    assert manifest is not None  # noqa: S101  it is published
-    return _corpus_report(encoder, model_path, manifest, num_earlier, num_encoded, seconds)
+    return _corpus_report(encoder, merged, model_path, num_earlier, num_encoded, seconds)
 
 
 def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
@@ -112,36 +110,24 @@ def _encode_here(encoder: SplitEncoder) -> tuple[int, int]:
 
 
 def _corpus_report(
-    encoder: SplitEncoder,
-    model_path: Location,
-    manifest: Manifest,
-    num_earlier: int,
-    num_encoded: int,
-    seconds: float,
+    encoder: SplitEncoder, merged: MergeReport, model_path: Location, num_earlier: int, num_encoded: int, seconds: float
 ) -> CorpusReport:
-    folder, job, shards = encoder.folder, encoder.job, manifest.shards
-    files = [file for shard in shards for file in shard.files]
-    num_tokens = sum(shard.num_tokens for shard in shards)
-    num_padding = sum(shard.num_padding for shard in shards)
-    num_truncated = sum(shard.num_truncated for shard in shards)
-    session = job.model.session
+    folder, job, session = encoder.folder, encoder.job, encoder.job.model.session
+    manifest = read_manifest(folder.manifest_path)
+    assert manifest is not None  # noqa: S101  it is published
+    num_padding = sum(shard.num_padding for shard in manifest.shards)
+    num_truncated = sum(shard.num_truncated for shard in manifest.shards)
     return CorpusReport(
+        **{**vars(merged), "notes": tuple(job.notes(num_truncated))},
         model=str(model_path),
         provider=session.provider,
         task=job.model.task,
-        output=str(folder.path),
         output_format=job.shard_format.kind,
-        manifest=str(folder.manifest_path),
-        num_texts=manifest.num_texts,
-        num_passages=manifest.num_passages,
         num_encoded=num_encoded,
-        num_tokens=num_tokens,
-        padding_share=num_padding / max(1, num_tokens + num_padding),
+        padding_share=num_padding / max(1, merged.num_tokens + num_padding),
         num_truncated=num_truncated,
         rejects=dict(sorted(reasons_of(folder, manifest).items())),
-        rejects_path=str(folder.rejects_path) if manifest.num_rejects else "",
-        files=tuple(file.name for file in files),
-        size_bytes=sum(file.size_bytes for file in files),
+        files=tuple(file.name for shard in manifest.shards for file in shard.files),
         seconds=seconds,
         texts_per_s=num_encoded / seconds,
         load_ms=session.load_ms,
@@ -151,7 +137,6 @@ def _corpus_report(
         resumed=num_earlier != 0,
         vectors_as=str(job.description["as"]),
         dimensions=job.description["dimensions"],  # type: ignore[arg-type]  # JSON
-        notes=tuple(job.notes(num_truncated)),
     )
 
 
