@@ -194,16 +194,7 @@ def verification_table(steps: Sequence[Mapping[str, Json]]) -> tuple[tuple[str, 
 def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
     if step.get("verified") is not True:
         return {"Result": "not verified"}
-    allowed = None
-    if step.get("atol") is not None:
-        atol, rtol, cosine = (_bound(step.get(key)) for key in ("atol", "rtol", "cosine_required"))
-        allowed = f"{atol} + {rtol} x largest value, cosine {cosine}"
-    figures = {"Result": "passed"}
-    for key, label in _VERIFICATION_LABELS.items():
-        value = allowed if key == "atol" else step.get(key)
-        if value is not None:
-            is_cosine = key == "cosine_min" and isinstance(value, float)
-            figures[label] = f"{value:.8f}" if is_cosine else show(value)
+    figures = {"Result": "passed", **verification_figures(step)}
     if step.get("error") is not None:
         figures["Quantization error"] = f"1 - cosine {show(step['error'])}"
     errors = step.get("arithmetic")
@@ -211,6 +202,18 @@ def _recorded(step: Mapping[str, Json]) -> dict[str, str]:
         figures[f"Error in {shorten(arithmetic, 40)} arithmetic"] = (
             "not for such CPUs" if error is None else f"1 - cosine {show(error)}"
         )
+    return figures
+
+
+def verification_figures(recorded: Mapping[str, Json]) -> dict[str, str]:
+    """Return the recorded figures of a verification by their labels."""
+    found = {key: value for key in _VERIFICATION_LABELS if (value := recorded.get(key)) is not None}
+    figures = {_VERIFICATION_LABELS[key]: show(value) for key, value in found.items()}
+    if isinstance(cosine := found.get("cosine_min"), float):
+        figures[_VERIFICATION_LABELS["cosine_min"]] = f"{cosine:.8f}"
+    if "atol" in found:
+        atol, rtol, required = (_bound(recorded.get(key)) for key in ("atol", "rtol", "cosine_required"))
+        figures[_VERIFICATION_LABELS["atol"]] = f"{atol} + {rtol} x largest value, cosine {required}"
     return figures
 
 

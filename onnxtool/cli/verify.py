@@ -11,6 +11,8 @@ from onnxtool.agreement import VerifyOptions
 from onnxtool.cli.options import PathType, Result, derived_options, result_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
+from onnxtool.cli.stats_wording import verification_figures
+from onnxtool.model_file.metadata import FIGURES
 from onnxtool.verification import Verification
 
 
@@ -42,19 +44,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
     """Describe a verification, or note that there was none."""
     if verification is None:
         return [Note("not verified (--no_verify): agreement with the source is unknown")]
-    facts = [
-        ("Verified against", verification.reference),
-        ("max_abs_error", f"{verification.max_abs_error:.3g}"),
-        ("Lowest cosine", f"{verification.cosine_min:.8f}"),
-        (
-            "Allowed",
-            f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}",
-        ),
-    ]
-    if verification.mask_effect is not None:
-        facts.append(("Moving the mask moves the outputs by", f"{verification.mask_effect:.3g}"))
-    if verification.padding_effect is not None:
-        facts.append(("Moving the padding moves them by", f"{verification.padding_effect:.3g}"))
+    facts = [*verification_figures({name: getattr(verification, name) for name in FIGURES}).items()]
     if verification.own_variation is not None:
         facts.append(("It moves by itself, between optimization levels, by", f"{verification.own_variation:.3g}"))
     rows = [

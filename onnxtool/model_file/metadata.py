@@ -51,7 +51,7 @@ REQUIRED = "required"
 
 _BLOCK = 1 << 20  # bytes read at a time
 # Of a verification, recorded with the step.
-_FIGURES = (
+FIGURES = (
     *("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"),
     *("mask_effect", "padding_effect"),
 )
@@ -87,7 +87,7 @@ def stamp_step(
     """
     figures: dict[str, Json] = {"verified": verification is not None}
     if verification is not None:
-        figures |= {name: getattr(verification, name) for name in _FIGURES}
+        figures |= {name: getattr(verification, name) for name in FIGURES}
         figures |= {"cases": len(verification.cases), "verified_on": verification.provider}
     steps = [*previous, {"step": step, **details, **figures}]
     stamp(path, {STEPS_KEY: json.dumps(steps, sort_keys=True, separators=(",", ":"))})
