@@ -96,8 +96,11 @@ def write(location: Location, content: bytes, token: str = "") -> None:
         filesystems.put(location, content)
         return
     location.parent.mkdir(exist_ok=True)
-    with written(staged(location, token), content):
-        publish(location, token)
+    path = staged(location, token)
+    with written(path, content):
+        force_to_disk(path)
+        path.replace(location)
+        force_to_disk(location.parent)
 
 
 @contextmanager
@@ -175,13 +178,6 @@ def staged(path: Path, token: str = "") -> Path:
     hidden = path.with_name(f".{path.name}{token and f'.{token}'}.partial")
     tell_staged(hidden)
     return hidden
-
-
-def publish(path: Path, token: str = "") -> None:
-    """Flush a staged file to disk and rename it."""
-    force_to_disk(staged(path, token))
-    staged(path, token).replace(path)
-    force_to_disk(path.parent)
 
 
 @contextmanager

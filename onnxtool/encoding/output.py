@@ -25,7 +25,7 @@ from onnxtool.encoding.files import (
     unfinished,
 )
 from onnxtool.encoding.filesystems import put
-from onnxtool.encoding.locations import STORES, AnyLocation, Location, Uri, parse_location
+from onnxtool.encoding.locations import STORES, AnyLocation, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
@@ -61,13 +61,10 @@ class OutputFolder:
         self.path = path if isinstance(path, Uri) or path.name not in ("", "..") else path.resolve()
         if not self.path.name:
             raise InputError(f"{path} is the whole of a store", f"pass a folder in it, such as {path}vectors/")
-        self.manifest_path = self.beside("manifest.json")
-        self.rejects_path = self.beside("rejects.jsonl")
-        self.records_path = self.beside("parts")
-
-    def beside(self, suffix: str) -> Location:
-        """Return the path of a companion file next to this folder."""
-        return self.path.with_name(f"{self.path.name}.{suffix}")
+        # Next to the folder.
+        self.manifest_path, self.rejects_path, self.records_path = (
+            self.path.with_name(f"{self.path.name}.{suffix}") for suffix in ("manifest.json", "rejects.jsonl", "parts")
+        )
 
     @contextmanager
     def locked(self) -> Iterator[None]:
