@@ -183,7 +183,6 @@ def test_a_model_without_an_encoder_takes_the_place_of_both_files(workshop: Work
     for file in (written, written.with_name("t5-encoder.onnx")):
         shutil.copyfile(file, tmp_path / file.name)
     (tmp_path / "other-encoder.onnx").write_text("somebody's")
-    export_model(
-        ExportOptions(name, output=tmp_path / "t5.onnx", task="text2text-generation", force=True, verify=False)
-    )
+    task, place = "text2text-generation", tmp_path / "t5.onnx"
+    export_model(ExportOptions(name, output=place, task=task, exporter="torchscript", force=True, verify=False))
     assert sorted(path.name for path in tmp_path.glob("*.onnx")) == ["other-encoder.onnx", "t5.onnx"]
