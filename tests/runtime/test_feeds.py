@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
@@ -28,7 +26,7 @@ from onnxtool.runtime.feeds import (
     verification_shapes,
 )
 from onnxtool.runtime.input_cases import input_cases
-from tests.infer.tiny_models import save_graph
+from tests.graphs import save_text
 from tests.optimize.passes.builders import apply, build, normal, operators
 from tests.optimize.quantization.test_embeddings import TIED
 
@@ -205,65 +203,46 @@ def test_a_mask_is_known_by_its_name_and_rank() -> None:
     assert not is_mask(_info("causal_mask", shape=("b", 1, "s", "s")))
 
 
-def _bounds(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequence[str]) -> dict[str, int]:
-    """Return the bounds of a graph of `nodes` whose tables have so many rows of 4."""
-    return index_bounds(_with_tables(path, nodes, tables, inputs))
+def _bounds(path: Path, body: str, tables: dict[str, int], inputs: Sequence[str]) -> dict[str, int]:
+    """Return the bounds of a graph of these nodes whose tables have so many rows of 4."""
+    return index_bounds(_with_tables(path, body, tables, inputs))
 
 
-def _with_tables(path: Path, nodes: list[Any], tables: dict[str, int], inputs: Sequence[str]) -> ModelFile:
-    save_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["b", "s"]) for name in inputs],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        [numpy_helper.from_array(np.zeros((rows, 4), np.float32), name) for name, rows in tables.items()],
-    )
-    return ModelFile.open(path)
+def _with_tables(path: Path, body: str, tables: dict[str, int], inputs: Sequence[str]) -> ModelFile:
+    given = ", ".join(f"int64[b, s] {name}" for name in inputs)
+    weights = {name: np.zeros((rows, 4), np.float32) for name, rows in tables.items()}
+    return ModelFile.open(save_text(path, f"g ({given}) => (float y) {{ {body} }}", weights, 17))
 
 
 def test_bounds_are_the_rows_of_the_table_that_an_input_indexes(tmp_path: Path) -> None:
     """Directly, or after operators that keep an index an index; of two tables the smaller one holds."""
-    nodes = [
-        helper.make_node("Gather", ["words", "input_ids"], ["a"]),
-        helper.make_node("Cast", ["token_type_ids"], ["cast"], to=TensorProto.INT32),
-        helper.make_node("Min", ["cast", "bound"], ["clipped"]),
-        helper.make_node("Unsqueeze", ["clipped", "axes"], ["raised"]),
-        helper.make_node("Gather", ["segments", "raised"], ["b"]),
-        helper.make_node("Gather", ["larger", "token_type_ids"], ["c"]),
-        helper.make_node("Add", ["position_ids", "position_ids"], ["moved"]),
-        helper.make_node("Gather", ["places", "moved"], ["d"]),
-        helper.make_node("Gather", ["computed", "attention_mask"], ["y"]),
-    ]
+    body = """a = Gather(words, input_ids) cast = Cast <to=6> (token_type_ids) clipped = Min(cast, bound)
+        raised = Unsqueeze(clipped, axes) b = Gather(segments, raised) c = Gather(larger, token_type_ids)
+        moved = Add(position_ids, position_ids) d = Gather(places, moved) y = Gather(computed, attention_mask)"""
     tables = {"words": 11, "segments": 3, "larger": 8, "places": 6, "axes": 1, "bound": 1}
     names = ("input_ids", "token_type_ids", "position_ids", "attention_mask")
-    assert _bounds(tmp_path / "m.onnx", nodes, tables, names) == {
-        "input_ids": 11,
-        "token_type_ids": 3,
-        "position_ids": 6,
-    }
+    wanted = {"input_ids": 11, "token_type_ids": 3, "position_ids": 6}
+    assert _bounds(tmp_path / "m.onnx", body, tables, names) == wanted
 
 
 def test_ids_that_cannot_be_followed_are_bounded_by_the_largest_table(tmp_path: Path) -> None:
     """Otherwise a model whose ids are hidden behind an unknown operator would be verified on two rows of thousands."""
-    nodes = [
-        helper.make_node("BitShift", ["input_ids", "input_ids"], ["hidden"], direction="LEFT"),
-        helper.make_node("Gather", ["words", "hidden"], ["a"]),
-        helper.make_node("Gather", ["places", "hidden"], ["y"]),
-    ]
-    assert _bounds(tmp_path / "m.onnx", nodes, {"words": 11, "places": 6}, ("input_ids",)) == {"input_ids": 11}
+    body = 'h = BitShift <direction="LEFT"> (input_ids, input_ids) a = Gather(words, h) y = Gather(places, h)'
+    assert _bounds(tmp_path / "m.onnx", body, {"words": 11, "places": 6}, ("input_ids",)) == {"input_ids": 11}
 
 
-def test_bounds_are_found_in_fused_embeddings(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("types", "segments", "wanted"),
+    [("token_type_ids", "segments", {"input_ids": 11, "token_type_ids": 2}), ("", "", {"input_ids": 11})],
+)
+def test_bounds_are_found_in_fused_embeddings(
+    types: str, segments: str, wanted: dict[str, int], tmp_path: Path
+) -> None:
     """The optimizer puts three lookups into one node, whose segments may be left out."""
-    fused = ["input_ids", "token_type_ids", "words", "places", "segments", "gamma", "beta"]
     tables = {"words": 11, "places": 5, "segments": 2, "gamma": 1, "beta": 1}
-    for inputs, wanted in (
-        (fused, {"input_ids": 11, "token_type_ids": 2}),
-        (["input_ids", "", "words", "places", "", "gamma", "beta"], {"input_ids": 11}),
-    ):
-        node = helper.make_node("EmbedLayerNormalization", inputs, ["y", "unused"], domain="com.microsoft")
-        names = [name for name in inputs[:2] if name]
-        assert _bounds(tmp_path / "m.onnx", [node], tables, names) == wanted
+    read = f"input_ids, {types}, words, places, {segments}, gamma, beta"
+    body = f"y, unused = com.microsoft.EmbedLayerNormalization({read})"
+    assert _bounds(tmp_path / "m.onnx", body, tables, [name for name in ("input_ids", types) if name]) == wanted
 
 
 def test_bounds_are_found_where_a_head_shares_a_table_in_blocks(tmp_path: Path) -> None:
@@ -277,20 +256,16 @@ def test_bounds_are_found_where_a_head_shares_a_table_in_blocks(tmp_path: Path) 
     assert index_bounds(ModelFile.open(path)) == {"i": 2000}
 
 
-def _lookup_by(name: str, table: str = "segments") -> list[Any]:
-    cast = helper.make_node("Cast", [name], [f"cast {name}"], to=TensorProto.INT32)
-    return [cast, helper.make_node("Gather", [table, f"cast {name}"], [f"of {name}"])]
+def _lookup_by(name: str, table: str = "segments") -> str:
+    return f"cast_{name} = Cast <to=6> ({name}) of_{name} = Gather({table}, cast_{name}) "
 
 
-_MASKED_IDS = [  # padding has one id, whatever stands there
-    helper.make_node("Cast", ["attention_mask"], ["is_real"], to=TensorProto.BOOL),
-    helper.make_node("Where", ["is_real", "input_ids", "input_ids"], ["ids"]),
-    helper.make_node("Gather", ["words", "ids"], ["a"]),
-]
+# Padding has one id, whatever stands there.
+_MASKED_IDS = "is = Cast <to=9> (attention_mask) ids = Where(is, input_ids, input_ids) a = Gather(words, ids)"
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inputs", "exchanged"),
+    ("body", "inputs", "exchanged"),
     [
         (_lookup_by("attention_mask"), ("input_ids", "attention_mask", "token_type_ids"), True),
         (_lookup_by("token_type_ids"), ("input_ids", "attention_mask", "token_type_ids"), False),
@@ -304,10 +279,10 @@ _MASKED_IDS = [  # padding has one id, whatever stands there
     ],
 )
 def test_names_are_exchanged_where_the_mask_looks_up_the_types_of_tokens(
-    nodes: list[Any], inputs: Sequence[str], exchanged: bool, tmp_path: Path
+    body: str, inputs: Sequence[str], exchanged: bool, tmp_path: Path
 ) -> None:
     """The mask alone, by its own values, and where there are token types that could."""
-    model = _with_tables(tmp_path / "m.onnx", nodes, {"words": 11, "segments": 2}, inputs)
+    model = _with_tables(tmp_path / "m.onnx", body, {"words": 11, "segments": 2}, inputs)
     assert names_are_exchanged(model) == exchanged
 
 

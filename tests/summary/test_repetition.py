@@ -13,34 +13,28 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.model_file.wire import topology
 from onnxtool.summary.repetition import Block, find_blocks
-from tests.graphs import make_model, value
+from tests.graphs import make_model, of_text, value
 
 NODES = 6  # of a layer
 
 
 def layers(count: int) -> Any:
     """A model of layers, each with weights, a past, a mask that all read, a Constant and an If of its own."""
-    nodes = [helper.make_node("Gather", ["x", "ids"], ["h0"])]
-    weights, inputs = [], [value("x", [9, 4]), value("ids", [3], TensorProto.INT64), value("mask", [3, 1])]
+    weights: dict[str, Any] = {}
+    body, inputs = ["h0 = Gather(x, ids)"], ["float[9, 4] x, int64[3] ids, float[3, 1] mask"]
     for i in range(count):
-        weights.append(numpy_helper.from_array(np.full((4, 4), i, np.float32), f"w{i}"))
-        weights.append(numpy_helper.from_array(np.array([3, 4]), f"shape{i}"))
-        inputs.append(value(f"past.{i}", [3, 4]))
-        body = [helper.make_node("Neg", [f"m{i}"], [f"n{i}"]), helper.make_node("Abs", [f"n{i}"], [f"a{i}"])]
-        then = helper.make_graph(body, f"then{i}", [], [value(f"a{i}", None)])
-        other = helper.make_graph([helper.make_node("Exp", [f"m{i}"], [f"e{i}"])], "else", [], [value(f"e{i}", None)])
-        nodes += [
-            helper.make_node("Constant", [], [f"c{i}"], value=numpy_helper.from_array(np.float32(0.5))),
-            helper.make_node("MatMul", [f"h{i}", f"w{i}"], [f"m{i}"], name=f"{'layer' * i}"),
-            helper.make_node("If", ["flag"], [f"if{i}"], then_branch=then, else_branch=other),
-            helper.make_node("Reshape", [f"if{i}", f"shape{i}"], [f"r{i}"], allowzero=0),
-            helper.make_node("Where", ["mask", f"r{i}", f"past.{i}"], [f"s{i}"]),
-            helper.make_node("Mul", [f"s{i}", f"c{i}"], [f"p{i}"]),
-            helper.make_node("Add", [f"p{i}", f"h{i}"], [f"h{i + 1}"]),
-        ]
-    nodes.append(helper.make_node("Log", [f"h{count}"], ["y"]))
-    weights.append(numpy_helper.from_array(np.array(True), "flag"))
-    return make_model(nodes, weights, inputs=inputs)
+        weights |= {f"w{i}": np.full((4, 4), i, np.float32), f"shape{i}": np.array([3, 4])}
+        inputs.append(f'float[3, 4] "past.{i}"')
+        then = f"then{i} () => (float a{i}) {{ n{i} = Neg(m{i}) a{i} = Abs(n{i}) }}"
+        other = f"other () => (float e{i}) {{ e{i} = Exp(m{i}) }}"
+        body.append(f"""
+            c{i} = Constant <value = float {{0.5}}> () [{"layer" * (i + 1)}] m{i} = MatMul(h{i}, w{i})
+            if{i} = If <else_branch = {other}, then_branch = {then}> (flag)
+            r{i} = Reshape <allowzero=0> (if{i}, shape{i}) s{i} = Where(mask, r{i}, "past.{i}")
+            p{i} = Mul(s{i}, c{i}) h{i + 1} = Add(p{i}, h{i})
+        """)
+    text = f"g ({', '.join(inputs)}) => (float y) {{ {' '.join(body)} y = Log(h{count}) }}"
+    return of_text(text, {**weights, "flag": np.array(True)})
 
 
 def folded(path: Path, model: Any = None) -> tuple[list[topology.Call], list[Block]]:
@@ -153,13 +147,11 @@ def test_a_layer_that_reads_another_than_the_one_before_begins_anew(tmp_path: Pa
 
 def test_blocks_repeat_inside_of_blocks_and_side_by_side(tmp_path: Path) -> None:
     """Three branches that read one value, in each of two layers that read each other."""
-    nodes = []
+    body = ""
     for i in range(2):
-        for j in range(3):
-            nodes.append(helper.make_node("Exp", [f"h{i}"], [f"e{i}{j}"]))
-            nodes.append(helper.make_node("Neg", [f"e{i}{j}"], [f"n{i}{j}"]))
-        nodes.append(helper.make_node("Sum", [f"n{i}0", f"n{i}1", f"n{i}2"], [f"h{i + 1}"]))
-    model = make_model(nodes, inputs=[value("h0", [3])])
+        body += "".join(f"e{i}{j} = Exp(h{i}) n{i}{j} = Neg(e{i}{j}) " for j in range(3))
+        body += f"h{i + 1} = Sum(n{i}0, n{i}1, n{i}2) "
+    model = of_text(f"g (float[3] h0) => (float h2) {{ {body} }}")
     assert spelled(*folded(tmp_path / "m.onnx", model)) == "((Exp Neg)x3| Sum)x2"
 
 

@@ -384,13 +384,6 @@ def test_a_graph_break_leaves_two_graphs() -> None:
     assert [graph.kind for graph in backend.explain().graphs].count("forward") == 2
 
 
-@pytest.mark.parametrize("options", [{"divisor_override": 3}, {"ceil_mode": True}, {"count_include_pad": False}, {}])
-def test_averages_of_windows(options: dict[str, Any]) -> None:
-    """Options that the exporter drops count."""
-    pool = functional.avg_pool2d
-    require_same(lambda x: pool(x, 3, stride=2, padding=1, **options), rows(1, 2, 6, 6, grad=True))
-
-
 def test_constants_that_are_returned_belong_to_the_caller() -> None:
     """Changing one in place does not change what the next call returns."""
     compiled = torch.compile(lambda x: (torch.ones(3), x + 1), backend=OrtBackend())

@@ -182,6 +182,8 @@ PATTERNS: dict[str, Pattern] = {
         F.max_pool2d(x, 2, ceil_mode=True)), f(2, 3, 7, 7)),
     "mean of windows": (lambda x: (F.avg_pool2d(x, 2), F.avg_pool2d(x, 3, 1, 1), F.avg_pool2d(x, 3, 2, 1,
         count_include_pad=False)), f(2, 3, 7, 7)),
+    "mean of windows, otherwise": (lambda x: (F.avg_pool2d(x, 3, 2, 1, divisor_override=3), F.avg_pool2d(x, 3, 2, 1,
+        ceil_mode=True)), f(1, 2, 6, 6)),
     "adaptive pools": (lambda x: (F.adaptive_avg_pool2d(x, 1), F.adaptive_avg_pool2d(x, (2, 3)),
         F.adaptive_max_pool2d(x, 2)), f(2, 3, 6, 6)),
     "upsampling": (lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(9, 9), mode="bilinear"),

@@ -54,24 +54,26 @@ def partitions_of(function: object, staying: str) -> list[list[str]]:
     return [[str(node.target).split(".")[1] for node in part.partition] for part in parts if part.partition]
 
 
-def test_what_waits_for_nothing_joins_the_next_partition() -> None:
-    """One partition serves, although two operators could run before what stays."""
-    assert partitions_of(lambda x: x.sin() + x.cos() + x.abs(), "abs") == [["sin", "cos", "add", "add"]]
-
-
-def test_what_stays_in_the_middle_makes_two_partitions() -> None:
-    """What it does not need runs where it is read, not in a third."""
-    assert partitions_of(lambda x: x.sin().abs().exp() + x.cos(), "abs") == [["sin"], ["exp", "cos", "add"]]
-
-
-def test_what_stays_side_by_side_makes_no_more_partitions() -> None:
-    """Two chains with an operator of PyTorch each are cut at the same place."""
-    assert len(partitions_of(lambda x: x.sin().abs().exp() + x.cos().abs().log(), "abs")) == 2
-
-
-def test_what_stays_at_the_end_makes_no_second_partition() -> None:
-    """As the gradient of an embedding does."""
-    assert len(partitions_of(lambda x: (x.sin().abs(), x.sin().exp().cos()), "abs")) == 1
+@pytest.mark.parametrize(
+    ("function", "partitions"),
+    [
+        # One partition serves, although two operators could run before what stays.
+        (lambda x: x.sin() + x.cos() + x.abs(), [["sin", "cos", "add", "add"]]),
+        # What it does not need runs where it is read, not in a third.
+        (lambda x: x.sin().abs().exp() + x.cos(), [["sin"], ["exp", "cos", "add"]]),
+        # Two chains with an operator of PyTorch each are cut at the same place.
+        (lambda x: x.sin().abs().exp() + x.cos().abs().log(), [["sin", "cos"], ["exp", "log", "add"]]),
+        # As the gradient of an embedding does.
+        (lambda x: (x.sin().abs(), x.sin().exp().cos()), [["sin", "sin", "exp", "cos"]]),
+        (lambda x: x.abs(), []),
+    ],
+    ids=["waits for nothing", "in the middle", "side by side", "at the end", "as a whole"],
+)
+def test_what_stays_in_pytorch_makes_as_few_partitions_as_there_can_be(
+    function: Callable[..., Any], partitions: list[list[str]]
+) -> None:
+    """PyTorch runs a graph that stays as a whole as it would without the backend."""
+    assert partitions_of(function, "abs") == partitions
 
 
 def test_what_only_pytorch_reads_does_not_wait_for_the_end_of_a_long_session(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +89,6 @@ def test_what_only_pytorch_reads_does_not_wait_for_the_end_of_a_long_session(mon
     assert len(partitions_of(chain, "abs")) == 1
     monkeypatch.setattr(partition, "MOST_HELD", 24)
     assert partitions_of(chain, "abs") == [["sin"] * 3, ["sin"] * 3]
-
-
-def test_a_graph_that_stays_as_a_whole_has_no_partition() -> None:
-    """PyTorch runs it as it would without the backend."""
-    assert partitions_of(lambda x: x.abs(), "abs") == []
 
 
 def test_intervals_that_touch_share_a_point() -> None:

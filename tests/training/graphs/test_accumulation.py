@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
 
 from onnxtool.training import artifacts
+from tests.graphs import of_text
 from tests.training.graphs.live_memory import peak_bytes, training_feeds
 from tests.training.small_models import make, parameters_of, perceptron
 
@@ -31,18 +31,9 @@ def test_memory_falls_on_the_way_back(tmp_path: Path) -> None:
     """One gradient of an activation is there at once, whatever the order of the parameters in the file."""
     draw = np.random.default_rng(0)
     weights = [(draw.standard_normal((WIDTH, WIDTH)) / 4).astype(np.float32) for _ in range(LAYERS)]
-    nodes = []
-    for layer in range(LAYERS):
-        nodes.append(helper.make_node("MatMul", [f"h{layer}", f"w{layer}"], [f"p{layer}"], name=f"product{layer}"))
-        nodes.append(helper.make_node("Tanh", [f"p{layer}"], [f"h{layer + 1}"], name=f"tanh{layer}"))
-    graph = helper.make_graph(
-        nodes,
-        "deep",
-        [helper.make_tensor_value_info("h0", 1, [ROWS, WIDTH])],
-        [helper.make_tensor_value_info(f"h{LAYERS}", 1, [ROWS, WIDTH])],
-        [numpy_helper.from_array(array, f"w{layer}") for layer, array in enumerate(weights)][::-1],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    body = " ".join(f"p{i} = MatMul(h{i}, w{i}) h{i + 1} = Tanh(p{i})" for i in range(LAYERS))
+    ends = f"(float[{ROWS}, {WIDTH}] h0) => (float[{ROWS}, {WIDTH}] h{LAYERS})"
+    model = of_text(f"deep {ends} {{ {body} }}", {f"w{i}": weights[i] for i in reversed(range(LAYERS))})
     make(tmp_path, model, loss=artifacts.LossType.MSELoss)
     user = {name: draw.standard_normal((ROWS, WIDTH)).astype(np.float32) for name in ("h0", "target")}
     peak = peak_bytes(tmp_path / "training_model.onnx", training_feeds(parameters_of(model), user), tmp_path)

@@ -10,10 +10,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.training.graphs.decomposition import divide_at_once
 from onnxtool.training.onnxblock.loss import CrossEntropyLoss
+from tests.graphs import of_text
 from tests.training.small_models import make, perceptron
 
 ONE = np.array(1, np.float32)
@@ -21,15 +21,9 @@ ONE = np.array(1, np.float32)
 
 def product(one: Any, *, swapped: bool = False, read_twice: bool = False) -> onnx.ModelProto:
     """Make y = x * (one / count) and, where it is read twice, the factor as an output as well."""
-    nodes = [
-        helper.make_node("Div", ["one", "count"], ["each"], name="each"),
-        helper.make_node("Mul", ["each", "x"] if swapped else ["x", "each"], ["y"], name="product"),
-    ]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("y", "each")]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "count")]
-    constants = [numpy_helper.from_array(np.asarray(one), "one")]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs[: 1 + read_twice], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    factors, outputs = "each, x" if swapped else "x, each", "float y, float each" if read_twice else "float y"
+    body = f"[each] each = Div(one, count) [product] y = Mul({factors})"
+    return of_text(f"graph (float[3] x, float[3] count) => ({outputs}) {{ {body} }}", {"one": one}, 20)
 
 
 def divided(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -98,12 +98,6 @@ def test_modes_and_dtypes_reach_the_original() -> None:
     torch.testing.assert_close(model((inputs.double(), targets)), expected, rtol=1e-12, atol=0)
 
 
-def test_the_configuration_is_the_originals() -> None:
-    """As in Optimum's wrapper."""
-    original = MODELS["bert"]()
-    assert ModuleWithLoss(original).config is original.config
-
-
 def test_outputs_come_with_the_loss_where_they_are_asked_for() -> None:
     """All of them, though few rows have a label."""
     original, batch = MODELS["bert"]().eval(), batch_of(0.15)
@@ -111,14 +105,6 @@ def test_outputs_come_with_the_loss_where_they_are_asked_for() -> None:
     expected = original(**batch)
     torch.testing.assert_close(loss, expected.loss, rtol=TOLERANCE, atol=0)
     torch.testing.assert_close(outputs.logits, expected.logits, rtol=0, atol=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", ["bert", "llama"])
-def test_label_smoothing_is_that_of_transformers(name: str) -> None:
-    """Shifted for a decoder."""
-    model, batch = MODELS[name](), batch_of(1.0)
-    module = ModuleWithLoss(model, label_smoothing=0.1)
-    require_same_step(step(lambda: module(batch), model), eager_step(model, batch, smoothing=0.1))
 
 
 def test_a_number_of_items_is_no_reason_to_compile_again() -> None:

@@ -163,14 +163,10 @@ def test_the_loss_of_a_subclass_is_compiled(tmp_path: Path, asks_the_class_above
     assert [graph.kind for graph in trainer.explain().graphs] == ["forward", "backward"]
 
 
-def test_a_model_that_returns_tuples(tmp_path: Path) -> None:
-    """The first of them is the loss."""
-    both(tmp_path, lambda: Sorter(return_dict=False), classified(12))
-
-
-def test_a_module_that_is_not_of_transformers(tmp_path: Path) -> None:
-    """A dictionary with a loss is all that a Trainer asks for."""
-    both(tmp_path, Sorter, classified(12))
+@pytest.mark.parametrize("return_dict", [False, True], ids=["tuples", "a dictionary"])
+def test_a_module_that_is_not_of_transformers(tmp_path: Path, return_dict: bool) -> None:
+    """A loss, in a dictionary or as the first of a tuple, is all that a Trainer asks for."""
+    both(tmp_path, lambda: Sorter(return_dict=return_dict), classified(12))
 
 
 def test_frozen_parameters_stay_and_adapters_train(tmp_path: Path) -> None:
