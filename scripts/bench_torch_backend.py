@@ -64,31 +64,19 @@ class LossAlone(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
         return self.model(**inputs).loss
 
 
-def bert_training(vocabulary: int = VOCABULARY) -> Case:
-    """Return a BERT with its masked-language loss."""
-    from transformers import BertConfig, BertForMaskedLM
+def language_model(name: str, vocabulary: int, *, trains: bool) -> Case:
+    """Return a model of this class of transformers, with its loss where it trains, else with its logits."""
+    import transformers
 
-    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(LossAlone(BertForMaskedLM(BertConfig(**_sizes(vocabulary)))), inputs, trains=True)
-
-
-def llama_training(vocabulary: int = VOCABULARY) -> Case:
-    """Return a Llama with its causal loss."""
-    ids = torch.randint(0, vocabulary, (BATCH, LENGTH))
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    return Case(LossAlone(_llama(vocabulary)), inputs, trains=True)
-
-
-def llama_inference(vocabulary: int = VOCABULARY) -> Case:
-    """Return the same Llama, which gives its logits."""
-    return Case(_llama(vocabulary), {"input_ids": torch.randint(0, vocabulary, (BATCH, LENGTH))}, trains=False)
-
-
-def _llama(vocabulary: int) -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_sizes(vocabulary), use_cache=False))
+    kind = getattr(transformers, name)
+    sizes = {"vocab_size": vocabulary, "hidden_size": HIDDEN, "intermediate_size": 4 * HIDDEN}
+    config = kind.config_class(**sizes, num_hidden_layers=LAYERS, num_attention_heads=HEADS, use_cache=False)
+    model, ids = kind(config), torch.randint(0, vocabulary, (BATCH, LENGTH))
+    if not trains:
+        return Case(model, {"input_ids": ids}, trains=False)
+    return Case(
+        LossAlone(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}, trains=True
+    )
 
 
 def convolution_training(_vocabulary: int = 0) -> Case:
@@ -97,21 +85,11 @@ def convolution_training(_vocabulary: int = 0) -> Case:
 
 
 CASES: dict[str, Callable[..., Case]] = {
-    "bert-training": bert_training,
-    "llama-training": llama_training,
-    "llama-inference": llama_inference,
+    "bert-training": partial(language_model, "BertForMaskedLM", trains=True),
+    "llama-training": partial(language_model, "LlamaForCausalLM", trains=True),
+    "llama-inference": partial(language_model, "LlamaForCausalLM", trains=False),
     "convolution-training": convolution_training,
 }
-
-
-def _sizes(vocabulary: int) -> dict[str, int]:
-    return {
-        "vocab_size": vocabulary,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "intermediate_size": 4 * HIDDEN,
-    }
 
 
 class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here

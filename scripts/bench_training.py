@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from harness.machine import describe_machine
+from harness.processes import run
 from harness.workers import Worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -76,22 +76,21 @@ def setup():
     return gradients, optimizer.step
 """
 
-_ONNXTOOL = """
+_ARTIFACTS = """
 import onnxruntime
-from onnxtool.training.api import CheckpointState, Module, Optimizer
+from {package}.api import CheckpointState, Module, Optimizer
 def setup():
+    is_reference = "{name}" == "reference"
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    options.enable_mem_pattern = False  # as in the sessions that onnxtool opens itself
-    art = folder + "/onnxtool/"
+    options.enable_mem_pattern = is_reference  # off in the sessions that onnxtool opens itself
+    art = folder + "/{name}/"
     state = CheckpointState.load_checkpoint(art + "checkpoint")
     module = Module(art + "training_model.onnx", state, session_options=options)
     optimizer = Optimizer(art + "optimizer_model.onnx", module)
     optimizer.set_learning_rate(1e-4)
-    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-    known["labels"] = labels
-    feeds = [known[name] for name in module.input_names()]
+    feeds = [ids, np.ones_like(ids), labels.reshape(-1) if is_reference else labels]
     def gradients():
         module.lazy_reset_grad()
         return module(*feeds)
@@ -121,29 +120,6 @@ def setup():
             torch.matmul(left, right, out=result)
         return sum(2 * left.numel() * right.shape[-1] for left, right, _ in operands) / 1e9
     return gradients, lambda: None
-"""
-
-_REFERENCE = """
-import onnx, onnxruntime
-from onnxruntime.training import artifacts, onnxblock
-from onnxruntime.training.api import CheckpointState, Module, Optimizer
-def setup():
-    art = folder + "/reference/"
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    state = CheckpointState.load_checkpoint(art + "checkpoint")
-    module = Module(art + "training_model.onnx", state, session_options=options)
-    optimizer = Optimizer(art + "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(1e-4)
-    known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "labels": labels.reshape(-1)}
-    feeds = [known[name] for name in ("input_ids", "attention_mask", "labels")]
-    def gradients():
-        loss = module(*feeds)
-        return loss
-    def update():
-        optimizer.step()
-        module.lazy_reset_grad()
-    return gradients, update
 """
 
 _REFERENCE_ARTIFACTS = """
@@ -247,24 +223,20 @@ def main() -> int:
     parser.add_argument("--reference", type=Path, help="a virtual environment with onnxruntime-training 1.19.2")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=3, help="of each tool in a round")
-    parser.add_argument("--keep", type=Path, help="work in this folder, and use what is there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (options.keep or Path(temporary)).resolve()
-        folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "forward.onnx").exists():
-            export(make_model(folder), folder, reference=options.reference is not None)
+        folder = Path(temporary)
+        export(make_model(folder), folder, reference=options.reference is not None)
         make_artifacts(folder, "onnxtool")
         make_artifacts(folder, "recompute", recompute=True)
         python = Path(sys.executable)
-        again = _ONNXTOOL.replace("/onnxtool/", "/recompute/")
-        workers = [("onnxtool", python, _ONNXTOOL), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
+        ours, again = (_ARTIFACTS.format(package="onnxtool.training", name=name) for name in ("onnxtool", "recompute"))
+        workers = [("onnxtool", python, ours), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
         if options.reference is not None:
             reference = options.reference / "bin" / "python"
-            if not (folder / "reference").exists():
-                command = [str(reference), "-c", _REFERENCE_ARTIFACTS, str(folder)]
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            workers.append(("onnxruntime-training 1.19.2", reference, _REFERENCE))
+            run(str(reference), "-c", _REFERENCE_ARTIFACTS, str(folder))
+            theirs = _ARTIFACTS.format(package="onnxruntime.training", name="reference")
+            workers.append(("onnxruntime-training 1.19.2", reference, theirs))
         workers.append((PRODUCTS, python, _PRODUCTS))
         started = [start(name, path, setup, folder) for name, path, setup in workers]
         for round_number in range(options.rounds + 1):

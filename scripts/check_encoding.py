@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import importlib.util
 import json
 import os
 import random
@@ -309,12 +310,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
     arguments = parser.parse_args()
-    try:
-        import ray  # noqa: F401  whether it is there
-
-        has_ray = True
-    except ImportError:
-        has_ray = False
+    has_ray = importlib.util.find_spec("ray") is not None
+    if not has_ray:
         print("Ray is not installed: its rows are left out", file=sys.stderr)
     print(f"On {describe_machine()}, {arguments.texts} texts in shards of {SHARD}:\n")
     wrong = 0

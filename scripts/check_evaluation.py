@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytrec_eval
+from bench_infer import make_minilm
 from harness.machine import cpu_class
 from make_collection import make_collection
 from make_models import trained_model
@@ -23,8 +24,6 @@ from make_models import trained_model
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
 from onnxtool.evaluation.collection import open_collection
 from onnxtool.evaluation.systems import Bm25
-from onnxtool.export import ExportOptions, export_model
-from onnxtool.optimize import OptimizeOptions, optimize_model
 
 TREC = {"nDCG@10": "ndcg_cut_10", "Recall@100": "recall_100", "MAP": "map"}
 BEIR = {"nDCG@10": "NDCG@10", "MRR@10": "MRR@10", "Recall@100": "Recall@100", "MAP": "MAP@100"}
@@ -57,14 +56,6 @@ def by_pytrec_eval(data: Path, run_path: Path) -> dict[str, float]:
         ours: sum(found.get(one, {}).get(theirs, 0.0) for one in judged) / len(judged) for ours, theirs in TREC.items()
     }
     return means | {"MRR@10": sum(first.get(one, {}).get("recip_rank", 0.0) for one in judged) / len(judged)}
-
-
-def make_file(folder: Path) -> Path:
-    """Return MiniLM, optimized."""
-    plain, optimized = folder / "minilm.onnx", folder / "minilm-fp32.onnx"
-    export_model(ExportOptions(str(trained_model()), output=plain))
-    optimize_model(OptimizeOptions(plain, output=optimized))
-    return optimized
 
 
 def evaluate(path: Path, data: Path, folder: Path, **options: Any) -> tuple[EvaluationReport, Path]:
@@ -193,7 +184,7 @@ def main() -> int:
         data = folder / "all"
         make_collection(data, num_documents=400 if asked.beir else 0, num_queries=100 if asked.beir else 500)
         check = own_ids_table if asked.beir else measures_table
-        return int(check(make_file(folder), data, folder) > 0)
+        return int(check(make_minilm(folder)[1], data, folder) > 0)
 
 
 if __name__ == "__main__":

@@ -23,9 +23,10 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 from foreign.files import FILES, ForeignFile, exporter_of
+from foreign.judging import judge
+from harness.isolation import Isolation
 from harness.machine import cpu_class
 
-_JUDGE = str(Path(__file__).resolve().parent / "foreign" / "judging.py")
 _ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 LIMIT_S = 300.0  # that one command may take
 PRECISIONS = ("fp32", "fp16", "int8")
@@ -48,7 +49,7 @@ class Checker:
     """Checks files, with the packages in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self._isolation = folder, Isolation()
 
     def check(self, file: ForeignFile) -> Row:
         """Take a file through everything."""
@@ -116,12 +117,10 @@ class Checker:
 
     def _judge(self, source: Path, result: Path, cases: Sequence[str]) -> dict[str, Any] | None:
         """Return the figures of a comparison; None where one of both does not run."""
-        command = [sys.executable, _JUDGE, str(source), str(result), *cases]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_ENVIRONMENT)
-        if done.returncode:
-            print(done.stderr, file=sys.stderr)
-            return None
-        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        ended = self._isolation.run(judge, self.folder / "work" / "judge", LIMIT_S, str(source), str(result), *cases)
+        if ended.value is None:
+            print(ended.stderr, file=sys.stderr)
+        figures: dict[str, Any] | None = ended.value
         return figures
 
 

@@ -118,44 +118,40 @@ class Made:
         return max(float(output_errors(one, wanted, padding_mask(given)).max()) for one, wanted, given in together)
 
 
-class Workshop:
-    """Makes files in a folder, each export and its inputs once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._exports: dict[str, tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
-
-    def make(self, file: File) -> Made:
-        """Export and optimize a file."""
+def make_files(folder: Path) -> list[Made]:
+    """Export and optimize all files, each export and its inputs once."""
+    exports: dict[str, tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+    found = []
+    for file in FILES:
         key = f"{file.checkpoint} {sorted(file.export.items())}"
-        if key not in self._exports:
-            self._exports[key] = self._export(file, f"export{len(self._exports)}")
-        source, feeds, expected = self._exports[key]
-        path = source
+        if key not in exports:
+            exports[key] = _export(file, folder / f"export{len(exports)}" / "model.onnx")
+        path, feeds, expected = exports[key]
         if file.precision:
-            path = source.with_name(f"{file.precision}-{'-'.join(map(str, file.optimize.values()))}.onnx")
+            source, settings = path, "-".join(map(str, file.optimize.values()))
+            path = source.with_name(f"{file.precision}-{settings}.onnx")
             optimize_model(OptimizeOptions(source, path, precision=file.precision, **file.optimize))
-        return Made(file, path, feeds, expected)
+        found.append(Made(file, path, feeds, expected))
+    return found
 
-    def _export(self, file: File, name: str) -> tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-        path = self._folder / name / "model.onnx"
-        export_model(ExportOptions(model_name=str(self._checkpoint(file.checkpoint)), output=path, **file.export))
-        model = ModelFile.open(path)
-        try:
-            feeds: list[Mapping[str, Any]] = list(text_feeds_of(model, held_out_texts(NUM_TEXTS)))
-        except InputError:  # takes more than texts
-            feeds = [case.feeds for case in input_cases(model, longest=LONGEST)]
-        session = open_session(path, provider="cpu", threads=1)
-        return path, feeds, [session.run(given) for given in feeds]
 
-    def _checkpoint(self, name: str) -> Path:
-        if name == "minilm":
-            return trained_model()
-        if "/" not in name:
-            return make_model(name, self._folder)
-        task, model_type = name.split("/")
-        make_checkpoint(find_task(task), model_type, self._folder / name)
-        return self._folder / name
+def _export(file: File, path: Path) -> tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    checkpoint = path.parent / "checkpoint"
+    if file.checkpoint == "minilm":
+        checkpoint = trained_model()
+    elif "/" in file.checkpoint:
+        task, model_type = file.checkpoint.split("/")
+        make_checkpoint(find_task(task), model_type, checkpoint)
+    else:
+        checkpoint = make_model(file.checkpoint, path.parent)
+    export_model(ExportOptions(model_name=str(checkpoint), output=path, **file.export))
+    model = ModelFile.open(path)
+    try:
+        feeds: list[Mapping[str, Any]] = list(text_feeds_of(model, held_out_texts(NUM_TEXTS)))
+    except InputError:  # takes more than texts
+        feeds = [case.feeds for case in input_cases(model, longest=LONGEST)]
+    session = open_session(path, provider="cpu", threads=1)
+    return path, feeds, [session.run(given) for given in feeds]
 
 
 def run(releases: Releases, version: str, made: Made, *options: str) -> tuple[bool, str]:
@@ -164,7 +160,7 @@ def run(releases: Releases, version: str, made: Made, *options: str) -> tuple[bo
         feeds, output = Path(name) / "feeds.npz", Path(name) / "output.npz"
         arrays = {f"{place}/{key}": array for place, given in enumerate(made.feeds) for key, array in given.items()}
         np.savez(feeds, **arrays)
-        code, _, text = releases.ask(version, str(made.path), str(feeds), str(output), *options)
+        code, text = releases.ask(version, str(made.path), str(feeds), str(output), *options)
         if code < 0 or code > 1:
             return False, f"ends the process ({code})"
         if code:
@@ -221,12 +217,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--releases", type=Path, required=True, help="where releases are, or will be, installed")
     parser.add_argument("--pythons", nargs="*", default=[], help="further interpreters, for releases without a wheel")
-    parser.add_argument("--only", help="files whose names have this in them")
     arguments = parser.parse_args()
     releases = Releases.find(arguments.releases, (sys.executable, *arguments.pythons))
     with tempfile.TemporaryDirectory() as name:
-        workshop = Workshop(Path(name))
-        files = [workshop.make(file) for file in FILES if not arguments.only or arguments.only in file.name]
+        files = make_files(Path(name))
         least = check_least(releases, files)
         option = check_option(releases, [made for made in files if made.file.precision == "int8"])
     return 0 if least and option else 1

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import os
 import random
 import re
@@ -178,50 +179,38 @@ def _change_field(model: onnx.ModelProto, choices: random.Random) -> str:
         by_type[message.DESCRIPTOR.name].append(message)
     message = choices.choice(by_type[choices.choice(list(by_type))])
     descriptor = choices.choice(message.DESCRIPTOR.fields)
-    name = descriptor.name
-    if descriptor.message_type:
-        same = by_type.get(descriptor.message_type.name)
-        _change_messages(message, descriptor, choices.choice(same) if same else None, choices)
-    elif descriptor.is_repeated:
-        values = list(getattr(message, name))
-        choices.shuffle(values)
-        kept = values[: choices.randrange(len(values) + 1)] if choices.random() < 0.5 else values
-        new = [_value(descriptor, model, choices) for _ in range(choices.choice((0, 1, 3)))]
+    name, kind = descriptor.name, descriptor.message_type
+    same = by_type.get(kind.name) if kind else None
+
+    def another(old: Any = None) -> Any:
+        if kind is None:
+            return _value(descriptor, model, choices, old)
+        return copy.deepcopy(choices.choice(same)) if same else None
+
+    if descriptor.is_repeated:
+        held = [copy.deepcopy(one) for one in getattr(message, name)]
+        action = choices.choice(("drop", "shuffle", "double", "add", "clear"))
+        if action == "shuffle":
+            choices.shuffle(held)
+        elif action == "clear":
+            held = []
+        elif action == "drop" and held:
+            held.pop(choices.randrange(len(held)))
+        elif action == "double" and held:
+            held.append(copy.deepcopy(choices.choice(held)))
+        elif (new := another()) is not None:
+            held.insert(choices.randrange(len(held) + 1), new)
         message.ClearField(name)
         with contextlib.suppress(ValueError):  # a number that the field cannot hold
-            getattr(message, name).extend([*kept, *new])
-    elif choices.random() < 0.2:
+            getattr(message, name).extend(held)
+    elif choices.random() < 0.25 or (new := another(getattr(message, name))) is None:
         message.ClearField(name)
+    elif kind:
+        getattr(message, name).CopyFrom(new)
     else:
         with contextlib.suppress(ValueError):
-            setattr(message, name, _value(descriptor, model, choices, getattr(message, name)))
+            setattr(message, name, new)
     return f"{message.DESCRIPTOR.name}.{name}"
-
-
-def _change_messages(message: Message, descriptor: Any, other: Message | None, choices: random.Random) -> None:
-    """Drop, shuffle or double messages, or put another one of their type among them or in their place."""
-    copy = other.__class__.FromString(other.SerializeToString()) if other is not None else None
-    if not descriptor.is_repeated:
-        if copy is None or choices.random() < 0.3:
-            message.ClearField(descriptor.name)
-        else:
-            getattr(message, descriptor.name).CopyFrom(copy)
-        return
-    held = getattr(message, descriptor.name)
-    kept = [one.__class__.FromString(one.SerializeToString()) for one in held]
-    action = choices.choice(("drop", "shuffle", "double", "add", "clear"))
-    if action == "shuffle":
-        choices.shuffle(kept)
-    elif action == "clear":
-        kept = []
-    elif action == "drop" and kept:
-        kept.pop(choices.randrange(len(kept)))
-    elif action == "double" and kept:
-        kept.append(choices.choice(kept))
-    elif copy is not None:
-        kept.insert(choices.randrange(len(kept) + 1), copy)
-    message.ClearField(descriptor.name)
-    held.extend(kept)
 
 
 def _value(descriptor: Any, model: onnx.ModelProto, choices: random.Random, old: Any = None) -> Any:

@@ -22,6 +22,20 @@ def answer(run: Callable[[Path, list[str], Sequence[str]], Sequence[Answer]]) ->
     Path(answers).write_text(json.dumps(found), encoding="utf-8")
 
 
+def register(fastembed: Any, descriptions: Any, pooling: str, normalize: str, dim: int = 1) -> str:
+    """Add the exported model to fastembed's list, and return its name there; its width is used nowhere but there."""
+    name = "local/exported"
+    fastembed.TextEmbedding.add_custom_model(
+        model=name,
+        pooling=descriptions.PoolingType[pooling],
+        normalization=normalize == "normalize",
+        sources=descriptions.ModelSource(hf=name),
+        dim=dim,
+        model_file="model.onnx",
+    )
+    return name
+
+
 def nonzero(weights: Any) -> dict[int, float]:
     """Return the entries above 0 of a vector of term weights."""
     return {int(term): float(weights[term]) for term in weights.nonzero()[0]}

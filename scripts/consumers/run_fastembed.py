@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exchange import Answer, answer
+from exchange import Answer, answer, register
 
-NAME = "local/exported"
 QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
 
 
@@ -36,15 +35,8 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         return [[*map(float, d.ravel()), *map(float, q.ravel())] for d, q in zip(documents, queries, strict=True)]
     _, pooling, normalize = settings
     descriptions = importlib.import_module("fastembed.common.model_description")
-    fastembed.TextEmbedding.add_custom_model(
-        model=NAME,
-        pooling=descriptions.PoolingType[pooling],
-        normalization=normalize == "normalize",
-        sources=descriptions.ModelSource(hf=NAME),
-        dim=1,  # stated in its list of models, and used nowhere else
-        model_file="model.onnx",
-    )
-    model = fastembed.TextEmbedding(NAME, specific_model_path=str(folder))
+    name = register(fastembed, descriptions, pooling, normalize)
+    model = fastembed.TextEmbedding(name, specific_model_path=str(folder))
     return [vector.tolist() for vector in model.embed(texts, batch_size=16)]
 
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exchange import Answer, answer
-
-NAME = "local/exported"
+from exchange import Answer, answer, register
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
@@ -19,19 +17,12 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     client: Any = importlib.import_module("qdrant_client").QdrantClient(":memory:")
     models: Any = importlib.import_module("qdrant_client.models")
     pooling, normalize = settings
-    fastembed.TextEmbedding.add_custom_model(
-        model=NAME,
-        pooling=descriptions.PoolingType[pooling],
-        normalization=normalize == "normalize",
-        sources=descriptions.ModelSource(hf=NAME),
-        dim=384,
-        model_file="model.onnx",
-    )
+    name = register(fastembed, descriptions, pooling, normalize, dim=384)
     parameters = models.VectorParams(size=384, distance=models.Distance.DOT)
     client.create_collection("texts", vectors_config=parameters)
     options = {"specific_model_path": str(folder)}
     points = [
-        models.PointStruct(id=place, vector=models.Document(text=text, model=NAME, options=options))
+        models.PointStruct(id=place, vector=models.Document(text=text, model=name, options=options))
         for place, text in enumerate(texts)
     ]
     client.upsert("texts", points)

@@ -1,12 +1,7 @@
-"""Judge an optimized file by its input, in a process of its own, with onnxruntime and NumPy alone.
-
-`python judging.py INPUT RESULT FEEDS…` prints how far the outputs are apart, as JSON.
-"""
+"""Judge an optimized file by its input, with onnxruntime and NumPy alone."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,10 +26,10 @@ def open_plainly(path: str, *, level: str = "ENABLE_ALL", threads: int = 1) -> A
 def load(path: str) -> dict[str, NDArray[Any]]:
     """Return the inputs of a case."""
     with np.load(path) as held:
-        return {name: held[name] for name in held.files}
+        return dict(held)
 
 
-def judge(source: str, result: str, cases: list[Feeds]) -> dict[str, Any]:
+def judge(source: str, result: str, *cases: str) -> dict[str, Any]:
     """Compare a file with its input on all cases.
 
     Returns:
@@ -45,7 +40,8 @@ def judge(source: str, result: str, cases: list[Feeds]) -> dict[str, Any]:
     wanted, found = open_plainly(source), open_plainly(result)
     others = [open_plainly(source, level=level) for level in _OTHER_LEVELS]
     figures: dict[str, Any] = {"error": 0.0, "noise": 0.0, "cosine": 1.0, "equal": 1.0, "differs": ""}
-    for feeds in cases:
+    for case in cases:
+        feeds = load(case)
         reference = list(_tensors(wanted.run(None, feeds)))
         for session in others:
             for array, other in zip(reference, _tensors(session.run(None, feeds)), strict=True):
@@ -89,8 +85,3 @@ def _apart(wanted: NDArray[Any], found: NDArray[Any]) -> tuple[float, float]:
     norms = float(np.linalg.norm(first) * np.linalg.norm(second))
     cosine = float(first @ second) / norms if norms else float(np.array_equal(first, second))
     return float(np.abs(first - second).max() / max(float(np.abs(first).max()), _LEAST)), cosine
-
-
-if __name__ == "__main__":
-    source, result, *files = sys.argv[1:]
-    print(json.dumps(judge(source, result, [load(file) for file in files])))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _WORKER = Path(__file__).with_name("worker.py")
 _LAST_WITH_NUMPY_1 = (1, 18)
-_NUMPY = {True: "numpy<2", False: "numpy"}
 _SECONDS = 600
 
 
@@ -41,7 +40,7 @@ class Releases:
         found: dict[str, str] = {}
         for python in pythons:
             asked = [python, "-m", "pip", "index", "versions", "onnxruntime", "--disable-pip-version-check"]
-            done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=_SECONDS)
+            done = _run(asked)
             line = next((line for line in done.stdout.splitlines() if line.startswith("Available versions:")), None)
             if line is None:
                 raise SystemExit(f"{' '.join(asked)} lists no versions:\n{done.stderr}")
@@ -64,31 +63,23 @@ class Releases:
         """Return the last version of a release."""
         return [version for version in self.pythons if order(version)[:2] == order(release)][-1]
 
-    def ask(self, version: str, *arguments: str) -> tuple[int, str, str]:
-        """Run the worker in a version, which is installed first, and return its exit code, output and errors."""
+    def ask(self, version: str, *arguments: str) -> tuple[int, str]:
+        """Run the worker in a version, which is installed first, and return its exit code and errors."""
         environment = {**os.environ, "PYTHONPATH": str(self._install(version)), "OMP_WAIT_POLICY": "PASSIVE"}
-        done = subprocess.run(
-            [self.pythons[version], str(_WORKER), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            env=environment,
-            timeout=_SECONDS,
-        )
-        return done.returncode, done.stdout, done.stderr
+        done = _run([self.pythons[version], str(_WORKER), *arguments], environment)
+        return done.returncode, done.stderr
 
     def _install(self, version: str) -> Path:
         target = self.folder / version
-        if not (target / "onnxruntime").is_dir():
-            packages = [f"onnxruntime=={version}", _NUMPY[order(version)[:2] <= _LAST_WITH_NUMPY_1]]
-            pip = [self.pythons[version], "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-            done = subprocess.run(
-                [*pip, "--target", str(target), *packages],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=_SECONDS,
-            )
-            if done.returncode:
-                raise SystemExit(f"onnxruntime {version} cannot be installed:\n{done.stderr}")
+        if (target / "onnxruntime").is_dir():
+            return target
+        packages = [f"onnxruntime=={version}", "numpy<2" if order(version)[:2] <= _LAST_WITH_NUMPY_1 else "numpy"]
+        pip = [self.pythons[version], "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        done = _run([*pip, "--target", str(target), *packages])
+        if done.returncode:
+            raise SystemExit(f"onnxruntime {version} cannot be installed:\n{done.stderr}")
         return target
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS, env=environment)

@@ -196,8 +196,8 @@ def text_feeds(
     own = np.array(lengths)[:, None]
     mask = (position >= sequence - own) if padding == "left" else (position < own)
     last = sequence - 1 if padding == "left" else own - 1
-    # Models that read a text's end need one in every row, and never in the middle.
-    tokens = np.where((position == last) & bool(wants_end(config)), ids["eos"], tokens)
+    # Encoder-decoders read a text's end: they need one in every row, and never in the middle.
+    tokens = np.where((position == last) & bool(getattr(config, "is_encoder_decoder", False)), ids["eos"], tokens)
     tokens = np.where(mask, tokens, ids["pad"])
     accepted = inspect.signature(model.forward).parameters
     feeds: Feeds = {"input_ids": tokens}
@@ -208,11 +208,6 @@ def text_feeds(
     if decodes and "decoder_input_ids" in accepted:
         feeds["decoder_input_ids"] = generator.choice(ordinary, (len(lengths), 5)).astype(np.int64)
     return feeds
-
-
-def wants_end(config: Any) -> bool:
-    """Whether texts of the model end with an end token: those of encoder-decoders do."""
-    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def image_feeds(model: Any, batch: int, height: int, width: int, *, seed: int = 0) -> Feeds:
@@ -226,9 +221,7 @@ def image_feeds(model: Any, batch: int, height: int, width: int, *, seed: int = 
         return {"input_ids": generator.integers(0, config.vocab_size - 1, (batch, height * width))}
     if "spatial_shapes" in accepted:
         return _patch_feeds(part, batch, channels, generator)
-    pixels = generator.standard_normal((batch, channels, height, width)).astype(np.float32)
-    feeds: Feeds = {"pixel_values": pixels}
-    return feeds
+    return {"pixel_values": generator.standard_normal((batch, channels, height, width)).astype(np.float32)}
 
 
 def _patch_feeds(part: Any, batch: int, channels: int, generator: np.random.Generator) -> Feeds:
@@ -249,7 +242,8 @@ def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds
     generator = np.random.default_rng(seed)
     waves = [generator.standard_normal(length).astype(np.float32) for length in lengths]
     extractor = feature_extractor(config)
-    padding = _audio_padding(extractor)
+    # Whisper's encoder takes one length only, to which its extractor pads when left alone.
+    padding = "max_length" if hasattr(extractor, "n_samples") or hasattr(extractor, "max_length") else True
     made = extractor(waves, sampling_rate=extractor.sampling_rate, padding=padding, return_tensors="np")
     accepted = inspect.signature(model.forward).parameters
     feeds: Feeds = {}
@@ -261,8 +255,3 @@ def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds
         size = vocabulary_size(config) or 64
         feeds["decoder_input_ids"] = generator.integers(3, size, (len(lengths), 5))
     return feeds
-
-
-def _audio_padding(extractor: Any) -> str | bool:
-    # Whisper's encoder takes one length only, to which its extractor pads when left alone.
-    return "max_length" if hasattr(extractor, "n_samples") or hasattr(extractor, "max_length") else True
