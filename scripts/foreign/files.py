@@ -67,7 +67,10 @@ class ForeignFile:
         if done.returncode:
             raise SystemExit(f"{self.package} was not downloaded:\n{done.stderr}")
         found = [path for pattern in ("*.whl", "*.tar.gz", "*.tgz") for path in place.glob(pattern)]
-        shutil.unpack_archive(found[0], place, "zip" if found[0].suffix == ".whl" else "gztar", filter="data")
+        if found[0].suffix == ".whl":
+            shutil.unpack_archive(found[0], place, "zip")
+        else:
+            shutil.unpack_archive(found[0], place, "gztar", filter="data")
         if not target.exists():
             raise SystemExit(f"{found[0].name} has no {self.path}")
         return target
