@@ -19,22 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from cuda_steps import (
-    EXPORTED,
-    SIZES,
-    TORCH_DTYPES,
-    Run,
-    artifacts,
-    benchmark,
-    compiled,
-    corpus,
-    export,
-    infer,
-    optimize,
-    pytorch,
-    tensorrt,
-    trainer,
-)
+import cuda_steps
+from cuda_steps import EXPORTED, SIZES, TORCH_DTYPES, Run
 from harness.machine import cpu_class, describe_gpu, describe_machine
 from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
 from make_models import ROOT
@@ -51,27 +37,27 @@ def make_steps(run: Run, precisions: Sequence[str]) -> Iterator[Step]:
         name = "-".join(filter(None, (function.__name__, precision)))
         return Step(name, function.__name__, partial(function, run, precision), needs)
 
-    yield step(pytorch, "")
+    yield step(cuda_steps.pytorch, "")
     for precision in precisions:
         file = ""
         if precision in EXPORTED:
-            yield step(export, precision, "pytorch")
+            yield step(cuda_steps.export, precision, "pytorch")
             file = f"export-{precision}"
         if precision in PRECISIONS[run.device]:
-            yield step(optimize, precision, "export-fp32")
+            yield step(cuda_steps.optimize, precision, "export-fp32")
             file = f"optimize-{precision}"
         if precision == "fp32":
-            yield step(corpus, "", "export-fp32")
-            yield step(artifacts, precision, "export-fp32")
+            yield step(cuda_steps.corpus, "", "export-fp32")
+            yield step(cuda_steps.artifacts, precision, "export-fp32")
         if file:
-            yield step(infer, precision, file)
-            yield step(benchmark, precision, file)
-            yield step(corpus, precision, file, "corpus")
-        yield step(compiled, precision, "pytorch")
-        yield step(trainer, precision, "pytorch")
+            yield step(cuda_steps.infer, precision, file)
+            yield step(cuda_steps.benchmark, precision, file)
+            yield step(cuda_steps.corpus, precision, file, "corpus")
+        yield step(cuda_steps.compiled, precision, "pytorch")
+        yield step(cuda_steps.trainer, precision, "pytorch")
     for precision in precisions:
         if precision != "bf16":
-            yield step(tensorrt, precision, "export-fp32")
+            yield step(cuda_steps.tensorrt, precision, "export-fp32")
 
 
 def left_out(run: Run, steps: Sequence[Step]) -> Iterator[str]:
