@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import transformers
+from transformers.trainer_pt_utils import LabelSmoother
 
 from onnxtool.training.trainer.losses import ModelLoss
 
@@ -92,10 +93,15 @@ def step_of(
 def eager_step(
     model: torch.nn.Module, batch: Batch, smoothing: float = 0.0, num_items: int | None = None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss of the whole batch by eager PyTorch, and its gradients."""
+    """Return the loss of the whole batch by eager PyTorch, and its gradients; transformers smooths the labels."""
     items = None if num_items is None else torch.tensor(num_items)
-    loss = ModelLoss(model, smoothing)
-    return step_of(lambda: loss(model, batch, False, items), model)
+
+    def smoothed() -> torch.Tensor:
+        outputs = model(**{name: array for name, array in batch.items() if name != "labels"})
+        is_shifted = isinstance(model, transformers.LlamaForCausalLM)
+        return LabelSmoother(smoothing)(outputs, batch["labels"], is_shifted, items)
+
+    return step_of(smoothed if smoothing else lambda: ModelLoss(model)(model, batch, False, items), model)
 
 
 def require_same_step(
