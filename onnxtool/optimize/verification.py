@@ -280,7 +280,7 @@ class Verifier:
             raise failure(verification, f"no file was written; {hint}")
         name, description = self.passes[place - 1].name, expected.cases[worst].description
         hint = f"no file was written; the pass {name} is the first after which {description} differs"
-        found = verification.cases[worst]
+        (found,) = self._after(place, case, tolerance, folder).cases  # a later pass may have done more
         by = f"{description} differs by {found.max_abs_error:.3g}"
         raise FaultyPassError(failure(verification, hint), name, found.failure or by)
 

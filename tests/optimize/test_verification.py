@@ -75,6 +75,22 @@ def test_a_faulty_pass_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPat
     assert "spoil" not in str(step["passes"])
 
 
+def _rename(model: ir.Model, _context: Context) -> Outcome:
+    """Use an operator that nobody has."""
+    node = model.graph[-1]
+    changed, node.op_type = node.op_type != "Nobody", "Nobody"
+    return Outcome(model, int(changed))
+
+
+def test_each_faulty_pass_is_left_out_for_what_it_did(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for what a later one did to the same file."""
+    passes = (Pass("spoil", spoil), Pass("rename", _rename))
+    monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda _provider, _precision: passes)
+    notes = {result.name: result.note for result in optimize_model(OptimizeOptions(exported)).passes if result.left_out}
+    assert re.fullmatch(r"left out: .* differs by [0-9.]+", notes["spoil"])
+    assert re.fullmatch(r"left out: .*Nobody.*", notes["rename"])
+
+
 def test_a_pass_that_fails_is_left_out(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it did to the graph before is not in the file."""
     passes = (PRESETS["cpu"][0], Pass("fail", _fail))
