@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from onnxtool.torch_backend.lower.decompositions import elementwise, random, scatters
+from onnxtool.torch_backend.lower.decompositions import elementwise, order, pooling, random, scatters
 from onnxtool.torch_backend.lower.fx_rewrites import arithmetic, gradients
 from onnxtool.torch_backend.nodes import MANY_ELEMENTS, Node, is_seen, seen_elements, seen_shape
 
@@ -151,9 +151,7 @@ _SCORES = Denied(
     "a small result of long sums, such as scores of sparse vectors: the loss has the rounding of PyTorch's order",
     _is_sum_of_scores,
 )
-_SERVES = "PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"
-_SPECIAL = Decision(denied=Denied(_SERVES))
-_KERNEL = Decision(no_decomposition=_SERVES, denied=Denied(_SERVES))
+_SPECIAL = Decision(denied=Denied("PyTorch's kernel serves as well as the dozens of ONNX nodes that it would become"))
 _DRAWS = Decision(no_decomposition="its decomposition draws other random numbers")
 _INDEX_PUT = Decision(decomposition=scatters.index_put, denied=_ACCUMULATES)
 
@@ -167,45 +165,53 @@ DECISIONS: dict[object, Decision] = {
     ),
     # PyTorch's decomposition of it changes a tensor in place
     aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
-    **dict.fromkeys((aten.index_reduce.default, aten.put.default, aten.as_strided_scatter.default), _KERNEL),
-    aten.masked_scatter_backward.default: _KERNEL,
+    aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
+        decomposition=scatters.scatter_reduce,
         denied=Denied(
             "means of scattered values are translated wrongly, and maxima and minima without their NaN",
             lambda node: _argument(node, 4, "reduce") in ("mean", "amax", "amin"),
         ),
     ),
     aten.scatter.src: Decision(decomposition=scatters.scatter),
+    aten.put.default: Decision(decomposition=scatters.put),
+    aten.as_strided_scatter.default: Decision(decomposition=scatters.as_strided_scatter),
+    aten.masked_scatter_backward.default: Decision(decomposition=scatters.masked_scatter_backward),
     aten.embedding_renorm.default: Decision(denied=Denied("changes its table in place")),
     aten._embedding_bag.default: Decision(denied=Denied("returns nothing that the backward pass needs")),
     # pooling
     aten.avg_pool1d.default: Decision(denied=_POOLING),
-    aten.avg_pool2d.default: Decision(denied=_POOLING),
-    aten.avg_pool3d.default: Decision(denied=_POOLING),
-    **dict.fromkeys(
-        (
-            *(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default, aten._adaptive_avg_pool3d.default),
-            *(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default),
-            *(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool2d_backward.default),
-            *(aten.adaptive_max_pool3d.default, aten.adaptive_max_pool3d_backward.default),
-            *(aten.max_pool3d_with_indices_backward.default, aten.replication_pad1d_backward.default),
-            *(aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default),
-        ),
-        _KERNEL,
-    ),
+    aten.avg_pool2d.default: Decision(decomposition=partial(pooling.average_pool, rank=2), denied=_POOLING),
+    aten.avg_pool3d.default: Decision(decomposition=partial(pooling.average_pool, rank=3), denied=_POOLING),
+    aten.avg_pool2d_backward.default: Decision(partial(pooling.average_pool_backward, rank=2)),
+    aten.avg_pool3d_backward.default: Decision(partial(pooling.average_pool_backward, rank=3)),
+    aten._adaptive_avg_pool3d.default: Decision(pooling.adaptive_average_pool),
+    aten._adaptive_avg_pool2d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=2)),
+    aten._adaptive_avg_pool3d_backward.default: Decision(partial(pooling.adaptive_average_pool_backward, rank=3)),
+    aten.adaptive_max_pool2d.default: Decision(pooling.adaptive_max_pool),
+    aten.adaptive_max_pool3d.default: Decision(pooling.adaptive_max_pool),
+    aten.adaptive_max_pool2d_backward.default: Decision(partial(pooling.max_pool_backward, rank=2)),
+    aten.adaptive_max_pool3d_backward.default: Decision(partial(pooling.max_pool_backward, rank=3)),
+    aten.max_pool3d_with_indices_backward.default: Decision(pooling.max_pool3d_backward),
     aten.max_pool2d_with_indices.default: Decision(denied=_INDICES, fused_kernel=FusedKernel.WITH_INDICES),
     aten.max_pool3d_with_indices.default: Decision(denied=_INDICES),
     aten.max_pool2d_with_indices_backward.default: Decision(fused_kernel=FusedKernel.ALWAYS),
     # padding
+    aten.replication_pad1d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.replication_pad2d_backward.default: Decision(pooling.replication_pad_backward),
+    aten.replication_pad3d_backward.default: Decision(pooling.replication_pad_backward),
     aten.grid_sampler_2d.default: Decision(denied=_SAMPLED),
     aten.slice_scatter.default: Decision(fx_rewrites=(gradients.padded_slice,)),
     aten.cat.default: Decision(fx_rewrites=(arithmetic.concatenation_without_empty,)),
     # order, running maxima and products
     **dict.fromkeys((aten.sort.default, aten.topk.default), Decision(denied=_ORDER)),
-    **dict.fromkeys((aten.searchsorted.Tensor, aten.bucketize.Tensor), _KERNEL),
+    aten.searchsorted.Tensor: Decision(order.search_sorted),
+    aten.bucketize.Tensor: Decision(order.bucketize),
     aten.bucketize.Scalar: Decision(no_decomposition="it reads a value, and a traced graph has none"),
-    aten.max.dim: Decision(elementwise.maximum_of_booleans),
-    **dict.fromkeys((aten.cummax.default, aten.cummin.default, aten.cumprod.default), _KERNEL),
+    aten.max.dim: Decision(order.maximum_of_booleans),
+    aten.cummax.default: Decision(partial(order.running_extreme, replaces=torch.ge)),
+    aten.cummin.default: Decision(partial(order.running_extreme, replaces=torch.le)),
+    aten.cumprod.default: Decision(order.running_product),
     prims.prod.default: Decision(elementwise.product),
     aten._trilinear.default: Decision(elementwise.trilinear),
     # maxima and minima of NaN; getitem takes the values or the indices of max.dim and min.dim
@@ -237,14 +243,15 @@ DECISIONS: dict[object, Decision] = {
     **dict.fromkeys((prims.bessel_i0.default, prims.bessel_i0e.default), _SPECIAL),
     **dict.fromkeys((prims.bessel_i1.default, prims.bessel_i1e.default), _SPECIAL),
     **dict.fromkeys((aten.special_modified_bessel_i0.default, aten.special_modified_bessel_i1.default), _SPECIAL),
-    aten.special_spherical_bessel_j0.default: _KERNEL,
+    aten.special_spherical_bessel_j0.default: Decision(elementwise.spherical_bessel_j0),
     aten.clamp.default: Decision(elementwise.clamp),
     aten.clamp_min.default: Decision(elementwise.clamp),
     aten.clamp_max.default: Decision(elementwise.clamp),
     aten.clamp_min.Tensor: Decision(aten.maximum.default),
     aten.clamp_max.Tensor: Decision(aten.minimum.default),
     aten.sign.default: Decision(elementwise.sign),
-    aten.addcdiv.default: Decision(elementwise.scaled_quotient),
+    aten.addcmul.default: Decision(partial(elementwise.scaled_term, join=torch.mul)),
+    aten.addcdiv.default: Decision(partial(elementwise.scaled_term, join=torch.div)),
     aten.linalg_vector_norm.default: Decision(elementwise.largest_norm),
     **dict.fromkeys(
         (aten.xlogy.Tensor, aten.xlogy.Scalar_Self, aten.xlogy.Scalar_Other),

@@ -171,14 +171,6 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "changes of shape": (lambda x, y: (x.t(), y.t(), x.repeat(2, 3), x.repeat(()), y.repeat(2)), (rows(), rows(3))),
     "squeeze": (lambda x: x.squeeze((0,)), (rows(),)),
     # functions
-    "addcmul and addcdiv scaled first": (
-        lambda x, y: (x.addcmul(x, y, value=1e-30), x.addcdiv(x, y, value=1e-30)),
-        (special(1e30, 1e30, -2), special(1e-30, 1e30, 5)),
-    ),
-    "norms of infinite order": (
-        lambda x: tuple(torch.linalg.vector_norm(x, order, 1) for order in (INF, -INF)),
-        (torch.tensor(ODD),),
-    ),
     "clamp": (lambda x: (x.clamp_min(0), x.clamp_max(1)), (torch.tensor(ODD),)),
     "silu of anything": (functional.silu, (special(*EVERYWHERE[1:-2], grad=True),)),
     "relu of integers": (torch.relu, (torch.tensor([-2, 0, 3]),)),
@@ -203,14 +195,26 @@ def two_threads() -> object:
 @pytest.mark.filterwarnings("ignore:index_reduce")  # it is in beta
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_decomposition_gives_what_pytorch_gives(name: str) -> None:
-    """Results and gradients are equal, and nothing stays in PyTorch but what a row of the table says."""
+    """Results and gradients are equal, and nothing stays in PyTorch but what is empty, and indices of maxima."""
     function, inputs = SAMPLES[name]
     torch._dynamo.reset()
     backend = require_same(function, *inputs)
     reasons = {node.reason for graph in backend.explain().graphs for node in graph.eager}
-    targets = (aten.max_pool3d_with_indices, aten.avg_pool2d, aten.scatter_reduce.two, aten.cumprod)
-    rows = [decision(getattr(target, "default", target)).denied for target in targets]
-    assert reasons <= {EMPTY, *(row.reason for row in rows if row is not None)}
+    indices = decision(aten.max_pool3d_with_indices.default).denied
+    assert indices is not None
+    assert reasons <= {EMPTY, indices.reason}
+
+
+def test_a_bessel_function_has_the_digits_of_its_type() -> None:
+    """Compared with PyTorch in float64: 4 units in the last place, or as far off as PyTorch is."""
+    function = torch.special.spherical_bessel_j0
+    x = torch.cat([special(*EVERYWHERE), torch.linspace(-9.97, 30, 1000)])
+    exact, theirs = function(x.double()), function(x)
+    ours = torch.compile(function, backend="onnxtool")(x)
+    bound = torch.maximum(4 * torch.finfo(torch.float32).eps * exact.abs() + 1e-14, (theirs - exact).abs())
+    finite = exact.isfinite() & theirs.isfinite()
+    assert ((ours - exact).abs() <= bound)[finite].all()
+    torch.testing.assert_close(ours[~finite], theirs[~finite], equal_nan=True)
 
 
 def test_numbers_in_float64_operators_keep_their_precision() -> None:

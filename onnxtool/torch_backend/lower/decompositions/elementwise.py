@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch._decomp.decompositions import silu_backward
 
+_LAST_TERM_OF_SINC = 6
+
 
 def relu(x: torch.Tensor) -> torch.Tensor:
     """Replace negative integers with zero; floats are left to the translation."""
@@ -35,9 +37,16 @@ def sign(x: torch.Tensor) -> torch.Tensor:
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype) if x.dtype.is_floating_point else NotImplemented
 
 
-def scaled_quotient(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, *, value: float = 1) -> torch.Tensor:
-    """Return `x + (value * y) / z`: if scaled last, the quotient could overflow first."""
-    return x + (y if value == 1 else y * value) / z
+def scaled_term(
+    x: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *,
+    value: float = 1,
+    join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Return `x + join(value * first, second)`: if scaled last, the product or quotient could overflow first."""
+    return x + join(first if value == 1 else first * value, second)
 
 
 def divide_integers(x: torch.Tensor, y: torch.Tensor | float, *, rounding_mode: str | None = None) -> torch.Tensor:
@@ -134,7 +143,19 @@ def hypotenuse(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(x.isinf() | y.isinf(), torch.full_like(result, math.inf), result)
 
 
+def spherical_bessel_j0(x: torch.Tensor) -> torch.Tensor:
+    """Return sin(x) / x: from its series near zero, one at zero, zero at infinity."""
+    square = x * x
+    series = torch.zeros_like(x)
+    for term in reversed(range(_LAST_TERM_OF_SINC + 1)):
+        series = series * square + (-1) ** term / math.factorial(2 * term + 1)
+    result = torch.where(x.abs() < 0.5, series, torch.sin(x) / x)
+    return torch.where(x.isinf(), torch.zeros_like(x), result)
+
+
 aten = torch.ops.aten
+
+Dims = int | Sequence[int] | None
 
 
 def over_extremes(
@@ -149,13 +170,6 @@ def over_extremes(
     return result
 
 
-def maximum_of_booleans(x: torch.Tensor, dim: int, keepdim: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return whether any value along `dim` is true, and the index of the first; for booleans only."""
-    if x.dtype is not torch.bool or not x.dim():
-        return NotImplemented  # type: ignore[no-any-return]
-    return x.any(dim, keepdim), x.to(torch.int32).argmax(dim, keepdim)
-
-
 def single_value(
     x: torch.Tensor, *_dims: object, result: Callable[[torch.Tensor], torch.Tensor], **_options: object
 ) -> torch.Tensor:
@@ -163,9 +177,7 @@ def single_value(
     return NotImplemented if x.dim() else result(x)
 
 
-def mean(
-    x: torch.Tensor, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> torch.Tensor:
+def mean(x: torch.Tensor, dim: Dims, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return a single value unchanged."""
     return NotImplemented if x.dim() else x.to(dtype or x.dtype, copy=True)
 
