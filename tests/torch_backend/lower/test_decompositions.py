@@ -171,6 +171,14 @@ SAMPLES: dict[str, tuple[Function, tuple[torch.Tensor, ...]]] = {
     "changes of shape": (lambda x, y: (x.t(), y.t(), x.repeat(2, 3), x.repeat(()), y.repeat(2)), (rows(), rows(3))),
     "squeeze": (lambda x: x.squeeze((0,)), (rows(),)),
     # functions
+    "addcmul and addcdiv scaled first": (
+        lambda x, y: (x.addcmul(x, y, value=1e-30), x.addcdiv(x, y, value=1e-30)),
+        (special(1e30, 1e30, -2), special(1e-30, 1e30, 5)),
+    ),
+    "norms of infinite order": (
+        lambda x: tuple(torch.linalg.vector_norm(x, order, 1) for order in (INF, -INF)),
+        (torch.tensor(ODD),),
+    ),
     "clamp": (lambda x: (x.clamp_min(0), x.clamp_max(1)), (torch.tensor(ODD),)),
     "silu of anything": (functional.silu, (special(*EVERYWHERE[1:-2], grad=True),)),
     "relu of integers": (torch.relu, (torch.tensor([-2, 0, 3]),)),
