@@ -288,13 +288,18 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
     manifest = None if force else read_manifest(folder.manifest_path)
     earlier = None if force else read_run(folder)
     folder.require_names(is_known=force or manifest is not None or earlier is not None)
-    if manifest is not None:
-        if other := difference(manifest.identity, identity):
+    is_begun = earlier is not None and earlier.sha256 == run.sha256
+    if manifest is not None and (other := difference(manifest.identity, identity)):
+        if not is_begun:
+            if earlier is None:
+                remove_records(folder)  # of a run that was killed while it wrote the first one
             raise _written_by_another(folder, other)
+        force = True  # as the run that was killed between its records and the earlier manifest
+    elif manifest is not None:
         remove_records(folder)  # of a run that was killed when it had published them
         folder.require_whole(manifest)
         return None
-    if earlier is not None and earlier.sha256 != run.sha256:
+    if earlier is not None and not is_begun:
         raise _written_by_another(folder, difference(earlier.identity, identity) or "another one")
     # Before any shard, so that incomplete files of a killed run can be attributed to it.
     if earlier is None and not create(folder.records_path / RUN_FILE, content, secrets.token_hex(4)):

@@ -8,13 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import CorpusOptions, encode_corpus, splits
+from onnxtool.encoding import CorpusOptions, encode_corpus, files, records, splits
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
@@ -106,6 +108,38 @@ def test_an_input_that_changed_within_its_size_is_an_error_where_a_split_goes_on
     corpus.write_text(corpus.read_text().replace("red cat", "red dog", 1))
     with pytest.raises(InputError, match="the input has changed: shard 0 of split 0"):
         encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+
+
+@pytest.mark.parametrize("killed", ["before", "after"])
+def test_a_replacement_that_was_killed_at_its_beginning_goes_on_or_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, killed: str
+) -> None:
+    """The same command goes on once its records are there beside the earlier manifest; before, the old set stays."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(100))
+    encode_corpus(model, corpus, tmp_path / "vectors", OPTIONS)
+    old, changed = contents_of(tmp_path / "vectors"), replace(OPTIONS, vectors_as="float16")
+    hidden = tmp_path / "vectors.parts" / ".run.json.0123abcd.partial"
+    if killed == "before":
+        hidden.parent.mkdir()
+        hidden.write_text("{")
+        with pytest.raises(OutputExistsError, match="another command"):
+            encode_corpus(model, corpus, tmp_path / "vectors", changed)
+        assert not hidden.parent.exists()
+        assert contents_of(tmp_path / "vectors") == old
+        return
+
+    def stop(paths: Iterable[Path]) -> None:
+        if tmp_path / "vectors.manifest.json" in (named := list(paths)):
+            raise _Stop
+        files.remove(named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "remove", stop)
+        with pytest.raises(_Stop):
+            encode_corpus(model, corpus, tmp_path / "vectors", replace(changed, force=True))
+    assert encode_corpus(model, corpus, tmp_path / "vectors", changed).num_encoded == 100
+    assert contents_of(tmp_path / "vectors") != old
+    assert not hidden.parent.exists()
 
 
 @pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "half"])
