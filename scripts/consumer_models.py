@@ -60,10 +60,6 @@ def build_model(name: str, folder: Path) -> Path:
     for file in TOKENIZER_FILES:
         shutil.copyfile(trained_model() / file, base / file)
     _as_sentence_transformer(base, modules).save_pretrained(str(target), create_model_card=False)
-    settings_path = target / "sentence_bert_config.json"
-    saved = json.loads(settings_path.read_text(encoding="utf-8"))
-    # As versions before 6 save it: text-embeddings-inference does not start without.
-    settings_path.write_text(json.dumps({"max_seq_length": 512, **saved}), encoding="utf-8")
     return target
 
 

@@ -198,13 +198,17 @@ def test_anserini_gets_terms_in_two_graphs_and_a_vocabulary(workshop: Workshop, 
         np.testing.assert_allclose(dense[0], dense[1], atol=1e-4)  # float32 of two shapes
 
 
-def test_tei_gets_the_flags_that_it_reads(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
-    """Newer sentence-transformers write one name in place of flags."""
+def test_tei_gets_the_settings_that_it_reads(workshop: Workshop, minilm: Path, tmp_path: Path) -> None:
+    """Newer sentence-transformers write one name in place of flags, and no length where the router demands one."""
     checkpoint = Path(shutil.copytree(workshop.checkpoint("tiny-encoder"), tmp_path / "checkpoint"))
     shutil.copyfile(minilm / "modules.json", checkpoint / "modules.json")
     (checkpoint / "1_Pooling").mkdir()
     (checkpoint / "1_Pooling" / "config.json").write_text('{"embedding_dimension": 32, "pooling_mode": "mean"}')
+    (checkpoint / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
     folder = exported(checkpoint, "tei", tmp_path)
+    settings = json.loads((folder / "sentence_bert_config.json").read_text())
+    longest = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
+    assert settings == {"transformer_task": "feature-extraction", "max_seq_length": longest}
     assert [o.name for o in ModelFile.open(folder / "model.onnx").structure.outputs] == ["last_hidden_state"]
     flags = json.loads((folder / "1_Pooling" / "config.json").read_text())
     assert flags["pooling_mode_mean_tokens"] is True

@@ -7,6 +7,7 @@ from typing import Any
 
 from onnxtool.checkpoint.pooling_module import POOLING_MODES
 from onnxtool.checkpoint.pooling_modules import Pooling
+from onnxtool.checkpoint.sentence_modules import TRANSFORMER_NAMES, positive
 from onnxtool.errors import TargetError
 from onnxtool.export.target import (
     CLASSIFIERS,
@@ -48,6 +49,9 @@ class TextEmbeddingsInference(Target):
     def write_files(self, to: Delivery) -> None:
         """Add settings that it reads under names the checkpoint does not use."""
         _complete_config(to.folder / "config.json", to.config)
+        for name in TRANSFORMER_NAMES:
+            if (to.folder / name).is_file():
+                _state_length(to.folder / name, to.max_length or to.config.max_position_embeddings)
         modes = next((module.modes for module in to.model.modules if isinstance(module, Pooling)), ())
         if to.model.head is None and len(modes) == 1:
             _write_flags(to.folder / "1_Pooling" / "config.json", modes[0])
@@ -73,6 +77,13 @@ def _complete_config(path: Path, config: Any) -> None:
         )
     if changes:
         write_json(path, {**content, **changes})
+
+
+def _state_length(path: Path, longest: int) -> None:
+    """Write the maximum text length, which sentence-transformers 6 leaves to the tokenizer: the router wants it here."""
+    content = read_object(path)
+    if positive(content.get("max_seq_length")) is None:
+        write_json(path, {**content, "max_seq_length": longest})
 
 
 def _write_flags(path: Path, mode: str) -> None:
