@@ -80,7 +80,7 @@ def _complete_config(path: Path, config: Any) -> None:
 
 
 def _state_length(path: Path, longest: int) -> None:
-    """Write the maximum text length, which sentence-transformers 6 leaves to the tokenizer: the router wants it here."""
+    """Write the longest text, which sentence-transformers 6 leaves to the tokenizer; the router demands it here."""
     content = read_object(path)
     if positive(content.get("max_seq_length")) is None:
         write_json(path, {**content, "max_seq_length": longest})
