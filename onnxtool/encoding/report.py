@@ -44,7 +44,7 @@ class MergeReport:
 
 
 @short_repr
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CorpusReport(MergeReport):
     """Vectors of a collection of texts. Figures cover the whole corpus, including parts made by earlier runs.
 
@@ -66,24 +66,24 @@ class CorpusReport(MergeReport):
         resumed: whether the run continued an earlier one.
     """
 
-    model: str = ""
-    provider: str = ""
-    task: str = ""
-    output_format: str = ""
-    num_encoded: int = 0
-    padding_share: float = 0.0
-    num_truncated: int = 0
-    rejects: dict[str, int] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    seconds: float = 0.0
-    texts_per_s: float = 0.0
-    load_ms: float = 0.0
-    workers: int = 0
-    threads: int = 0
-    peak_rss_bytes: int = 0
-    vectors_as: str = ""
-    dimensions: int = 0
-    resumed: bool = False
+    model: str
+    provider: str
+    task: str
+    output_format: str
+    num_encoded: int
+    padding_share: float
+    num_truncated: int
+    rejects: dict[str, int]
+    files: tuple[str, ...]
+    seconds: float
+    texts_per_s: float
+    load_ms: float
+    workers: int
+    threads: int
+    peak_rss_bytes: int
+    vectors_as: str
+    dimensions: int
+    resumed: bool
 
 
 @short_repr
@@ -116,7 +116,7 @@ class PartReport:
 
 
 @short_repr
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunReport(MergeReport):
     """A whole corpus, encoded by several processes and published.
 
@@ -131,14 +131,14 @@ class RunReport(MergeReport):
         texts_per_s: speed, likewise.
     """
 
-    engine: str = ""
-    processes: int = 0
-    num_encoded_splits: int = 0
-    num_encoded: int = 0
-    num_deaths: int = 0
-    num_left_out: int = 0
-    seconds: float = 0.0
-    texts_per_s: float = 0.0
+    engine: str
+    processes: int
+    num_encoded_splits: int
+    num_encoded: int
+    num_deaths: int
+    num_left_out: int
+    seconds: float
+    texts_per_s: float
 
 
 @short_repr

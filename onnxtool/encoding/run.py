@@ -24,7 +24,7 @@ from onnxtool.encoding.report import CorpusReport, MergeReport, PartReport, RunR
 from onnxtool.encoding.sources import find_picture_sources, find_sources, left_out_notes
 from onnxtool.encoding.splits import format_ranges, wanted_splits
 from onnxtool.encoding.workers import LocalWorkers, Opened
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.infer.pictures import takes_pictures
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file import ModelFile
@@ -114,7 +114,8 @@ def _corpus_report(
 ) -> CorpusReport:
     folder, job, session = encoder.folder, encoder.job, encoder.job.model.session
     manifest = read_manifest(folder.manifest_path)
-    assert manifest is not None  # noqa: S101  it is published
+    if manifest is None:
+        raise OutputExistsError(f"another run is replacing {folder.path}", "wait for it, or pass another --output")
     num_padding = sum(shard.num_padding for shard in manifest.shards)
     num_truncated = sum(shard.num_truncated for shard in manifest.shards)
     return CorpusReport(

@@ -342,6 +342,15 @@ def test_a_folder_of_another_command_is_refused_and_with_force_made_anew(tmp_pat
     assert contents_of(tmp_path / "vectors") == contents_of(tmp_path / "fresh")
 
 
+def test_a_corpus_that_another_run_replaces_meanwhile_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, corpus: Path
+) -> None:
+    """Its manifest is gone by the time that it is reported."""
+    monkeypatch.setattr("onnxtool.encoding.run.read_manifest", lambda _path: None)
+    with pytest.raises(OutputExistsError, match="another run is replacing"):
+        _encode(dense_model(tmp_path), corpus)
+
+
 def test_a_report_has_figures_alone(tmp_path: Path, corpus: Path) -> None:
     """Its fields are what JSON has, and what they say adds up."""
     report = _encode(dense_model(tmp_path), corpus)
