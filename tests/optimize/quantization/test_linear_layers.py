@@ -311,6 +311,22 @@ def test_rows_set_to_zero_are_so_in_one_number_each(opset: int) -> None:
     np.testing.assert_allclose(found[1], X[1] @ W + B, atol=0.1, rtol=0)
 
 
+@pytest.mark.parametrize("by", ["zero", "one"])
+def test_numbers_within_a_row_and_rows_of_another_number_stay_in_front(by: str) -> None:
+    """A row's scale of zero would be wrong for both."""
+    shape = "B, S, 8" if by == "zero" else "B, S"
+    graph = f"""g (float[B, S, 8] x, bool[{shape}] c) => (float[B, S, 12] y) {{
+        {"n = Identity(c)" if by == "zero" else "n = Unsqueeze(c, last)"} r = Where(n, number, x) y = MatMul(r, w)
+    }}"""
+    constants: Arrays = {"w": W, "number": np.array(by == "one", np.float32), "last": np.array([-1])}
+    model = build(graph, constants)
+    apply(quantize_int8(adjustments={"w": Adjustment(activations=RowGrid(128))}), model)
+    c = X > 0 if by == "zero" else X[..., 0] > 0
+    (found,) = run(model, {"x": X, "c": c})
+    expected = np.where(c if by == "zero" else c[..., None], constants["number"], X) @ W
+    np.testing.assert_allclose(found, expected, atol=0.15, rtol=0)
+
+
 def test_the_product_of_the_values_divides_what_attention_gives() -> None:
     """At no cost, and with the numbers of a division after the attention; its bias and shift are divided as well."""
     graph = SELF_ATTENTION.replace("v = MatMul(x, u)", "p = MatMul(x, u) v = Add(p, c)")
