@@ -82,7 +82,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--texts", type=int, default=5000)
     parser.set_defaults(
-        model="splade-bert-base", precisions=["fp32", "int8"], no_torch=True, workers=0, onnx_peers=None,
+        model="splade-bert-base", precisions=["fp32", "int8"], workers=0, onnx_peers=None,
         peer_names=bench_infer.PEERS[:2],
     )  # fmt: skip
     given = parser.parse_args()
