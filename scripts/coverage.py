@@ -22,8 +22,10 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_SCRIPTS), os.environ.get("PYTHONPATH"))))
 
 from harness.isolation import Isolation  # noqa: E402
+from survey.judging import PRECISIONS  # noqa: E402
 from survey.tables import render  # noqa: E402
 from survey.trials import PRELOADED, STEP_GB, Trial  # noqa: E402
+from zoo.shrinking import EFFORTS  # noqa: E402
 from zoo.tasks import TASK_NAMES, find_task, model_classes  # noqa: E402
 
 
@@ -32,6 +34,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, metavar="TASK")
     parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: all of each task")
+    parser.add_argument("--effort", choices=EFFORTS, default=EFFORTS[0], help="how much is cut first; depth: no widths")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
+    parser.add_argument("--provider", default="cpu", help="what files are optimized for, and judged on")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
     parser.add_argument("--output", type=Path, default=_SCRIPTS.parent / "build" / "coverage.md")
     parser.add_argument("--resume", action="store_true", help="keep what the results have already")
@@ -41,10 +46,11 @@ def main() -> int:
     known: dict[str, Any] = {}
     if arguments.resume and results.exists():
         known = json.loads(results.read_text("utf-8"))
+    efforts = EFFORTS[EFFORTS.index(arguments.effort) :]
     isolation = Isolation(PRELOADED, STEP_GB)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.jobs) as pool:
         trials = [
-            Trial(task, model_type, Path(name, task, model_type))
+            Trial(task, model_type, Path(name, task, model_type), efforts, arguments.precisions, arguments.provider)
             for task in arguments.tasks
             for model_type in model_classes(find_task(task))
             if arguments.types is None or model_type in arguments.types

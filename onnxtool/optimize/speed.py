@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, gi
 
     Sessions have onnxruntime's defaults, without the session options requested in the metadata, and one thread: threads
     of two sessions would compete for cores. Both run in turns, after an uncounted run, for about a second, or once if a
-    run takes longer. On the CPU, CPU time is measured, which other load on the machine affects little. The input of a
-    file for a provider that is no reference runs on the CPU: that is what the provider is an alternative to.
+    run takes longer. Where both run on the processor, CPU time is measured, which other load on the machine affects
+    little. The input of a file for a provider that is no reference runs on the CPU: that is what the provider is an
+    alternative to.
 
     Raises:
         OnnxtoolError: there are no inputs for the file, or it cannot be run.
@@ -39,13 +40,17 @@ def compare_speed(source: ModelFile, path: Path, provider: ExecutionProvider, gi
     shape = "x".join(map(str, next(iter(feeds.values())).shape)) if feeds else ""
     turns: list[tuple[float, float]] = []
     base = provider if provider.row.is_reference else ExecutionProvider(CPU)
+    clock = time.perf_counter_ns  # one for both: other load is in wall time alone
+    if provider.is_processor and base.is_processor and time.get_clock_info("process_time").resolution < _FINE:
+        clock = time.thread_time_ns if provider.name == CPU else time.process_time_ns  # a plugin has its own threads
     if source.size_bytes > MAX_INLINE_BYTES:  # one after another: both may not fit into memory
-        turns.append((_time(_open(source.path, base, feeds), feeds), _time(_open(path, provider, feeds), feeds)))
+        before = _time(_open(source.path, base, feeds), feeds, clock)
+        turns.append((before, _time(_open(path, provider, feeds), feeds, clock)))
     else:
         first, second = _open(source.path, base, feeds), _open(path, provider, feeds)
         start = time.perf_counter()
         while len(turns) < _MOST_TURNS:
-            turns.append((_time(first, feeds), _time(second, feeds)))
+            turns.append((_time(first, feeds, clock), _time(second, feeds, clock)))
             seconds = time.perf_counter() - start
             if seconds > (_SECONDS if len(turns) >= _FEWEST_TURNS else _MOST_SECONDS):
                 break
@@ -63,10 +68,8 @@ def _open(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[A
     return session
 
 
-def _time(session: Session, feeds: Mapping[str, NDArray[Any]]) -> float:
-    """Return the duration of a run in milliseconds."""
-    on_core = session.provider == "cpu" and time.get_clock_info("thread_time").resolution < _FINE
-    clock = time.thread_time_ns if on_core else time.perf_counter_ns
+def _time(session: Session, feeds: Mapping[str, NDArray[Any]], clock: Callable[[], int]) -> float:
+    """Return the duration of a run in milliseconds, by a clock of nanoseconds."""
     start = clock()
     session.run_unchecked(feeds)
     return max(1, clock() - start) / 1e6

@@ -113,6 +113,11 @@ class ExecutionProvider:
         return self.row.asked_precision(dict(self.options)) or self.precision
 
     @property
+    def is_processor(self) -> bool:
+        """Whether it computes on the processor, so that CPU time is all the time that it takes."""
+        return self.name == CPU or (self.name == OPENVINO and (self.device or "CPU") == "CPU")
+
+    @property
     def memory(self) -> tuple[str, int]:
         """The memory that inputs and outputs are bound to, and the number of the device."""
         return self.row.memory, int(self.device) if self.row.memory != CPU and self.device.isdigit() else 0

@@ -1,4 +1,4 @@
-"""What an exported file is asked, and how PyTorch and onnxruntime answer, with nothing of onnxtool.
+"""What an exported file is asked, and how PyTorch and onnxruntime answer; onnxtool gives a provider's options alone.
 
 Letters of shapes: B batch, S sequence, T tokens that are written, V vocabulary.
 """
@@ -63,19 +63,26 @@ class Question:
     start: int = 0
 
 
-def open_sessions(files: Mapping[str, str]) -> dict[str, Any]:
-    """Open graphs with onnxruntime, on one thread.
+def open_sessions(files: Mapping[str, str], provider: str = "cpu") -> dict[str, Any]:
+    """Open graphs with onnxruntime, on one thread of a provider, in the precision that each file is for.
 
     Raises:
         Exception: onnxruntime does not load one.
     """
     import onnxruntime
 
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    providers = ["CPUExecutionProvider"]
-    return {role: onnxruntime.InferenceSession(file, options, providers=providers) for role, file in files.items()}
+    from onnxtool.model_file import ModelFile
+    from onnxtool.runtime.providers import apply_provider
+    from onnxtool.runtime.session import find_provider
+
+    sessions = {}
+    for role, file in files.items():
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        providers = apply_provider(options, find_provider(ModelFile.open(Path(file)), provider)[0], 1)
+        sessions[role] = onnxruntime.InferenceSession(file, options, providers=providers)
+    return sessions
 
 
 def questions(facts: Facts, folder: Path, sessions: Mapping[str, Any]) -> Iterator[Question]:

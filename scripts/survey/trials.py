@@ -6,6 +6,7 @@ import itertools
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from harness.isolation import BUG, Isolation, Outcome
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.tasks import find_task
 
-from survey.judging import PRECISIONS, judge
+from survey.judging import judge, race
 
 STEP_S, STEP_GB = 300.0, 8.0  # what one step may take
 PRELOADED = (
@@ -23,10 +24,10 @@ PRELOADED = (
 )
 
 
-def make(task: str, model_type: str, folder: str) -> dict[str, Any]:
+def make(task: str, model_type: str, folder: str, efforts: Sequence[str]) -> dict[str, Any]:
     """Make the checkpoint; return its facts, or `reason` where it cannot be made and run."""
     try:
-        return vars(make_checkpoint(find_task(task), model_type, Path(folder)))
+        return vars(make_checkpoint(find_task(task), model_type, Path(folder), efforts=efforts))
     except NotRunnableError as error:
         return {"reason": str(error)}
 
@@ -47,7 +48,7 @@ def export(folder: str, task: str, output: str) -> None:
     sys.exit(0)
 
 
-def optimize(files: dict[str, str], outputs: dict[str, str], precision: str) -> dict[str, Any]:
+def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, provider: str) -> dict[str, Any]:
     """Optimize graphs; return fused attentions of all, and passes left out with the reason, or the `error`."""
     from onnxtool.errors import OnnxtoolError
     from onnxtool.optimize import OptimizeOptions, optimize_model
@@ -55,7 +56,10 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str) -> 
     found = expected = 0
     left_out: dict[str, str] = {}
     for role, path in files.items():
-        options = OptimizeOptions(Path(path), output=Path(outputs[role]), precision=precision, force=True)
+        output = Path(outputs[role])
+        options = OptimizeOptions(
+            Path(path), output=output, precision=precision, provider=provider, force=True, timing=False
+        )
         try:
             report = optimize_model(options)
         except OnnxtoolError as error:
@@ -68,11 +72,19 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str) -> 
 
 @dataclass(frozen=True)
 class Trial:
-    """A model type, its task, and the folder for its files."""
+    """A model type, its task, the folder for its files, and what is tried.
+
+    Attributes:
+        efforts: how much of the default configuration may be cut, see EFFORTS.
+        provider: what files are optimized for, and judged on.
+    """
 
     task: str
     model_type: str
     folder: Path
+    efforts: Sequence[str]
+    precisions: Sequence[str]
+    provider: str
 
     @property
     def key(self) -> str:
@@ -85,14 +97,14 @@ class Trial:
         The second is that on the export, the third has one for each precision, where the export is right.
         """
         checkpoint = str(self.folder / "checkpoint")
-        made = self._step(isolation, make, "make", self.task, self.model_type, checkpoint)
+        made = self._step(isolation, make, "make", self.task, self.model_type, checkpoint, self.efforts)
         if made.exit_code is not None and made.exit_code > 0:
             raise RuntimeError(f"the maker itself failed on {self.key}: {made.stderr[-2000:]}")
         result: dict[str, Any] = {"runnable": made.value or {"reason": _why_ended(made)}}
         if not result["runnable"].get("reason"):
             result["onnxtool"] = self._try_export(isolation, checkpoint)
             if result["onnxtool"]["verdict"] == "right":
-                tried = {precision: self._try_precision(isolation, checkpoint, precision) for precision in PRECISIONS}
+                tried = {name: self._try_precision(isolation, checkpoint, name) for name in self.precisions}
                 result["optimized"] = tried
         shutil.rmtree(self.folder, ignore_errors=True)
         return result
@@ -125,13 +137,14 @@ class Trial:
 
     def _try_precision(self, isolation: Isolation, checkpoint: str, precision: str) -> dict[str, Any]:
         files, outputs = self._files(), self._files(f"-{precision}")
-        outcome = self._step(isolation, optimize, precision, files, outputs, precision)
+        outcome = self._step(isolation, optimize, precision, files, outputs, precision, self.provider)
         if outcome.value is None:
             return {"verdict": "crashed", "reason": _why_ended(outcome)}
         if "error" in outcome.value:
             return {"verdict": "refused", "reason": outcome.value["error"]}
-        judged = self._judge(isolation, f"{precision}-judge", checkpoint, files, outputs, precision)
-        return {**outcome.value, **judged}
+        judged = self._judge(isolation, f"{precision}-judge", checkpoint, files, outputs, precision, self.provider)
+        raced = self._step(isolation, race, f"{precision}-race", checkpoint, files, outputs, self.provider)
+        return {**outcome.value, **judged, "speeds": raced.value or []}
 
     def _judge(self, isolation: Isolation, name: str, *arguments: Any) -> dict[str, Any]:
         judged = self._step(isolation, judge, name, *arguments)

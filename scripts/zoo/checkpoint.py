@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ class NotRunnableError(Exception):
     """A model type of which no tiny model can be built, saved, loaded and run; the message says why."""
 
 
-def make_checkpoint(task: Task, model_type: str, folder: Path, *, seed: int = 0) -> Facts:
+def make_checkpoint(
+    task: Task, model_type: str, folder: Path, *, efforts: Sequence[str] = EFFORTS, seed: int = 0
+) -> Facts:
     """Write a checkpoint of `model_type` for `task` to `folder`, which is replaced, and run it once.
 
     Raises:
@@ -34,7 +37,7 @@ def make_checkpoint(task: Task, model_type: str, folder: Path, *, seed: int = 0)
     except ImportError as error:
         raise NotRunnableError(f"needs a package that is not installed: {_first_line(error)}") from error
     reasons: list[str] = []
-    for effort in EFFORTS:
+    for effort in efforts:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         try:

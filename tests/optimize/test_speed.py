@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from numpy.typing import NDArray
 
 from onnxtool import OptimizeOptions, optimize_model
 from onnxtool.errors import SessionError
+from onnxtool.model_file import ModelFile
 from onnxtool.optimize import speed
+from onnxtool.runtime import session
+from onnxtool.runtime.providers import ExecutionProvider
 from onnxtool.runtime.session import Session
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
@@ -27,7 +32,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, milliseconds: Mapping[str, float]) -> 
     """Let a run take so many milliseconds by the name of the file; the names that run are put into the list."""
     order: list[str] = []
 
-    def time(session: Session, feeds: Mapping[str, NDArray[Any]]) -> float:
+    def time(session: Session, feeds: Mapping[str, NDArray[Any]], _clock: Callable[[], int]) -> float:
         order.append(session.model.path.name)
         session.run_unchecked(feeds)
         return milliseconds[session.model.path.name] * (1 + len(order) % 3 / 1000)
@@ -67,6 +72,28 @@ def test_a_slower_result_is_kept_with_a_warning(
     text = run_onnxtool(tmp_path, "optimize", "--model_path", model, *options, "--force").stdout
     assert "\nSpeed: 0.9" in text
     assert ("note: the result is slower than its input here" in text) is warned
+
+
+@pytest.mark.parametrize(("provider", "alike"), [("openvino", True), ("openvino:GPU", False)])
+def test_the_same_clock_times_both_files(
+    model: Path, monkeypatch: pytest.MonkeyPatch, provider: str, alike: bool
+) -> None:
+    """CPU time of one beside wall time of the other would make a busy machine slow down the other alone."""
+    plain = session.open_plain
+
+    def open_waiting(path: Path, asked: ExecutionProvider) -> Session:
+        opened = plain(path, ExecutionProvider.parse("cpu"))
+        run, waits = opened.run_unchecked, not asked.row.is_reference
+
+        def run_unchecked(feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+            time.sleep(0.05 * waits)  # what a process does that another one keeps from the cores
+            return run(feeds)
+
+        return cast("Session", SimpleNamespace(run_unchecked=run_unchecked))
+
+    monkeypatch.setattr(speed, "open_plain", open_waiting)
+    found = speed.compare_speed(ModelFile.open(model), model, ExecutionProvider.parse(provider))
+    assert (found.after_ms < 50) is alike
 
 
 def test_a_file_that_cannot_be_timed_is_no_error(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
