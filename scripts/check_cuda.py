@@ -22,7 +22,7 @@ from pathlib import Path
 import cuda_steps
 from cuda_steps import EXPORTED, SIZES, TORCH_DTYPES, Run
 from harness.machine import cpu_class, describe_gpu, describe_machine
-from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+from harness.steps import Result, Step, print_tables, problems_of, run_steps
 from make_models import ROOT
 
 from onnxtool.optimize.options import PRECISIONS
@@ -102,7 +102,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precisions", nargs="+", choices=tuple(TORCH_DTYPES), help="default: all; for the CPU, fp32")
     parser.add_argument("--again", nargs="+", default=[], metavar="STEP", help="run these steps again, e.g. infer-fp16")
     parser.add_argument("--minutes", type=float, default=8.0, help="stop after this time")
-    parser.add_argument("--step", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # transformers' Trainer spreads batches over several
@@ -111,16 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     steps = list(make_steps(run, [one for one in TORCH_DTYPES if one in {"fp32", *wanted}]))
     if unknown := set(given.again) - {name for step in steps for name in (step.name, step.table)}:
         parser.error(f"no step {', '.join(sorted(unknown))}; the steps are {', '.join(step.name for step in steps)}")
-    if run.device == "cuda" and not given.step and (problem := missing_gpu()):
+    if run.device == "cuda" and (problem := missing_gpu()):
         print(f"error: no GPU to check: {problem}\nhint: --device cpu runs the steps without one", file=sys.stderr)
         return 1
     results = run.work / "results"
     results.mkdir(parents=True, exist_ok=True)
-    if given.step:
-        run_step(next(step for step in steps if step.name == given.step), results, make_stamp(run))
-        return 0
-    command = [sys.executable, __file__, "--work", str(run.work), "--device", run.device, "--precisions", *wanted]
-    outcomes = run_steps(steps, results, make_stamp(run), command, again=given.again, minutes=given.minutes)
+    outcomes = run_steps(steps, results, make_stamp(run), again=given.again, minutes=given.minutes)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "transformers"))
     print(f"{describe_gpu() or 'no GPU'}; {describe_machine()}; onnxruntime {runtime_version()}, {versions}")
     print_tables(outcomes)

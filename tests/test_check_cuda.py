@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from tests.cli.entry_point import json_of, run_onnxtool
 
 import check_cuda  # isort: skip
 import cuda_steps  # isort: skip
-from harness import steps  # isort: skip
-from harness.steps import Outcome, Step, run_step  # isort: skip
+from harness import isolation, steps  # isort: skip
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no groups of processes to kill")
 SCRIPTS = Path(check_cuda.__file__).parent
@@ -31,7 +30,7 @@ from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from harness.steps import Result, Step, print_tables, problems_of, run_step, run_steps
+from harness.steps import Result, Step, print_tables, problems_of, run_steps
 
 work, stamp, words = Path(sys.argv[2]), {"version": sys.argv[3]}, sys.argv[4:7]
 
@@ -52,11 +51,8 @@ def act(name, word):
 
 a, b, c = (partial(act, name, word) for name, word in zip("abc", words))
 steps = [Step("a", "t", a), Step("b", "t", b), Step("c", "t", c, needs=("b",))]
-if sys.argv[-2] == "--step":
-    run_step(next(step for step in steps if step.name == sys.argv[-1]), work, stamp)
-else:
-    command, minutes = [sys.executable, "-S", *sys.argv], float(sys.argv[7])
-    outcomes = run_steps(steps, work, stamp, command, again=sys.argv[8:], minutes=minutes)
+if __name__ == "__main__":
+    outcomes = run_steps(steps, work, stamp, again=sys.argv[8:], minutes=float(sys.argv[7]))
     print_tables(outcomes)
     print(*problems_of(outcomes), sep="\\n")
 """
@@ -138,14 +134,14 @@ def test_a_missing_gpu_is_one_error(
 def one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each step, and the commands that it runs, in this process: in one of their own each imports PyTorch."""
 
-    def start(step: Step, folder: Path, stamp: Mapping[str, str], _command: Sequence[str], _seconds: float) -> Outcome:
-        run_step(step, folder, stamp)
-        return Outcome(step, "ok", steps._read(step, folder, stamp))
+    class Here:
+        def run(self, step: Callable[..., Any], _log: Path, _time_s: float, *arguments: Any) -> isolation.Outcome:
+            return isolation.Outcome(0, step(*arguments), "", "", 0.0)
 
     def run_command(*words: object) -> dict[str, Any]:
         return json_of(run_onnxtool(tmp_path, *map(str, words), "--format", "json", "--quiet"))
 
-    monkeypatch.setattr(steps, "_start", start)
+    monkeypatch.setattr(steps, "Isolation", Here)
     monkeypatch.setattr(cuda_steps, "onnxtool", run_command)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 

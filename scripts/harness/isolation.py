@@ -64,12 +64,13 @@ class Isolation:
         start = time.perf_counter()
         process = self._context.Process(target=_work, args=(step, arguments, files, self._memory_bytes))
         process.start()
-        process.join(time_s)
-        exit_code = process.exitcode
-        if process.is_alive():
-            os.killpg(process.pid or 0, signal.SIGKILL)
-            process.join()
-            exit_code = None
+        try:
+            process.join(time_s)
+            exit_code = process.exitcode
+        finally:  # its time is over, or this process was interrupted
+            if process.is_alive():
+                os.killpg(process.pid or 0, signal.SIGKILL)
+                process.join()
         process.close()
         stdout, stderr, value = (file.read_text("utf-8", "replace") for file in files.values())
         return Outcome(exit_code, json.loads(value or "null"), stdout, stderr, time.perf_counter() - start)

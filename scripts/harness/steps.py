@@ -1,21 +1,20 @@
 """Run steps in processes of their own and keep their results as files, so that the next run continues after the last.
 
-A script makes the same steps in each of its processes: `run_steps` starts it again with `--step NAME`, and that process
-calls `run_step`. For POSIX systems.
+For POSIX systems.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from harness.isolation import Isolation
 
 _LINES = 6  # of a failed step's log
 
@@ -69,21 +68,15 @@ class Outcome:
     kept: bool = False
 
 
-def run_step(step: Step, folder: Path, stamp: Mapping[str, str]) -> None:
-    """Run a step in this process, and write its result, complete or not at all."""
-    start, path = time.perf_counter(), _path(step, folder)
-    result = step.function()
-    result.seconds = time.perf_counter() - start
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"stamp": stamp, "result": asdict(result)}, indent=1), encoding="utf-8")
-    os.replace(partial, path)  # noqa: PTH105 - the name says that it replaces
+def compute(function: Callable[[], Result]) -> dict[str, Any]:
+    """Return the result of a step as what JSON can hold."""
+    return asdict(function())
 
 
 def run_steps(
     steps: Sequence[Step],
     folder: Path,
     stamp: Mapping[str, str],
-    command: Sequence[str],
     *,
     again: Collection[str] = (),
     minutes: float,
@@ -96,7 +89,6 @@ def run_steps(
         steps: in an order in which each comes after those it needs.
         folder: the folder of results and of each step's log.
         stamp: what results depend on, such as versions.
-        command: the command line of the script, to which `--step NAME` is added.
         again: names of steps or tables whose results are not kept.
         minutes: when to stop.
     """
@@ -108,7 +100,7 @@ def run_steps(
         else:  # deleted before anything runs: an interrupted run must not leave results from files that it replaced
             _path(step, folder).unlink(missing_ok=True)
     outcomes: dict[str, Outcome] = {}
-    deadline = time.monotonic() + 60 * minutes
+    isolation, deadline = Isolation(), time.monotonic() + 60 * minutes
     for step in steps:
         missing = [name for name in step.needs if outcomes[name].result is None]
         if step.name in kept:
@@ -116,36 +108,27 @@ def run_steps(
         elif missing:
             outcome = Outcome(step, f"not run: it needs {', '.join(missing)}")
         else:
-            outcome = _start(step, folder, stamp, command, deadline - time.monotonic())
+            outcome = _run(step, folder, stamp, isolation, deadline - time.monotonic())
         print(f"{step.name}: {outcome.state}{', kept' if outcome.kept else ''}", file=sys.stderr, flush=True)
         outcomes[step.name] = outcome
     return list(outcomes.values())
 
 
-def _start(step: Step, folder: Path, stamp: Mapping[str, str], command: Sequence[str], seconds: float) -> Outcome:
+def _run(step: Step, folder: Path, stamp: Mapping[str, str], isolation: Isolation, seconds: float) -> Outcome:
     if seconds <= 0:
         return Outcome(step, "not run: the time is over")
-    log = folder / f"{step.name}.log"
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [*command, "--step", step.name],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # to end the commands that it started as well
-        )
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return Outcome(step, f"cut off after {seconds:.0f} s: the time is over")
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-    result = _read(step, folder, stamp)
-    if process.returncode or result is None:
-        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-        state = [f"failed with exit code {process.returncode}, see {log}", *lines[-_LINES:]]
+    log = folder / "logs" / step.name
+    ended = isolation.run(compute, log, seconds, step.function)
+    if ended.exit_code is None:
+        return Outcome(step, f"cut off after {seconds:.0f} s: the time is over")
+    if ended.value is None:
+        lines = [line for line in f"{ended.stdout}\n{ended.stderr}".splitlines() if line.strip()]
+        state = [f"failed with exit code {ended.exit_code}, see {log}.err", *lines[-_LINES:]]
         return Outcome(step, "\n    ".join(state))
+    result = Result(**{**ended.value, "seconds": ended.seconds})
+    partial = _path(step, folder).with_suffix(".partial")
+    partial.write_text(json.dumps({"stamp": stamp, "result": asdict(result)}, indent=1), encoding="utf-8")
+    os.replace(partial, _path(step, folder))  # noqa: PTH105 - the name says that it replaces
     return Outcome(step, "wrong" if result.wrong else "ok", result)
 
 
