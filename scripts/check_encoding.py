@@ -22,11 +22,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # comes with accelerate, without types
 from bench_infer import make_minilm
 from documentation_texts import documentation_texts
 from harness.machine import describe_machine
@@ -38,16 +38,6 @@ SPLIT = 20_000  # bytes
 COMMAND = (sys.executable, "-m", "onnxtool")
 _WORKER = "spawn_main"
 Files = dict[str, bytes]
-# A server that refuses and loses requests, in a process of its own; it prints its address, and one that does neither.
-SERVER = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from tests.encoding.store_server import KINDS, store_server
-with store_server(KINDS[0]) as store:
-    store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
-    print(store.address, store.behind, flush=True)
-    time.sleep(1e6)
-"""
 
 
 def write(folder: Path, kind: str, texts: list[str]) -> Path:
@@ -93,39 +83,37 @@ def remove(output: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
-def by_parts(count: int, scheduler: str) -> Callable[[tuple[str, ...]], None]:
-    """Return what encodes by so many parts, in a mixed order."""
-
-    def encode(arguments: tuple[str, ...]) -> None:
-        order = list(range(count))
-        random.Random(count).shuffle(order)  # noqa: S311  no secret
-        for part in order:
-            array = {
-                "slurm": {
-                    "SLURM_ARRAY_TASK_ID": str(part + 1),
-                    "SLURM_ARRAY_TASK_MIN": "1",
-                    "SLURM_ARRAY_TASK_COUNT": str(count),
-                },
-                "kubernetes": {"JOB_COMPLETION_INDEX": str(part), "JOB_COMPLETIONS": str(count)},
-            }.get(scheduler, {})
-            run("encode", "part", *arguments, "--part", scheduler or f"{part + 1}/{count}", environment=array)
-        run("encode", "merge", "--output", arguments[5])
-
-    return encode
+def by_parts(arguments: tuple[str, ...], count: int, scheduler: str = "") -> None:
+    """Encode by so many parts, in a mixed order."""
+    order = list(range(count))
+    random.Random(count).shuffle(order)  # noqa: S311  no secret
+    for part in order:
+        first = {"SLURM_ARRAY_TASK_MIN": "1", "SLURM_ARRAY_TASK_COUNT": str(count)}
+        array = {
+            "slurm": {"SLURM_ARRAY_TASK_ID": str(part + 1), **first},
+            "kubernetes": {"JOB_COMPLETION_INDEX": str(part), "JOB_COMPLETIONS": str(count)},
+        }.get(scheduler, {})
+        run("encode", "part", *arguments, "--part", scheduler or f"{part + 1}/{count}", environment=array)
+    run("encode", "merge", "--output", arguments[5])
 
 
-def by_processes(engine: str, count: int) -> Callable[[tuple[str, ...]], None]:
-    """Return what encodes by so many processes."""
-    return lambda arguments: run("encode", "run", *arguments, "--engine", engine, "--processes", str(count))
+def by_processes(arguments: tuple[str, ...], count: int, engine: str = "local") -> None:
+    """Encode by so many processes."""
+    run("encode", "run", *arguments, "--engine", engine, "--processes", str(count))
 
 
 def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) -> int:
     """Print a table of all ways to encode, and return how many differ from one run."""
-    ways = {f"{count} parts": by_parts(count, "") for count in (1, 2, 3, 7)}
-    ways |= {"array of Slurm, 3": by_parts(3, "slurm"), "job of Kubernetes, 3": by_parts(3, "kubernetes")}
-    ways |= {f"{count} processes": by_processes("local", count) for count in (1, 2, 3)}
+    ways: dict[str, Callable[[tuple[str, ...]], None]] = {
+        **{f"{count} parts": partial(by_parts, count=count) for count in (1, 2, 3, 7)},
+        "array of Slurm, 3": partial(by_parts, count=3, scheduler="slurm"),
+        "job of Kubernetes, 3": partial(by_parts, count=3, scheduler="kubernetes"),
+        **{f"{count} processes": partial(by_processes, count=count) for count in (1, 2, 3)},
+    }
     if has_ray:
-        ways |= {f"{count} processes of Ray": by_processes("ray", count) for count in (1, 2, 3, 4)}
+        ways |= {
+            f"{count} processes of Ray": partial(by_processes, count=count, engine="ray") for count in (1, 2, 3, 4)
+        }
     print(f"| as one run | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}", flush=True)
     expected = {}
     for kind in KINDS:
@@ -147,44 +135,13 @@ def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) ->
     return wrong
 
 
-@contextmanager
-def failing_store() -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Run the server, and give the variables by which it is found; then those by which nothing fails."""
-    sys.path.insert(0, str(ROOT))
-    from tests.encoding.store_server import KINDS
-
-    server = subprocess.Popen([sys.executable, "-c", SERVER, str(ROOT)], stdout=subprocess.PIPE, text=True)
-    assert server.stdout is not None  # noqa: S101  it is a pipe
+def descendants(word: str, process: int) -> list[int]:
+    """Return the descendants of a process with a word in their command."""
     try:
-        failing, sound = map(KINDS[0].environment, server.stdout.readline().split())
-        yield failing, sound
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
-
-
-def processes(word: str, session: int) -> list[int]:
-    """Return the processes with a word in their command that descend from a session, or run in it."""
-    found, parents = [], {}
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (place / "stat").read_text().rpartition(")")[2].split()
-            command = (place / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        parents[int(place.name)] = int(fields[1])
-        if word in command:
-            found.append(int(place.name))
-
-    def descends(number: int) -> bool:
-        while number > 1:
-            if number == session:
-                return True
-            number = parents.get(number, 0)
-        return False
-
-    return [number for number in found if descends(number)]
+        found = psutil.Process(process).children(recursive=True)
+        return [one.pid for one in found if word in " ".join(one.cmdline())]
+    except psutil.NoSuchProcess:  # one of them has ended meanwhile
+        return []
 
 
 def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine: str) -> dict[str, int]:
@@ -209,10 +166,10 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
             target = chance.choice(targets) if sum(counts[name] for name in targets) < kills else ""
             if target:
                 word = {"workers": _WORKER, "drivers": "encode", "nodes": "raylet/raylet"}[target]
-                while engine == "ray" and driver.poll() is None and not processes(_WORKER, driver.pid):
+                while engine == "ray" and driver.poll() is None and not descendants(_WORKER, driver.pid):
                     time.sleep(0.05)  # Ray takes some seconds to start
                 time.sleep(chance.uniform(0.5, 4.0) if engine == "local" else chance.uniform(0, 3.0))
-                found = [driver.pid] if target == "drivers" else processes(word, driver.pid)
+                found = [driver.pid] if target == "drivers" else descendants(word, driver.pid)
                 for number in found[:1]:
                     if driver.poll() is None:
                         os.kill(number, signal.SIGKILL)
@@ -245,20 +202,19 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
     """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
     chance = random.Random(1)  # noqa: S311  no secret
     counts = dict.fromkeys(_COLUMNS, 0)
-    with failing_store() as (variables, sound):
-        from tests.encoding.store_server import BUCKET, ObjectContents
+    sys.path.insert(0, str(ROOT))
+    from tests.encoding.store_server import STORES, store_server
 
-        os.environ.update(variables)
-        store = ObjectContents(f"s3://{BUCKET}", sound)
+    with store_server(STORES[0]) as store:
+        os.environ.update(store.kind.environment(store.address))
+        store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
         corpus = write(folder, "jsonl", texts)
-        run("infer", *what(model, corpus, f"s3://{BUCKET}/whole"), "--force")
-        expected = _without_names(store.objects("whole"), "whole")
+        run("infer", *what(model, corpus, f"{store.uri}/whole"), "--force")
+        expected = store.outcome("whole")
         while counts["workers"] < kills:
             counts["jobs"] += 1
-            for name in store.names():
-                if name.startswith("vectors"):
-                    store.delete(name)
-            part = ("encode", "part", *what(model, corpus, f"s3://{BUCKET}/vectors"))
+            store.contents.delete(*store.objects("vectors"))
+            part = ("encode", "part", *what(model, corpus, f"{store.uri}/vectors"))
             for _ in range(3):
                 both = [subprocess.Popen([*COMMAND, *part, "--quiet"], stdout=subprocess.DEVNULL) for _ in range(2)]
                 time.sleep(chance.uniform(0.5, 3.0))
@@ -267,13 +223,9 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
                     process.kill()
                     process.wait()
             run(*part)
-            run("encode", "merge", "--output", f"s3://{BUCKET}/vectors", "--read_back")
-            counts["wrong"] += _without_names(store.objects("vectors"), "vectors") != expected
+            run("encode", "merge", "--output", f"{store.uri}/vectors", "--read_back")
+            counts["wrong"] += store.outcome("vectors") != expected
     return counts
-
-
-def _without_names(found: Files, name: str) -> Files:
-    return {key.removeprefix(name): content for key, content in found.items()}
 
 
 def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, counts: Sequence[int]) -> None:
