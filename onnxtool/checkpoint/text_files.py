@@ -14,6 +14,7 @@ from onnxtool.reports import Json
 
 # File names of documents in test collections of BEIR, TREC and MS MARCO, with or without `.gz`.
 CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
+_COLUMNS = {"id", "_id", "docid", "pid", "qid", "title", "text", "contents", "passage", "query"}
 _BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
 
 
@@ -211,6 +212,8 @@ def parse_tabbed(line: str) -> TextInput:
     name, tab, contents = line.partition("\t")
     if not tab or not name.strip():
         raise LineError("has no id followed by a tab", "write `id<TAB>text`")
+    if _COLUMNS.issuperset(cell.strip().lower() for cell in line.split("\t")):
+        raise LineError("names columns, and is no text", "remove the line")
     return TextInput(contents.strip(), name.strip())
 
 

@@ -31,6 +31,7 @@ from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_f
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
 from onnxtool.model_file.wire import read_structure
 
+START_AGAIN = "pass another --output, or start again with --force, which infer and encode run have"
 _READ_BYTES = 1 << 20
 # Held while hidden files are created in a folder, and by code that ends a process without leaving any.
 appearing = threading.Lock()

@@ -176,6 +176,9 @@ def _kind(model: CorpusModel, options: VectorOptions, *, is_sparse: bool) -> str
     kind = options.output_format or ("jsonl" if is_sparse else "npy")
     if is_sparse and kind == "npy":
         raise InputError(f"the model gives term weights, which {kind} cannot store", "use jsonl or parquet")
+    for_terms = {"--weights": options.weights, "--keep_special": options.keep_special}
+    if not is_sparse and (given := [name for name, value in for_terms.items() if value]):
+        raise InputError(f"{' and '.join(given)} was passed, which is for term weights, but the model gives embeddings")
     if options.gzip and kind != "jsonl":
         raise InputError(f"gzip is for jsonl, but the output is {kind}", "leave out --gzip")
     return kind

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.files import Entry, on_this_machine, read_bytes, remove, staged, write
+from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove, staged, write
 from onnxtool.encoding.locations import AnyLocation, Uri
 from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.output import OutputFolder
@@ -128,7 +128,7 @@ def _merged(folder: OutputFolder, run: Run | None) -> Manifest | None:
     if manifest is not None and run is not None and manifest.identity != run.identity:
         raise OutputExistsError(
             f"{folder.path} belongs to another command than the records next to it",
-            "pass --force to start again, or another --output",
+            START_AGAIN,
         )
     return manifest
 
@@ -327,6 +327,8 @@ def _no_texts(run: Run, rejects: Sequence[Reject], folder: OutputFolder) -> Inpu
 
 def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, notes: tuple[str, ...] = ()) -> MergeReport:
     files = [file for shard in manifest.shards for file in shard.files]
+    if num_truncated := sum(shard.num_truncated for shard in manifest.shards):
+        notes = (*notes, f"{num_truncated} texts are longer than the model's limit, and were cut")
     return MergeReport(
         output=str(folder.path),
         manifest=str(folder.manifest_path),
@@ -335,6 +337,7 @@ def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, note
         num_texts=manifest.num_texts,
         num_passages=manifest.num_passages,
         num_tokens=sum(shard.num_tokens for shard in manifest.shards),
+        num_truncated=num_truncated,
         num_rejects=manifest.num_rejects,
         rejects_path=str(folder.rejects_path) if manifest.num_rejects else "",
         num_files=len(files),

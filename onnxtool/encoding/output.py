@@ -15,6 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from onnxtool.encoding.files import (
+    START_AGAIN,
     Entry,
     appearing,
     create,
@@ -149,7 +150,7 @@ class OutputFolder:
             if record.name not in found or found[record.name].size_bytes != record.size_bytes:
                 raise OutputExistsError(
                     f"{self.path / record.name} is missing, or its size has changed",
-                    "put it back, or pass --force to start again",
+                    f"put it back, or {START_AGAIN}",
                 )
 
     def remove_others(self, manifest: Manifest, found: Iterable[str] | None = None) -> int:
@@ -208,9 +209,7 @@ class OutputFolder:
         is_alone = isinstance(self.path, Path)
         num_removed = self.remove_others(manifest) if is_alone else 0
         if not create(self.manifest_path, manifest.to_json().encode()):
-            raise OutputExistsError(
-                f"another run has published {self.manifest_path} meanwhile", "pass another --output, or --force"
-            )
+            raise OutputExistsError(f"another run has published {self.manifest_path} meanwhile", START_AGAIN)
         if not is_alone:  # another run of the same command may need what it has just written until now
             num_removed = self.remove_others(manifest, found)
         return num_removed

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.encoding.files import Entry, create, entries, entry, read_bytes, remove, remove_folder, write
+from onnxtool.encoding.files import START_AGAIN, Entry, create, entries, entry, read_bytes, remove, remove_folder, write
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.manifest import (
     Identity,
@@ -270,7 +270,7 @@ def read_run(folder: OutputFolder) -> Run | None:
     except FileNotFoundError:
         return None
     except _FAULTS as error:
-        raise InputError(f"{path} cannot be read: {error}", "pass --force, or another --output") from error
+        raise InputError(f"{path} cannot be read: {error}", START_AGAIN) from error
 
 
 def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) -> Records | None:
@@ -312,5 +312,5 @@ def begin_run(folder: OutputFolder, identity: Identity, *, force: bool = False) 
 def _written_by_another(folder: OutputFolder, other: str) -> OutputExistsError:
     return OutputExistsError(
         f"{folder.path} was written by another command ({other})",
-        "pass --force to remove it and start again, or another --output",
+        START_AGAIN,
     )

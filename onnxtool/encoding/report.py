@@ -18,6 +18,7 @@ class MergeReport:
         num_texts: number of texts with a vector.
         num_passages: number of their passages, each with a vector, if texts are read as passages; otherwise 0.
         num_tokens: number of tokens read by the model, including special ones.
+        num_truncated: number of texts beyond the model's limit, which were cut.
         rejects_path: the file that lists the lines without a text; empty if there are none.
         size_bytes: total size of the files.
         num_removed: number of removed files, left by workers that were killed or made a shard twice.
@@ -33,6 +34,7 @@ class MergeReport:
     num_texts: int = 0
     num_passages: int = 0
     num_tokens: int = 0
+    num_truncated: int = 0
     num_rejects: int = 0
     rejects_path: str = ""
     num_files: int = 0
@@ -52,7 +54,6 @@ class CorpusReport(MergeReport):
         output_format: `jsonl`, `parquet` or `npy`.
         num_encoded: number of texts encoded by this run.
         padding_share: fraction of padding in the tokens read, from 0 to 1.
-        num_truncated: number of texts beyond the model's limit.
         rejects: number of lines without a text, by reason.
         files: the files in the folder.
         seconds: duration of this run, from the first text to the last file, without loading the model.
@@ -72,7 +73,6 @@ class CorpusReport(MergeReport):
     output_format: str
     num_encoded: int
     padding_share: float
-    num_truncated: int
     rejects: dict[str, int]
     files: tuple[str, ...]
     seconds: float

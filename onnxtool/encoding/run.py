@@ -117,16 +117,14 @@ def _corpus_report(
     if manifest is None:
         raise OutputExistsError(f"another run is replacing {folder.path}", "wait for it, or pass another --output")
     num_padding = sum(shard.num_padding for shard in manifest.shards)
-    num_truncated = sum(shard.num_truncated for shard in manifest.shards)
     return CorpusReport(
-        **{**vars(merged), "notes": tuple(job.notes(num_truncated))},
+        **{**vars(merged), "notes": tuple(job.notes(merged.num_truncated))},
         model=str(model_path),
         provider=session.provider,
         task=job.model.task,
         output_format=job.shard_format.kind,
         num_encoded=num_encoded,
         padding_share=num_padding / max(1, merged.num_tokens + num_padding),
-        num_truncated=num_truncated,
         rejects=dict(sorted(reasons_of(folder, manifest).items())),
         files=tuple(file.name for shard in manifest.shards for file in shard.files),
         seconds=seconds,

@@ -25,7 +25,7 @@ from onnxtool.checkpoint.text_files import (
     parse_object,
     parse_tabbed,
 )
-from onnxtool.encoding.files import Entry, entries, entry, open_file
+from onnxtool.encoding.files import START_AGAIN, Entry, entries, entry, open_file
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.encoding.parquet import read_rows, rows_before
 from onnxtool.errors import InputError
@@ -260,6 +260,12 @@ class SourceReader:
                     found = _document(source, number, self._lines_before, line)
                     if found is not None:
                         yield found
+                now = entry(source.path)
+                if now is None or now.size_bytes != source.size_bytes:
+                    raise InputError(
+                        f"{source.path} had {source.size_bytes} bytes, and has {now.size_bytes if now else 'none'} now",
+                        f"let nothing write into the collection while it is read, and {START_AGAIN}",
+                    )
             before += source.size_bytes
             self.read_bytes = (before if self._end is None else self._end) - self._begin
 

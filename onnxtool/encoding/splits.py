@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import NamedTuple
 
+from onnxtool.encoding.files import START_AGAIN
 from onnxtool.encoding.options import PartOptions
 from onnxtool.encoding.sources import DIGEST_BYTES, Document, Reject, Source, SourceReader
 from onnxtool.errors import InputError
@@ -224,7 +225,7 @@ def _require_same(shard: Iterable[Document], name: ShardName, digest: str) -> No
     if running.hexdigest() != digest:
         raise InputError(
             f"the input has changed: shard {name} was made from other texts",
-            "pass --force to encode all of it again, or another --output",
+            START_AGAIN,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -100,38 +101,49 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
 def _unknown(name: str, registry: Mapping[str, str], reason: str) -> InputError:
     from difflib import get_close_matches
 
-    close = get_close_matches(name.partition("@")[0].casefold(), registry, n=1)
-    meant = f"did you mean {registry[close[0]]}? " if close else ""
+    word = name.partition("@")[0].casefold()
+    close = get_close_matches(word, registry, n=1)
+    meant = f"did you mean {registry[close[0]]}? " if close and close[0] != word else ""
     return InputError(f"no measure {name[:60]!r}: {reason}", f"{meant}write e.g. nDCG@10, MRR@10, Recall@100, MAP, P@5")
 
 
 def display_name(measure: Any) -> str:
     """Return a measure's name in reports."""
-    name, at, cutoff = str(measure).partition("@")
-    return f"{_NAMES.get(name, name)}{at}{cutoff}"
+    return re.sub(r"^\w+", lambda name: _NAMES.get(name[0], name[0]), str(measure))
 
 
 def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[str, Mapping[str, float]]) -> PerQuery:
     """Return each measure for each judged query; a query without results counts as 0.
 
     Documents with equal scores are ordered as in trec_eval, the last id in sort order first, whichever library computes
-    a measure: otherwise the libraries for MRR@10 and nDCG@10 would order them differently.
+    a measure: otherwise the libraries for MRR@10 and nDCG@10 would order them differently. They get numbers as the ids
+    of queries, because gdeval, a script, knows no others and cuts `PLAIN-3` to `3`.
 
     Args:
         measures: measures from `parse_measures`.
         judgements: judgements of all counting queries.
         run: scores of documents.
+
+    Raises:
+        InputError: a library cannot compute a measure of these judgements.
     """
     library = require_library()
     names = {measure: name for name, measure in measures.items()}
     found: PerQuery = {name: {} for name in measures}
-    grades = {query: dict(documents) for query, documents in judgements.items()}
-    results = {query: _ranks(documents) for query, documents in run.items() if documents}
+    numbers = {query: str(number) for number, query in enumerate(judgements)}
+    grades = {numbers[query]: dict(documents) for query, documents in judgements.items()}
+    results = {numbers[query]: _ranks(run[query]) for query in judgements if run.get(query)}
     if not results:
         return {name: dict.fromkeys(judgements, 0.0) for name in measures}
-    for value in library.iter_calc(list(measures.values()), grades, results):
-        found[names[value.measure]][value.query_id] = float(value.value)
-    return {name: {query: values.get(query, 0.0) for query in judgements} for name, values in found.items()}
+    try:
+        for value in library.iter_calc(list(measures.values()), grades, results):
+            found[names[value.measure]][value.query_id] = float(value.value)
+    except CalledProcessError as error:
+        raise InputError(
+            f"the script of ir_measures for nDCG with exponential gains and ERR fails: {error}",
+            "it knows grades up to 4, and ids of documents without spaces; leave these measures out",
+        ) from error
+    return {name: {query: values.get(numbers[query], 0.0) for query in numbers} for name, values in found.items()}
 
 
 def _ranks(scores: Mapping[str, float]) -> dict[str, float]:

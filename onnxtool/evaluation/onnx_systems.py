@@ -15,7 +15,7 @@ from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.encoding.reading import Shard, by_document, read_shards
 from onnxtool.encoding.sources import find_sources
-from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
 from onnxtool.evaluation.collection import Collection
 from onnxtool.evaluation.options import (
     COSINE,
@@ -83,17 +83,20 @@ class OnnxVectors(VectorSystem):
             workers=options.workers,
             threads=options.threads,
             dimensions=options.dimensions,
-            keep_special=options.keep_special,
+            keep_special=options.keep_special and self.kind == SPARSE,
             output_format="parquet" if self.kind == SPARSE else "npy",
             contents=False,
             shard_size=SHARD_TEXTS,
         )
         folder = options.cache_folder / self._key(collection, corpus_options)
         try:
-            report = encode_corpus(self._path, collection.corpus, folder, corpus_options)
-        except OutputExistsError:  # of another version of something
-            again = replace(corpus_options, force=True)
-            report = encode_corpus(self._path, collection.corpus, folder, again)
+            try:
+                report = encode_corpus(self._path, collection.corpus, folder, corpus_options)
+            except OutputExistsError:  # of another version of something
+                again = replace(corpus_options, force=True)
+                report = encode_corpus(self._path, collection.corpus, folder, again)
+        except (OutputExistsError, OutputWriteError) as error:
+            raise type(error)(error.message, "pass another --cache, or wait for the run that writes there") from error
         rejects.update(report.rejects)
         if report.num_passages:
             self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"

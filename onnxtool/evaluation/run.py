@@ -27,7 +27,7 @@ from onnxtool.evaluation.measures import (
     parse_measures,
 )
 from onnxtool.evaluation.onnx_systems import open_model
-from onnxtool.evaluation.options import BM25, DEFAULT_MEASURES, RERANKER, EvaluateOptions
+from onnxtool.evaluation.options import BM25, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
@@ -80,6 +80,14 @@ def evaluate_model(
     options = options or EvaluateOptions()
     measures, gates, collection = check_evaluation(model_path, data, options)
     model = open_model(Path(model_path), options)
+    others = {
+        "--keep_special": options.keep_special and model.kind != SPARSE,
+        "--dimensions": options.dimensions is not None and model.kind == RERANKER,
+    }
+    if given := [name for name, is_ignored in others.items() if is_ignored]:
+        raise InputError(
+            f"{' and '.join(given)} was passed, which changes nothing: {model_path} is a model of the kind {model.kind}"
+        )
     base = None if options.against is None else _open_base(options.against, options, model.kind)
     found, seconds = _retrieve(model, collection)
     values = compute(measures, collection.judgements, found.run)
@@ -133,6 +141,9 @@ def check_evaluation(
         OnnxtoolError: as for `evaluate_model`.
     """
     measures = parse_measures(options.measures or DEFAULT_MEASURES)
+    for name, measure in measures.items():
+        if measure.params.get("cutoff", 0) > options.depth:
+            raise InputError(f"{name} is not known of the {options.depth} best documents", "pass a larger --depth")
     gates = _parse_gates(options, measures)
     if model_path is not None:  # before a dataset is fetched
         ModelFile.open(Path(model_path))

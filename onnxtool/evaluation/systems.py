@@ -154,6 +154,8 @@ class Reranking(System):
         pairs = [
             (query, document) for query, documents in found.run.items() for document in documents if document in texts
         ]
+        if others := len(wanted - texts.keys()):
+            self.note = f"{others} of the candidates are not among the documents, and are left out"
         if not pairs:
             raise InputError(
                 f"{options.candidates or BM25} has no document of {collection.corpus} for a query",

@@ -286,6 +286,7 @@ def test_models_and_formats_without_vectors_are_refused(
         (classifier, {}, "is for text-classification, and gives no vector"),
         (sparse_model(tmp_path / "s"), {"output_format": "npy"}, "gives term weights, which npy cannot store"),
         (dense_model(tmp_path / "d"), {"gzip": True}, "gzip is for jsonl"),
+        (dense_model(tmp_path / "d"), {"weights": "int", "keep_special": True}, "--weights and --keep_special was"),
     ):
         with pytest.raises(InputError, match=reason):
             _encode(model, corpus, **options)

@@ -208,9 +208,19 @@ def test_what_differs_from_the_first_part_is_an_error(
         options = replace(OPTIONS, split_bytes=1999)
     else:
         (tmp_path / "model" / "config_sentence_transformers.json").write_text('{"prompts": {}}')
-    with pytest.raises(OutputExistsError, match=r"was written by another command \(.*(another|:)"):
+    with pytest.raises(OutputExistsError, match=r"was written by another command \(.*(another|:)") as error:
         encode(tmp_path, model, corpus, options, splits="3")
+    assert "infer and encode run" in error.value.hint  # encode part has no --force
     assert contents_of(tmp_path / "vectors") == before
+
+
+def test_texts_that_were_cut_are_said_where_parts_are_merged(tmp_path: Path) -> None:
+    """As by a run in one process."""
+    model = dense_model(tmp_path, positions=8)
+    encode(tmp_path, model, write_corpus(tmp_path / "corpus.jsonl", ["a cat sat", "a b c d e f g h i j k"]))
+    report = merge_parts(tmp_path / "vectors")
+    assert report.num_truncated == 1
+    assert report.notes == ("1 texts are longer than the model's limit, and were cut",)
 
 
 def record_of(folder: Path, stem: str) -> Path:

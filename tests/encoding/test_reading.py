@@ -60,6 +60,24 @@ def test_a_line_without_a_text_is_rejected_by_its_number(tmp_path: Path, line: b
     assert rejects[0][1].startswith(reason)
 
 
+def test_names_of_columns_are_no_text(tmp_path: Path) -> None:
+    """The first line of a table that another tool wrote."""
+    path = tmp_path / "corpus.tsv"
+    path.write_text("_id\ttitle\ttext\nid\tabout a cat\n")
+    assert _read(path) == ([("id", "about a cat")], [(1, "names columns, and is no text")])
+
+
+def test_a_file_that_grows_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Its last line may be half a one."""
+    path = write_corpus(tmp_path / "corpus.jsonl", ["a cat", "a dog"])
+    lines = iter(SourceReader(find_sources(path)[0]))
+    next(lines)
+    with path.open("a") as file:
+        file.write('{"id": "d2"')
+    with pytest.raises(InputError, match=r"corpus\.jsonl had \d+ bytes, and has \d+ now"):
+        list(lines)
+
+
 def test_a_line_that_is_too_long_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the last one, which has no end."""
     monkeypatch.setattr("onnxtool.reading.MOST_LINE_BYTES", 20)

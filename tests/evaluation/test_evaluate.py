@@ -152,14 +152,15 @@ def test_a_reranker_orders_the_candidates(tmp_path: Path, data: Path) -> None:
     path = write_model(tmp_path, model_for("text-classification", values, "logits", pooled=True))
     candidates = tmp_path / "first.run"
     lines = [f"{query} Q0 d{number} 1 {number} me\n" for query in TEXTS.queries for number in range(5)]
-    candidates.write_text("".join(lines))
+    candidates.write_text("".join([*lines, f"{next(iter(TEXTS.queries))} Q0 other 1 9 me\n"]))
     run_path = tmp_path / "found.run"
     options = EvaluateOptions(candidates=candidates, num_candidates=4)
     report = evaluate_model(path, data, options, run_path=run_path)
     assert report.model.kind == "reranker"
-    for query, found in read_run(run_path).items():
-        pair = ids_of(TEXTS.queries[query])
-        logits = {f"d{n}": float(values[[*pair, *ids_of(TEXTS.documents[f"d{n}"])]].sum()) for n in (1, 2, 3, 4)}
+    assert "1 of the candidates are not among the documents, and are left out" in report.notes
+    for place, (query, found) in enumerate(read_run(run_path).items()):
+        pair, numbers = ids_of(TEXTS.queries[query]), (1, 2, 3, 4) if place else (2, 3, 4)
+        logits = {f"d{n}": float(values[[*pair, *ids_of(TEXTS.documents[f"d{n}"])]].sum()) for n in numbers}
         assert set(found) == set(logits)
         assert list(found.values()) == sorted(found.values(), reverse=True)
 
@@ -256,6 +257,9 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--overlap", "2"), 2, "no windows to share tokens"),
         (("--depth", "0"), 2, "0 is not in the range"),
         (("--dimensions", "6"), 1, "the vectors of this model have 6"),
+        (("--measure", "Recall@2000"), 1, "Recall@2000 is not known of the 1000 best documents"),
+        (("--keep_special",), 1, "--keep_special was passed, which changes nothing"),
+        (("--cache", "/dev/null/x"), 1, "pass another --cache"),
     ],
 )
 def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, ...], code: int, message: str) -> None:

@@ -45,10 +45,20 @@ def test_measures_equal_those_of_pytrec_eval(seed: int) -> None:
         assert found["MRR@10"][query] == pytest.approx(expected.get(query, {}).get("recip_rank", 0.0), abs=1e-6)
 
 
+def test_measures_of_a_script_have_any_ids_of_queries() -> None:
+    """It cuts ids at a hyphen, and refuses words; what it cannot compute is an error."""
+    measures = parse_measures(["nDCG(dcg='exp-log2')@10"])
+    run = {"PLAIN-3": {"a": 2.0, "b": 1.0}, "train": {"c": 1.0}}
+    found = compute(measures, {"PLAIN-3": {"b": 1}, "train": {"c": 2}}, run)
+    assert found == {"nDCG(dcg='exp-log2')@10": {"PLAIN-3": pytest.approx(np.log(2) / np.log(3), abs=1e-5), "train": 1}}
+    with pytest.raises(InputError, match="exponential gains"):
+        compute(measures, {"train": {"c": 9}}, run)
+
+
 def test_names_of_measures_are_read_in_any_case() -> None:
     """And printed in one spelling."""
-    assert list(parse_measures(["ndcg@10", "mrr@10", "rr@5", "RECALL@100", "map", "p(rel=2)@5"])) == [
-        *("nDCG@10", "MRR@10", "MRR@5", "Recall@100", "MAP", "P(rel=2)@5"),
+    assert list(parse_measures(["ndcg@10", "mrr@10", "rr@5", "RECALL@100", "map", "p(rel=2)@5", "mrr(rel=2)@9"])) == [
+        *("nDCG@10", "MRR@10", "MRR@5", "Recall@100", "MAP", "P(rel=2)@5", "MRR(rel=2)@9"),
     ]
 
 
