@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.errors import InputError, OptionError
+from onnxtool.export.options import AllowPickle, Revision, TrustRemoteCode
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, Option, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
@@ -30,6 +31,7 @@ class VerifyOptions(ProviderOptions):
         input_shapes: shapes of generated inputs, as NAME:1,128.
         revision: revision of a checkpoint on the hub.
         trust_remote_code: whether code in the checkpoint may run.
+        allow_pickle: whether the checkpoint's weights may be read from a pickle.
         provider: where two files run. On another provider than these, only the first one does, and the reference runs
             on the CPU.
         precision: the precision that sets the tolerance; `atol`, `rtol` and `min_cosine` override its parts.
@@ -37,8 +39,9 @@ class VerifyOptions(ProviderOptions):
 
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
-    revision: Annotated[str | None, Option("Branch, tag or commit of a checkpoint on the hub.")] = None
-    trust_remote_code: Annotated[bool, Option("Let code in the checkpoint run.")] = False
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    allow_pickle: AllowPickle = False
     provider: Annotated[
         str,
         Option(
@@ -72,6 +75,7 @@ class VerifyOptions(ProviderOptions):
 
 
 _DEFAULTS = VerifyOptions()
+_OF_CHECKPOINTS = ("revision", "trust_remote_code", "allow_pickle")
 
 
 @checked
@@ -101,6 +105,9 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
     # A missing file is a mistake, not a hub id.
     if not Path(reference).is_file() and Path(reference).suffix != ".onnx":
         return _compare_with_checkpoint(file, os.fspath(reference), options)
+    for name in _OF_CHECKPOINTS:
+        if getattr(options, name) != getattr(_DEFAULTS, name):
+            raise OptionError(f"--{name} is for a checkpoint, and {reference} is an ONNX file", "leave it out")
     source = ModelFile.open(reference)
     _require_same_signature(file, source)
     from onnxtool.checkpoint.quantized_vectors import VectorType
@@ -144,8 +151,7 @@ def _compare_with_checkpoint(file: ModelFile, reference: str, options: VerifyOpt
     tolerance = options.tolerance
     asked = ExportOptions(
         reference,
-        revision=options.revision,
-        trust_remote_code=options.trust_remote_code,
+        **{name: getattr(options, name) for name in _OF_CHECKPOINTS},
         atol=tolerance.atol,
         rtol=tolerance.rtol,
         min_cosine=tolerance.cosine,

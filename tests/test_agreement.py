@@ -10,13 +10,15 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+import torch
 from onnx import numpy_helper
+from safetensors.torch import load_file
 
 from onnxtool import ExportOptions, OptimizeOptions, VerifyOptions, export_model, optimize_model, verify
-from onnxtool.errors import ExportError, InputError, ModelFileError, OptionError
+from onnxtool.errors import CheckpointError, ExportError, InputError, ModelFileError, OptionError
 from onnxtool.export.agreement import compare_with_checkpoint
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import stamp
+from onnxtool.model_file.metadata import MAX_LENGTH_KEY, stamp
 from onnxtool.runtime.comparison import Case
 from tests.cli.entry_point import run_onnxtool
 from tests.workshop import Workshop
@@ -93,6 +95,37 @@ def test_samples_run_in_pytorch_too(exported: Path, damaged: Path, workshop: Wor
     assert not verify(damaged, workshop.checkpoint("tiny-encoder"), options).passed
 
 
+def test_an_int8_file_is_compared_with_its_checkpoint(exported: Path, workshop: Workshop, tmp_path: Path) -> None:
+    """PyTorch runs the weights that were quantized: no checkpoint has int8's."""
+    output = tmp_path / "int8.onnx"
+    optimize_model(OptimizeOptions(exported, output=output, precision="int8", max_error=0.5, timing=False))
+    checkpoint = workshop.checkpoint("tiny-encoder")
+    assert verify(output, checkpoint, VerifyOptions(precision="int8")).passed
+    assert not verify(output, checkpoint).passed
+
+
+def test_another_checkpoint_is_told_by_what_the_file_states(exported: Path, workshop: Workshop, tmp_path: Path) -> None:
+    """No option is blamed that only the file's stamps set."""
+    path = Path(shutil.copy(exported, tmp_path))
+    onnx_model = onnx.load(path)
+    next(one for one in onnx_model.metadata_props if one.key == MAX_LENGTH_KEY).value = "100000"
+    onnx.save(onnx_model, path)
+    with pytest.raises(ExportError, match="states .*max_length 100000, which .*tiny-encoder does not give") as caught:
+        verify(path, workshop.checkpoint("tiny-encoder"))
+    assert caught.value.hint == "compare it with the checkpoint that it was made from"
+
+
+def test_a_checkpoint_in_a_pickle_is_read_if_allowed(exported: Path, workshop: Workshop, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "pickle"
+    shutil.copytree(workshop.checkpoint("tiny-encoder"), checkpoint)
+    weights = checkpoint / "model.safetensors"
+    torch.save(load_file(weights), checkpoint / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(CheckpointError, match="has its weights in a pickle"):
+        verify(exported, checkpoint)
+    assert verify(exported, checkpoint, VerifyOptions(allow_pickle=True)).passed
+
+
 def test_a_decoder_is_compared_token_by_token(workshop: Workshop, tmp_path: Path) -> None:
     """One of other weights is told apart, and samples of a step are refused."""
     model, checkpoint = tmp_path / "decoder.onnx", workshop.checkpoint("tiny-decoder")
@@ -118,6 +151,8 @@ def test_files_of_other_inputs_are_refused(exported: Path, workshop: Workshop) -
         verify(workshop.exported("tiny-classifier"), exported)
     with pytest.raises(ModelFileError, match="no such model file"):
         verify(exported, exported.with_name("typo.onnx"))
+    with pytest.raises(OptionError, match="--revision is for a checkpoint, and .*tiny-encoder.onnx is an ONNX file"):
+        verify(exported, exported, VerifyOptions(revision="main"))
     with pytest.raises(OptionError, match="not the shape of an input"):
         VerifyOptions(input_shapes="input_ids")
 

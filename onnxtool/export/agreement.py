@@ -11,7 +11,7 @@ from typing import Any
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import ExportError, ModelFileError, VerificationError
-from onnxtool.export.options import ExportOptions
+from onnxtool.export.options import DTYPES, ExportOptions
 from onnxtool.export.preparation import Job, Request, prepare
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.tracing import ExportStrategy
@@ -44,9 +44,16 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
         ExportError: samples were passed for a generative model, or PyTorch cannot run them.
         ModelFileError: the stamps cannot be read.
     """
+    stamped = _stamped(file)
     with TemporaryDirectory() as folder:  # nothing is written, but an export requires an output
-        stamped = {**_stamped(file), "output": Path(folder, "model.onnx")}
-        job = prepare(Request.of(replace(options, **stamped)))
+        try:
+            job = prepare(Request.of(replace(options, output=Path(folder, "model.onnx"), **stamped)))
+        except ExportError as error:  # its hint is about options that the file states, not the user
+            stated = ", ".join(f"{name} {value}" for name, value in stamped.items())
+            raise ExportError(
+                f"{file.path} states {stated}, which {options.model_name} does not give: {error.message}",
+                "compare it with the checkpoint that it was made from",
+            ) from error
     job = _with_storage(job, file)
     strategy = _strategy_of(job, file)
     if samples:
@@ -59,6 +66,8 @@ def _stamped(file: ModelFile) -> dict[str, Any]:
     """Return the export options stated in a file."""
     keys = {"task": TASK_KEY, "head": HEAD_KEY, "dtype": DTYPE_KEY, "route": ROUTE_KEY}
     found: dict[str, Any] = {name: file.metadata[key] for name, key in keys.items() if key in file.metadata}
+    if found.get("dtype") not in DTYPES:  # int8 and int4, of `optimize`: PyTorch computes what was quantized
+        found.pop("dtype", None)
     longest = file.metadata_number(MAX_LENGTH_KEY)
     found |= {} if longest is None else {"max_length": longest}
     try:
