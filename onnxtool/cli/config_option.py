@@ -142,7 +142,7 @@ def all_configured(commands: Iterable[tuple[str, click.Command]]) -> tuple[list[
         try:
             found += _resolve(click.Context(command, info_name=name), name, None).values()
         except click.UsageError as error:
-            problems[error.message] = None
+            problems[error.message.replace("\n", ": ")] = None
     return found, list(problems)
 
 
@@ -151,7 +151,12 @@ def _configure(context: click.Context, _parameter: click.Parameter, file: Path |
         return
     outer = context.parent
     name = context.info_name if outer is None or outer.parent is None else f"{outer.info_name}_{context.info_name}"
-    found = _resolve(context, name, file)
+    try:
+        found = _resolve(context, name, file)
+    except click.UsageError:
+        if name != "env" or file is not None:
+            raise
+        found = {}  # `onnxtool env` lists what is wrong with a configuration
     context.default_map = {one.option if one.option != "format" else "format_name": one.value for one in found.values()}
     context.meta[__name__] = found
 

@@ -15,6 +15,7 @@ from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.options import (
     FORMATS,
+    STDOUT,
     LocationType,
     PathType,
     Result,
@@ -37,7 +38,6 @@ from onnxtool.model_file import ModelFile
 from onnxtool.reports import WritePlan, planned_files
 from onnxtool.runtime.providers import ProviderOptions
 
-_STDOUT = Path("-")
 # Parameters by purpose.
 _ALWAYS = frozenset({"model_path", "provider", "threads"}) | option_names(ProviderOptions)
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
@@ -118,7 +118,7 @@ def command(
     texts ranked for a query, entities, the answer to a question, or tokens for a mask. Decoders with a cache generate
     text with --max_new_tokens, and list candidates for the next token without it; encoder-decoders always generate.
     """
-    destination = None if output == _STDOUT else output
+    destination = None if output == STDOUT else output
     if format_name == "csv" and not benchmark:
         raise click.UsageError("--format csv is for --benchmark; json has all of an answer")
     if format_name == LINES and (benchmark or stream):

@@ -26,6 +26,7 @@ from onnxtool.options import Option, check
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 FORMATS = ("text", "markdown", "json")
+STDOUT = Path("-")
 _LAST = ("output", "force")  # in the help
 _MISSING = object()
 
@@ -286,9 +287,18 @@ _SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
 
 
 def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> str:
-    """Return the format for the suffix of `output`, unless --format was given."""
+    """Return the format for the suffix of `output`, unless --format was given.
+
+    Raises:
+        UsageError: the suffix is of a format that the command does not write.
+    """
     by_suffix = "" if output is None or is_given("format_name") else _SUFFIXES.get(output.suffix.lower(), "")
-    return by_suffix if by_suffix in formats else format_name
+    if by_suffix and by_suffix not in formats:
+        raise click.UsageError(
+            f"--output {output} is named as {by_suffix}, and this result is written as {', '.join(formats)}\n"
+            "choose another suffix, or the format by --format"
+        )
+    return by_suffix or format_name
 
 
 def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable[[Command], Command]:
@@ -299,13 +309,14 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
         def with_result(
             *arguments: Any, output: Path | None, force: bool, format_name: str, quiet: bool, **others: Any
         ) -> Any:
-            chosen = format_of(output, format_name, formats)
-            return command(*arguments, result=Result(output, force, chosen, quiet), **others)
+            destination = None if output == STDOUT else output
+            chosen = format_of(destination, format_name, formats)
+            return command(*arguments, result=Result(destination, force, chosen, quiet), **others)
 
         output_option = click.option(
             "--output",
             type=PathType(),
-            help="Write the result to this file instead of stdout, in the format of its suffix.",
+            help="Write the result to this file instead of stdout (-), in the format of its suffix.",
         )
         force_option = click.option("--force", is_flag=True, help="Replace an existing output.")
         return output_option(force_option(format_options(formats, more)(with_result)))  # type: ignore[return-value]

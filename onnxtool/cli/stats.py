@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.config_option import configured
-from onnxtool.cli.options import FORMATS, PathType, Result, derived_options, result_options
+from onnxtool.cli.options import FORMATS, PathType, Result, derived_options, refuse, result_options
 from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
 from onnxtool.cli.streams import printable
@@ -41,6 +41,7 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
     gates = _parse_gates(asked.fail_if, has_base=base is not None)
     shape = _shape(asked)
     if base is None:
+        refuse({"weights"}, "there is no BASE to compare weights with;")
         report: Stats | Difference = describe_model(model, shape)
     else:
         report = compare_models(model, base, weights=asked.weights, shape=shape)

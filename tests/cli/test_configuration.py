@@ -223,3 +223,6 @@ def test_env_shows_what_is_configured_and_what_is_wrong(folder: Path) -> None:
     ]
     assert any("opsett is not an option of onnxtool export. Did you mean 'opset'?" in one for one in report["problems"])
     assert report["precedence"][0] == "the command line"
+    (folder / ".onnxtool.toml").write_text("[stats\n")
+    (problem,) = {one for one in json_of(run_onnxtool(folder, "env", "--format", "json"))["problems"] if "TOML" in one}
+    assert problem.endswith(": correct the file")

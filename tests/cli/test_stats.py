@@ -245,6 +245,8 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
         ([], 2, "Missing argument 'MODEL'"),
         (["model.onnx", "base.onnx", "third.onnx"], 2, "unexpected extra argument"),
         (["model.onnx", "--format", "xml"], 2, "'xml' is not one of"),
+        (["model.onnx", "--weights"], 2, "there is no BASE to compare weights with; leave out --weights"),
+        (["model.onnx", "--output", "report.csv"], 2, "report.csv is named as csv, and this result is written as text"),
     ],
 )
 def test_errors_have_a_hint_and_leave_stdout_empty(folder: Path, arguments: list[str], code: int, message: str) -> None:
@@ -268,6 +270,7 @@ def test_a_report_is_written_to_a_file(folder: Path) -> None:
     result = run_onnxtool(folder, "stats", "base.onnx", *arguments[1:], "--force", "--fail_if", "num_nodes>4")
     assert result.returncode == 1
     assert json.loads((folder / "report.json").read_text())["num_nodes"] == 5
+    assert json.loads(run_onnxtool(folder, "stats", *arguments[:-1], "-").stdout)["num_nodes"] == 3
     assert sorted(file.name for file in folder.iterdir()) == ["base.onnx", "model.onnx", "report.json"]
 
 
