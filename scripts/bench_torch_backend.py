@@ -13,23 +13,24 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from harness.machine import describe_machine
-from harness.workers import Worker, median_step_ms, serve_steps, take_turns, thread_variables
+from harness.workers import Worker, serve_steps, take_turns
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from onnxtool.runtime.timing import interval_of_median
+
 os.environ["HF_HUB_OFFLINE"] = "1"
-RESAMPLES = 2000
 WAYS = ("eager", "onnxtool", "fast-dropout", "inductor-chains", "inductor", "products")
 OPTIONS: dict[str, dict[str, Any]] = {
     "onnxtool": {},
@@ -79,16 +80,11 @@ def language_model(name: str, vocabulary: int, *, trains: bool) -> Case:
     )
 
 
-def convolution_training(_vocabulary: int = 0) -> Case:
-    """Return a small net for images with its loss."""
-    return Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True)
-
-
 CASES: dict[str, Callable[..., Case]] = {
     "bert-training": partial(language_model, "BertForMaskedLM", trains=True),
     "llama-training": partial(language_model, "LlamaForCausalLM", trains=True),
     "llama-inference": partial(language_model, "LlamaForCausalLM", trains=False),
-    "convolution-training": convolution_training,
+    "convolution-training": lambda _: Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True),
 }
 
 
@@ -191,21 +187,6 @@ def make_step(case: Case, way: str) -> Step:
 
 def main() -> None:
     """Print the table of each case, or serve one way to the process that prints it."""
-    arguments = _parse()
-    if arguments.serve:
-        case, way = arguments.serve
-        _serve(case, way, arguments.threads, arguments.vocabulary)
-        return
-    print(f"{describe_machine(arguments.threads)}; {arguments.blocks} blocks of {arguments.steps} steps, ", end="")
-    print(f"{arguments.vocabulary} words\n")
-    print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
-    print("|---|---|---|---|---|---|---|")
-    for case in arguments.cases:
-        _measure(case, arguments)
-    print(f"\nat the end: {describe_machine(arguments.threads)}")
-
-
-def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=10, help="Turns of each process.")
     parser.add_argument("--steps", type=int, default=10, help="Counted steps of a block.")
@@ -214,53 +195,46 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS), help="The first is the measure.")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    threads, vocabulary = arguments.threads, arguments.vocabulary
+    if arguments.serve:
+        name, way = arguments.serve
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        case = CASES[name](vocabulary)
+        serve_steps(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
+        return
+    print(f"{describe_machine(threads)}; {arguments.blocks} blocks of {arguments.steps} steps, {vocabulary} words\n")
+    print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
+    print("|---|---|---|---|---|---|---|")
+    shared = [sys.executable, __file__, "--threads", str(threads), "--vocabulary", str(vocabulary), "--serve"]
+    variables = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    for name in arguments.cases:
+        starts = [partial(Worker.start, way, [*shared, name, way], environment=variables) for way in arguments.ways]
+        workers = take_turns(starts, arguments.blocks, arguments.steps)
+        for worker in workers:
+            wall, processor = (statistics.median(itertools.chain(*_times(worker, column))) for column in (0, 1))
+            ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
+            speed = f"{worker.greeting / wall / 1e6:.0f}" if worker.greeting else ""
+            cells = (name, worker.name, f"{wall:.1f}", ratios[0], f"{processor:.1f}", ratios[1], speed)
+            print(f"| {' | '.join(cells)} |", flush=True)
+    print(f"\nat the end: {describe_machine(threads)}")
 
 
-def _measure(case: str, arguments: argparse.Namespace) -> None:
-    threads = arguments.threads
-    shared = ("--threads", str(threads), "--vocabulary", str(arguments.vocabulary))
-    starts = [
-        partial(
-            Worker.start,
-            way,
-            [sys.executable, __file__, *shared, "--serve", case, way],
-            environment=thread_variables(threads),
-        )
-        for way in arguments.ways
-    ]
-    workers = take_turns(starts, arguments.blocks, arguments.steps)
-    for worker in workers:
-        wall, processor = median_step_ms(worker)
-        ratios = [_ratio(worker, workers[0], column) if worker is not workers[0] else "1" for column in (0, 1)]
-        speed = f"{worker.greeting / wall / 1e6:.0f}" if worker.greeting else ""
-        print(
-            f"| {case} | {worker.name} | {wall:.1f} | {ratios[0]} | {processor:.1f} | {ratios[1]} | {speed} |",
-            flush=True,
-        )
-
-
-def _serve(case_name: str, way: str, threads: int, vocabulary: int) -> None:
-    torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    case = CASES[case_name](vocabulary)
-    serve_steps(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
+def _times(worker: Worker, column: int) -> list[list[float]]:
+    """Return the wall (0) or processor (1) milliseconds of the steps of each block."""
+    return [[step[column] for step in block] for block in worker.answers]
 
 
 def _ratio(worker: Worker, measure: Worker, column: int) -> str:
-    """Return the ratio of two medians, and the interval of 95 % of those of blocks drawn anew.
+    """Return the median of the ratios of blocks of one turn, and its 95 % interval.
 
-    Steps of a block resemble each other, so whole blocks are drawn (Künsch 1989); blocks of one turn stay together,
-    because the machine was as busy for the one as for the other.
+    Steps of a block resemble each other, and the machine was as busy for the one block of a turn as for the other.
     """
-    ours, theirs = (np.stack([np.array(block)[:, column] for block in one.answers]) for one in (worker, measure))
-    draw = np.random.default_rng(0)
-    turns = draw.integers(0, len(ours), (RESAMPLES, len(ours)))
-    ratios = np.median(ours[turns].reshape(RESAMPLES, -1), axis=1) / np.median(
-        theirs[turns].reshape(RESAMPLES, -1), axis=1
-    )
-    low, high = np.quantile(ratios, (0.025, 0.975))
-    return f"{np.median(ours) / np.median(theirs):.2f} [{low:.2f}, {high:.2f}]"
+    both = zip(_times(worker, column), _times(measure, column), strict=True)
+    ratios = [statistics.median(ours) / statistics.median(theirs) for ours, theirs in both]
+    low, high = interval_of_median(ratios)
+    return f"{statistics.median(ratios):.2f} [{low:.2f}, {high:.2f}]"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ the gradients alone and of the optimizer alone, the ratio to each peer, and the 
 take. Each tool runs in a process of its own with one thread; the processes take turns, a few steps each. The time is
 that of the processor: with one thread it is the wall time of a machine that does nothing else. Dropout is off
 everywhere, and all labels count. "recompute" are artifacts that compute activations again for the gradients. The row of
-products is the roof: the products of matrices of a step and nothing else, in PyTorch, into memory that is there.
+products is the roof: the products of matrices of a step and nothing else, as bench_torch_backend.py has them.
 onnxruntime-training 1.19.2 is run with `--reference DIR`, a virtual environment that has it.
 """
 
@@ -15,14 +15,14 @@ import argparse
 import statistics
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.machine import describe_machine
 from harness.processes import run
-from harness.workers import Worker
-
-ROOT = Path(__file__).resolve().parent.parent
+from harness.workers import Worker, take_turns
+from make_models import trained_model
 
 # Letters: B batch, S sequence, V vocabulary.
 SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -54,8 +54,8 @@ def answer(steps):
         loss = gradients()
         middle = time.process_time()
         update()
-        made.append([middle - start, time.process_time() - middle, float(loss)])
-    return [made, memory("VmHWM") - before]
+        made.append([middle - start, time.process_time() - middle, float(loss), memory("VmHWM") - before])
+    return made
 serve(answer)
 """
 
@@ -90,36 +90,23 @@ def setup():
     module = Module(art + "training_model.onnx", state, session_options=options)
     optimizer = Optimizer(art + "optimizer_model.onnx", module)
     optimizer.set_learning_rate(1e-4)
-    feeds = [ids, np.ones_like(ids), labels.reshape(-1) if is_reference else labels]
+    known = {{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}}
+    answer = labels.reshape(-1) if is_reference else labels
+    feeds = [known.get(name, answer) for name in module.input_names()]
     def gradients():
         module.lazy_reset_grad()
         return module(*feeds)
     return gradients, optimizer.step
 """
 
-# Forward y = x w^T, and backward dy w and dy^T x; of attention the two products, and two for each of them.
 _PRODUCTS = """
 import torch
+from bench_torch_backend import count_flops, language_model, products_step
 torch.set_num_threads(1)
 def setup():
-    width, layers, heads, wide = sizes.values()
-    rows, size = batch * sequence, width // heads
-    linear = layers * [(width, width)] * 4 + layers * [(width, wide), (wide, width)]
-    linear += [(width, width), (width, vocabulary)]
-    operands = []
-    for inside, outside in linear:
-        x, w, y = torch.rand(rows, inside), torch.rand(outside, inside), torch.rand(rows, outside)
-        operands += [(x, w.t(), torch.empty_like(y)), (y, w, torch.empty_like(x)), (y.t(), x, torch.empty_like(w))]
-    for _ in range(layers):
-        q, k = (torch.rand(batch * heads, sequence, size) for _ in range(2))
-        p = torch.rand(batch * heads, sequence, sequence)
-        operands += 2 * [(q, k.transpose(1, 2), torch.empty_like(p))]
-        operands += 2 * [(p, k, torch.empty_like(q)), (p.transpose(1, 2), q, torch.empty_like(k))]
-    def gradients():
-        for left, right, result in operands:
-            torch.matmul(left, right, out=result)
-        return sum(2 * left.numel() * right.shape[-1] for left, right, _ in operands) / 1e9
-    return gradients, lambda: None
+    case = language_model("BertForMaskedLM", vocabulary, trains=True)
+    step, gflop = products_step(case), count_flops(case) / 1e9
+    return lambda: step() or gflop, lambda: None
 """
 
 _REFERENCE_ARTIFACTS = """
@@ -142,8 +129,8 @@ def start(name: str, python: Path, setup: str, folder: Path) -> Worker:
 
 
 def steps_of(worker: Worker) -> list[list[float]]:
-    """Return processor seconds of the gradients and of the optimizer, and the loss, of each step."""
-    return [step for steps, _ in worker.answers for step in steps]
+    """Return processor seconds of the gradients and of the optimizer, the loss and the peak memory, of each step."""
+    return [step for block in worker.answers for step in block]
 
 
 def median_ms(worker: Worker, part: int | None = None) -> float:
@@ -166,55 +153,30 @@ def make_model(folder: Path) -> Any:
     )
     model = transformers.BertForMaskedLM(config)
     model.save_pretrained(folder / "model")
+    words = (trained_model() / "vocab.txt").read_text("utf-8").splitlines()[:VOCABULARY]
+    (folder / "model" / "vocab.txt").write_text("\n".join(words), "utf-8")
     return model
 
 
-def make_artifacts(folder: Path, name: str, *, recompute: bool = False) -> None:
-    """Make onnxtool's artifacts of the same model in a folder of this name."""
-    import onnx
-
-    from onnxtool.training import artifacts, onnxblock
-
-    path = folder / "forward.onnx"
-    names = [tensor.name for tensor in onnx.load(path, load_external_data=False).graph.initializer]
-    artifacts.generate_artifacts(
-        path,
-        requires_grad=[name for name in names if name.endswith(("weight", "bias"))],
-        loss=onnxblock.loss.CrossEntropyLoss(axis=-1),
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=folder / name,
-        recompute=recompute,
-    )
-
-
-def export(model: Any, folder: Path, *, reference: bool) -> None:
-    """Export the forward model as each tool wants it."""
+def export_for_reference(model: Any, folder: Path) -> None:
+    """Export the forward model as onnxruntime-training wants it: LayerNormalization of opset 17 crashes it."""
     import torch
 
     class Logits(torch.nn.Module):  # type: ignore[misc]  # torch is not followed by mypy
-        def __init__(self, *, flat: bool) -> None:
+        def __init__(self) -> None:
             super().__init__()
             self.model = model
-            self.flat = flat
 
         def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            logits = self.model(input_ids=input_ids, attention_mask=attention_mask).logits
-            return logits.flatten(0, 1) if self.flat else logits
+            return self.model(input_ids=input_ids, attention_mask=attention_mask).logits.flatten(0, 1)
 
     ids = torch.zeros((BATCH, SEQUENCE), dtype=torch.int64)
-    arguments = (ids, torch.ones_like(ids))
-    names = {"input_names": ["input_ids", "attention_mask"], "output_names": ["logits"]}
-    model.config._attn_implementation = "eager"  # noqa: SLF001  the same graph for both exporters
+    model.config._attn_implementation = "eager"  # noqa: SLF001
     torch.onnx.export(
-        Logits(flat=False).train(), arguments, str(folder / "forward.onnx"), dynamo=True, optimize=False,
-        opset_version=20, external_data=False, verbose=False, **names,
+        Logits().train(), (ids, torch.ones_like(ids)), str(folder / "flat.onnx"), dynamo=False, opset_version=15,
+        do_constant_folding=False, training=torch.onnx.TrainingMode.TRAINING,
+        input_names=["input_ids", "attention_mask"], output_names=["logits"],
     )  # fmt: skip
-    if reference:
-        # LayerNormalization of opset 17 crashes the reference.
-        torch.onnx.export(
-            Logits(flat=True).train(), arguments, str(folder / "flat.onnx"), dynamo=False, opset_version=15,
-            do_constant_folding=False, training=torch.onnx.TrainingMode.TRAINING, **names,
-        )  # fmt: skip
 
 
 def main() -> int:
@@ -222,29 +184,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, help="a virtual environment with onnxruntime-training 1.19.2")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=3, help="of each tool in a round")
+    parser.add_argument("--steps", type=int, default=3, help="counted ones of each tool in a round")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        export(make_model(folder), folder, reference=options.reference is not None)
-        make_artifacts(folder, "onnxtool")
-        make_artifacts(folder, "recompute", recompute=True)
+        model = make_model(folder)
+        for name, words in (("onnxtool", ()), ("recompute", ("--recompute",))):
+            command = ("artifacts", "--model_name", str(folder / "model"), "--output", str(folder / name), *words)
+            run(sys.executable, "-m", "onnxtool", *command, "--quiet")
         python = Path(sys.executable)
         ours, again = (_ARTIFACTS.format(package="onnxtool.training", name=name) for name in ("onnxtool", "recompute"))
         workers = [("onnxtool", python, ours), ("onnxtool, recompute", python, again), (EAGER, python, _TORCH)]
         if options.reference is not None:
+            export_for_reference(model, folder)
             reference = options.reference / "bin" / "python"
             run(str(reference), "-c", _REFERENCE_ARTIFACTS, str(folder))
             theirs = _ARTIFACTS.format(package="onnxruntime.training", name="reference")
             workers.append(("onnxruntime-training 1.19.2", reference, theirs))
         workers.append((PRODUCTS, python, _PRODUCTS))
-        started = [start(name, path, setup, folder) for name, path, setup in workers]
-        for round_number in range(options.rounds + 1):
-            for worker in started:
-                worker.ask(options.steps, keep=round_number > 0)
-        report(started)
-        for worker in started:
-            worker.stop()
+        starts = [partial(start, name, path, setup, folder) for name, path, setup in workers]
+        report(take_turns(starts, options.rounds, options.steps))
     return 0
 
 
@@ -258,7 +217,7 @@ def report(workers: list[Worker]) -> None:
         cells = [f"{median_ms(worker):.1f}", f"{median_ms(worker, 0):.1f}", f"{median_ms(worker, 1):.1f}"]
         cells.append(f"{median_ms(first) / median_ms(worker):.2f}")
         # Peak of memory, above what the libraries take.
-        cells += [f"{worker.answers[-1][1] / 1e6:.0f}", f"{steps_of(worker)[-1][2]:.4f}"]
+        cells += [f"{steps_of(worker)[-1][3] / 1e6:.0f}", f"{steps_of(worker)[-1][2]:.4f}"]
         shown = cells if worker is not products else [*cells[:2], "", cells[3], "", ""]
         print(f"| {worker.name} | {' | '.join(shown)} |")
     gflop, eager = steps_of(products)[-1][2], next(worker for worker in workers if worker.name == EAGER)

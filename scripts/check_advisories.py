@@ -128,27 +128,18 @@ def _events(one: dict[str, Any]) -> list[tuple[Version, str]]:
     events = []
     for event in _as(list, one.get("events"), "events"):
         for kind, text in _as(dict, event, "an event").items():
-            if kind not in {*_ORDER, "limit"}:
+            if kind not in _ORDER:
                 raise ValueError(f"an event is called {_line(kind)}")
-            if kind == "limit" and text == "*":
-                continue
             events.append((_LOWEST if text == "0" else Version(_as(str, text, "a version")), kind))
     if "introduced" not in {kind for _, kind in events}:
         raise ValueError("a range begins nowhere")
-    return sorted(events, key=lambda event: (event[0], ("limit", *_ORDER).index(event[1])))
+    return sorted(events, key=lambda event: (event[0], _ORDER.index(event[1])))
 
 
 def _is_inside(version: Version, events: list[tuple[Version, str]]) -> bool:
-    limits = [at for at, kind in events if kind == "limit"]
-    if limits and version >= max(limits):
-        return False
-    inside = False
-    for at, kind in events:
-        if kind == "introduced" and version >= at:
-            inside = True
-        elif (kind == "fixed" and version >= at) or (kind == "last_affected" and version > at):
-            inside = False
-    return inside
+    """Return whether the last event up to a version begins the range; the last affected version is in it as well."""
+    past = [kind for at, kind in events if at < version or (at == version and kind != "last_affected")]
+    return past[-1:] == ["introduced"]
 
 
 def _equal(listed: object, version: Version) -> bool:

@@ -30,6 +30,7 @@ from harness.isolation import Isolation
 from sentence_transformers.sentence_transformer.losses import CachedMultipleNegativesRankingLoss
 from sentence_transformers.util import cos_sim
 
+from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
 MEMORY_RATIO, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1.1, 1e-6, 5e-5
@@ -64,16 +65,11 @@ def in_batch_negatives(
     return torch.nn.functional.cross_entropy(20 * cos_sim(queries, documents), torch.arange(len(queries)))
 
 
-def peak_bytes(kind: str = "VmHWM") -> int:
-    """Return the peak of this process, or another figure of its memory."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(kind)).split()[1])
-
-
 def run(kind: str, pairs: int, options: SimpleNamespace, gradients: Path) -> tuple[int, float]:
     """Take a step, write the gradients, and return the memory gained and the loss."""
     warnings.simplefilter("ignore")
-    before = peak_bytes("VmRSS")
+    reset_peak_rss()
+    before = peak_rss_bytes()
     model = Encoder(options.dropout).train()
     draw = torch.Generator().manual_seed(0)
     columns = []
@@ -91,7 +87,7 @@ def run(kind: str, pairs: int, options: SimpleNamespace, gradients: Path) -> tup
     torch.manual_seed(1)
     loss = compute()
     loss.backward()
-    peak = peak_bytes() - before
+    peak = peak_rss_bytes() - before
     np.savez(gradients, **{name: value.grad.numpy() for name, value in model.named_parameters()})
     return peak, loss.item()
 

@@ -30,12 +30,13 @@ TRAINED = ("tiny-mlm", "tiny-classifier")
 _VERSION = re.compile(rb"onnxtool [0-9][0-9A-Za-z.+]*")
 
 
-def make_files(checkpoints: Path, folder: Path, models: list[str]) -> None:
+def make_files(checkpoints: str, output: str, models: list[str]) -> None:
     """Write all files of these models with the onnxtool that this process imports."""
     from onnxtool import ExportOptions, OnnxtoolError, OptimizeOptions, export_model, optimize_model
 
+    folder = Path(output)
     for name in models:
-        source = trained_model() if name == "minilm" else checkpoints / name
+        source = trained_model() if name == "minilm" else Path(checkpoints, name)
         for exporter in EXPORTERS.get(name, ("dynamo",)):
             exported = folder / exporter / f"{name}.onnx"
             export_model(ExportOptions(str(source), output=exported, exporter=exporter))
@@ -65,25 +66,20 @@ def _run(checkout: Path, checkpoints: Path, folder: Path, models: list[str]) -> 
     print(checkout, flush=True)
     scripts = ROOT / "scripts"  # the same for both: what differs is the package
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), str(scripts)]), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, __file__, "--make", str(folder), "--checkpoints", str(checkpoints), "--models", *models]
-    subprocess.run(command, check=True, env=environment, cwd=checkout)
+    code = "import sys; from check_identity import make_files; make_files(*sys.argv[1:3], sys.argv[3:])"
+    subprocess.run(
+        [sys.executable, "-c", code, str(checkpoints), str(folder), *models], check=True, env=environment, cwd=checkout
+    )
     return digests(folder)
 
 
 def main() -> int:
-    """Compare two checkouts, or, in a process of its own, write the files of one."""
+    """Compare two checkouts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--before", type=Path, help="the checkout to compare with")
+    parser.add_argument("--before", type=Path, required=True, help="the checkout to compare with")
     parser.add_argument("--after", type=Path, default=ROOT, help="default: this one")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--make", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--checkpoints", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.make is not None:
-        make_files(arguments.checkpoints, arguments.make, arguments.models)
-        return 0
-    if arguments.before is None:
-        parser.error("--before DIR is missing: a checkout of the commit to compare with")
     with tempfile.TemporaryDirectory() as work:
         checkpoints = Path(work, "checkpoints")
         for name in arguments.models:

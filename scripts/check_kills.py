@@ -13,7 +13,6 @@ import argparse
 import ctypes
 import errno
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -23,8 +22,11 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from harness.isolation import Isolation, Outcome
 
 HERE = Path(__file__).resolve().parent
 YEAR_S = 365 * 24 * 3600
@@ -41,6 +43,8 @@ _SLOW_TO_IMPORT = (
     "transformers.models.distilbert.modeling_distilbert",
     "transformers.models.bert.modeling_bert",
 )
+_ISOLATION = Isolation(_SLOW_TO_IMPORT)  # starts its first process once the stand-in is made
+_LONGEST_S = 600
 Files = dict[str, str]
 
 
@@ -60,34 +64,29 @@ class Case:
     is_corpus: bool = False
 
 
-def compile_stand_in(folder: Path) -> Path:
-    """Compile kills/names.c."""
-    library = folder / "names.so"
-    command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "kills" / "names.c"), "-ldl"]
-    subprocess.run(command, check=True)
-    return library
+def run(folder: Path, arguments: Sequence[str], *, number: int = -1, fault: int = 0, late: bool = False) -> Outcome:
+    """Run a command in a process of its own, in which the names below `folder` are watched."""
+    with tempfile.TemporaryDirectory() as logs:
+        return _ISOLATION.run(_command, Path(logs, "log"), _LONGEST_S, str(folder), [*arguments], number, fault, late)
 
 
-def run(folder: Path, arguments: Sequence[str], *, number: int = -1, fault: int = 0, late: bool = False) -> int:
-    """Run a command in a child of this process, and return its exit code; the names below `folder` are watched."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    null = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(null, stream)
-    code = 70
-    try:
-        from onnxtool.cli import run_arguments
+def _command(folder: str, arguments: list[str], number: int, fault: int, late: bool) -> None:
+    from onnxtool.cli import run_arguments
 
-        os.chdir(folder)
-        library = ctypes.CDLL(os.environ["LD_PRELOAD"])
-        library.names_set_clock_back(ctypes.c_long(YEAR_S if late else 0))
-        library.names_arm(os.fsencode(folder), ctypes.c_long(number), fault, -1)
-        code = run_arguments(list(arguments))
-        library.names_arm(b"", ctypes.c_long(-1), 0, -1)
-    finally:
-        os._exit(code)
+    os.chdir(folder)
+    library = ctypes.CDLL(os.environ["LD_PRELOAD"])
+    library.names_set_clock_back(ctypes.c_long(YEAR_S if late else 0))
+    library.names_arm(os.fsencode(folder), ctypes.c_long(number), fault, -1)
+    code = run_arguments(arguments)
+    library.names_arm(b"", ctypes.c_long(-1), 0, -1)
+    sys.exit(code)
+
+
+def emptied(folder: Path) -> Path:
+    """Make a folder that is empty."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    return folder
 
 
 def visible(folder: Path) -> Files:
@@ -129,36 +128,32 @@ def state_of(case: Case, place: Path, old: Files, new: Files) -> str:
 
 def check(case: Case, scratch: Path) -> int:
     """Print the rows of a case, one for each fault, and return how many of its runs went wrong."""
-    start = time.monotonic()
-    origin = scratch / "old"
-    shutil.rmtree(origin, ignore_errors=True)
-    origin.mkdir()
-    if run(origin, case.old):
-        raise SystemExit(f"{case.name}: the first run failed: {' '.join(case.old)}")
+    start, place = time.monotonic(), scratch / "new"
+    origin = emptied(scratch / "old")
+    if (ended := run(origin, case.old)).exit_code:
+        raise SystemExit(f"{case.name}: the first run failed: {' '.join(case.old)}\n{ended.stderr}")
     old = visible(origin)
-    place = scratch / "new"
     forced = [*case.new, "--force"]
 
     def prepare() -> None:
-        shutil.rmtree(place, ignore_errors=True)
-        shutil.copytree(origin, place)
+        shutil.copytree(origin, emptied(place), dirs_exist_ok=True)
 
     prepare()
-    if run(place, forced):
-        raise SystemExit(f"{case.name}: the second run failed: {' '.join(case.new)}")
+    if (ended := run(place, forced)).exit_code:
+        raise SystemExit(f"{case.name}: the second run failed: {' '.join(case.new)}\n{ended.stderr}")
     new = visible(place)
     wrong = 0
     for title, fault in FAULTS.items():
         states, after, left, runs = Counter[str](), Counter[str](), 0, 0
         for number in range(_MOST_CALLS):
             prepare()
-            code = run(place, forced, number=number, fault=fault)
+            code = run(place, forced, number=number, fault=fault).exit_code
             if code == 0:
                 break
             runs += 1
             states[state_of(case, place, old, new)] += 1
             # A corpus goes on by the same command; the others need --force, and say so once they have cleaned up.
-            again = run(place, case.new, late=bool(number % 2))
+            again = run(place, case.new, late=bool(number % 2)).exit_code
             end = judge(visible(place), old, new)
             after[end] += 1
             bad = bool(hidden(place)) or end == "mixed" or again not in (0, 1) or code not in (-9, 1)
@@ -180,22 +175,14 @@ def race(case: Case, scratch: Path) -> int:
     wrong = 0
     sets = []
     for arguments in (case.old, case.new):
-        place = scratch / "alone"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        run(place, arguments)
-        sets.append(visible(place))
+        run(emptied(scratch / "alone"), arguments)
+        sets.append(visible(scratch / "alone"))
+    place = scratch / "race"
     for _ in range(_RACES):
-        place = scratch / "race"
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        children = []
-        for arguments in (case.old, case.new):
-            child = os.fork()
-            if not child:
-                os._exit(run(place, [*arguments, "--force"]) % 256)
-            children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        emptied(place)
+        with ThreadPoolExecutor() as pool:
+            both = [pool.submit(run, place, [*arguments, "--force"]) for arguments in (case.old, case.new)]
+            codes = [one.result().exit_code for one in both]
         end = judge(visible(place), *sets)
         if end == "mixed" or hidden(place) or not {*codes} <= {0, 1} or 0 not in codes:
             print(f"{case.name}, two at once: {end}, exits {codes}", *hidden(place), file=sys.stderr)
@@ -230,7 +217,9 @@ def make_cases(folder: Path, wanted: Sequence[str]) -> list[Case]:
         checkpoints[kind] = (old, changed_copy(old, folder / "changed" / kind))
     for age, place in zip(("old", "new"), checkpoints["distil"], strict=True):
         models[age] = folder / "models" / age / "distil.onnx"
-        run(folder, f"export --model_name {place} --output {models[age]} --no_verify --force".split())
+        run(
+            emptied(folder / "trial"), f"export --model_name {place} --output {models[age]} --no_verify --force".split()
+        )
 
     def both(name: str, output: str, command: str, **words: Sequence[object]) -> None:
         """Add a command for two inputs: each of `words` is what stands in it, for the older and for the newer."""
@@ -244,10 +233,7 @@ def make_cases(folder: Path, wanted: Sequence[str]) -> list[Case]:
             continue
         for pair in checkpoints.values():
             command = f"{title} --model_name {{place}} --output {output} --no_verify"
-            trial = folder / "trial"
-            shutil.rmtree(trial, ignore_errors=True)
-            trial.mkdir()
-            if run(trial, command.format(place=pair[0]).split()) == 0:
+            if run(emptied(folder / "trial"), command.format(place=pair[0]).split()).exit_code == 0:
                 both(title, output, command, place=pair)
                 break
         else:
@@ -273,18 +259,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of cases, with commas between them")
     arguments = parser.parse_args()
-    if "LD_PRELOAD" not in os.environ:
-        with tempfile.TemporaryDirectory() as name:
-            library = compile_stand_in(Path(name))
-            variables = {**os.environ, "LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-            return subprocess.run([sys.executable, *sys.argv], env=variables, check=False).returncode
-    for module in _SLOW_TO_IMPORT:  # here once, and in no child
-        importlib.import_module(module)
     columns = "old set | new set | new, to finish | mixed | then old / new | left"
     print(f"| command | at each call | runs | {columns} |\n|---|---|{'---:|' * 7}", flush=True)
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
+        library = folder / "names.so"
+        command = ["gcc", "-shared", "-fPIC", "-O2", "-o", str(library), str(HERE / "kills" / "names.c"), "-ldl"]
+        subprocess.run(command, check=True)
+        os.environ |= {"LD_PRELOAD": str(library), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         for case in make_cases(folder, [name for name in arguments.only.split(",") if name]):
             wrong += check(case, folder)
             mixed = race(case, folder)

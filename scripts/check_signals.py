@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from check_kills import hidden, judge, visible
+from check_kills import emptied, hidden, judge, visible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ENDED = re.compile(r"error: interrupted( by SIG(TERM|HUP))?\n")
@@ -56,9 +56,7 @@ class Plan:
 
 def run(place: Path, arguments: Sequence[str], plan: Plan | None = None) -> Ending:
     """Run a command in `place`, whose folder `tmp` is for temporary files, and send what is planned."""
-    temporary = place.parent / "tmp"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    temporary = emptied(place.parent / "tmp")
     variables = {**os.environ, "TMPDIR": str(temporary), "HF_HUB_OFFLINE": "1", "ORT_DISABLE_TELEMETRY": "1"}
     command = [sys.executable, "-m", "onnxtool", *arguments]
     start = time.monotonic()
@@ -147,29 +145,22 @@ def make_cases(folder: Path) -> dict[str, tuple[str, ...]]:
 
 def check(name: str, arguments: Sequence[str], scratch: Path, count: int, drawn: random.Random) -> int:
     """Print the row of a command, and return how many of `count` runs ended otherwise."""
-    origin, place = scratch / "old", scratch / "new"
-    for folder in (origin, place):
-        shutil.rmtree(folder, ignore_errors=True)
-    origin.mkdir()
+    origin, place = (emptied(scratch / name) for name in ("old", "new"))
     before = run(origin, arguments)
     if before.code:
         raise SystemExit(f"{name} fails by itself: {before.stderr}")
     for path in origin.rglob("*.onnx"):  # another output than the new one, of the same names
         path.write_bytes(path.read_bytes() + b"\x7a\x00")  # field 15 of a model, empty
     old = visible(origin)
-    shutil.copytree(origin, place)
+    shutil.copytree(origin, place, dirs_exist_ok=True)
     usual = run(place, arguments)
     new = visible(place)
     found, ends = Counter[str](), Counter[int]()
     slowest = 0.0
     for _ in range(count):
-        shutil.rmtree(place)
-        shutil.copytree(origin, place)
-        numbers = (
-            tuple(drawn.sample(SIGNALS, 2))
-            if drawn.random() < 0.3
-            else (drawn.choice(SIGNALS),) * drawn.choice((1, 1, 3))
-        )
+        shutil.copytree(origin, emptied(place), dirs_exist_ok=True)
+        two, one = tuple(drawn.sample(SIGNALS, 2)), (drawn.choice(SIGNALS),) * drawn.choice((1, 1, 3))
+        numbers = two if drawn.random() < 0.3 else one
         plan = Plan(numbers, drawn.uniform(0, usual.seconds), drawn.choice((0.0, 0.01, 0.2)), drawn.random() < 0.5)
         ending = run(place, arguments, plan)
         wrong = fault(ending, plan, place, old, new)

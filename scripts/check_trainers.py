@@ -50,6 +50,13 @@ class Sizes:
     layers: int
     dropout: float
 
+    def of(self, kind: type[Any], **settings: Any) -> Any:
+        """Return a model of this class of transformers."""
+        torch.manual_seed(0)
+        names = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+        sizes = dict(zip(names, (self.hidden, self.layers, 4, 4 * self.hidden), strict=True))
+        return kind(kind.config_class(vocab_size=1000, **sizes, **settings))
+
 
 def tokenizer() -> transformers.PreTrainedTokenizerFast:
     """A word is a token."""
@@ -70,18 +77,8 @@ def texts(seed: int) -> list[str]:
 
 def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
     """Save a BERT with this head and its tokenizer, and return the folder."""
-    torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=1000,
-        hidden_size=sizes.hidden,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=4,
-        intermediate_size=4 * sizes.hidden,
-        max_position_embeddings=64,
-        hidden_dropout_prob=sizes.dropout,
-        attention_probs_dropout_prob=sizes.dropout,
-    )
-    head(config).save_pretrained(folder)
+    rates = {"hidden_dropout_prob": sizes.dropout, "attention_probs_dropout_prob": sizes.dropout}
+    sizes.of(head, max_position_embeddings=64, **rates).save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return str(folder)
 
@@ -102,19 +99,16 @@ def arguments(steps: int, folder: str) -> dict[str, Any]:
 
 
 class StepTimes(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is not followed here
-    """The seconds of each step."""
+    """When each step began, and when it ended."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._start = 0.0
+        self.times: list[float] = []
 
     def on_step_begin(self, *_args: Any, **_named: Any) -> None:
-        """Start the clock."""
-        self._start = time.perf_counter()
+        """Note the time."""
+        self.times.append(time.perf_counter())
 
-    def on_step_end(self, *_args: Any, **_named: Any) -> None:
-        """Stop the clock."""
-        self.seconds.append(time.perf_counter() - self._start)
+    on_step_end = on_step_begin
 
 
 # A trainer's class, and what it is made with.
@@ -155,32 +149,21 @@ def sparse(sizes: Sizes, shared: dict[str, Any], folder: Path) -> Made:
     return SparseEncoderTrainer, {"model": model, "args": args, "train_dataset": pairs, "loss": loss}
 
 
-def llama(sizes: Sizes) -> transformers.LlamaForCausalLM:
+def llama(sizes: Sizes) -> Any:
     """Make a decoder."""
-    torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=1000,
-            hidden_size=sizes.hidden,
-            num_hidden_layers=sizes.layers,
-            num_attention_heads=4,
-            intermediate_size=4 * sizes.hidden,
-            attention_dropout=sizes.dropout,
-        )
-    )
+    return sizes.of(transformers.LlamaForCausalLM, attention_dropout=sizes.dropout)
 
 
 def supervised(sizes: Sizes, shared: dict[str, Any], _folder: Path, *, lora: bool = False, **of_config: Any) -> Made:
     """Make a Llama that reads texts, with settings of TRL."""
     from trl import SFTConfig, SFTTrainer
 
-    model = llama(sizes)
     return SFTTrainer, {
-        "model": model,
+        "model": llama(sizes),
         "args": SFTConfig(**shared, **of_config, bf16=False, activation_checkpointing=False),
         "train_dataset": Dataset.from_dict({"text": texts(3)}),
         "processing_class": tokenizer(),
-        **({"peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes)} if lora else {}),
+        "peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes) if lora else None,
     }
 
 
@@ -235,10 +218,10 @@ def run(make: Make, mixin: type[Any] | None, sizes: Sizes, steps: int) -> tuple[
         library, made = make(sizes, arguments(steps, folder), Path(folder))
         trainer = library(**made) if mixin is None else type("Ort", (mixin, library), {})(**made, dynamic=True)
         trainer.remove_callback(transformers.PrinterCallback)
-        times = StepTimes()
-        trainer.add_callback(times)
+        clock = StepTimes()
+        trainer.add_callback(clock)
         trainer.train()
-        return trainer, times.seconds[MEASURED:]
+        return trainer, [end - begin for begin, end in zip(*[iter(clock.times)] * 2, strict=True)][MEASURED:]
 
 
 def losses_of(trainer: Any) -> list[float]:

@@ -8,11 +8,13 @@ package, and the total on the last line.
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 import threading
 from collections import Counter, defaultdict
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 
 def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
@@ -25,21 +27,15 @@ def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
     from onnxtool.cli import run
 
     root = Path(onnxtool.__file__).parent
-    found: dict[str, set[str]] = defaultdict(set)
-    seen: set[CodeType] = set()
+    for found in pkgutil.walk_packages([str(root)], "onnxtool."):  # now: what an import calls is no step of the walk
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    functions: dict[str, set[str]] = defaultdict(set)
 
     def record(frame: FrameType, event: str, _argument: object) -> None:
         code = frame.f_code
-        # Class bodies and modules are declarations, and no step of the walk. 0x1: CO_OPTIMIZED, which functions have.
-        if event != "call" or code in seen or not code.co_flags & 0x1 or not code.co_filename.startswith(f"{root}/"):
-            return
-        caller = frame.f_back
-        while caller is not None and caller.f_code.co_filename.startswith(f"{root}/"):
-            if caller.f_code.co_name == "<module>":  # a decorator or a table that an import calls is part of it
-                return
-            caller = caller.f_back
-        seen.add(code)
-        found[".".join(Path(code.co_filename).relative_to(root.parent).with_suffix("").parts)].add(code.co_qualname)
+        if event == "call" and code.co_filename.startswith(f"{root}/"):
+            functions[frame.f_globals["__name__"]].add(code.co_qualname)
 
     threading.setprofile(record)
     sys.setprofile(record)
@@ -52,7 +48,7 @@ def walked_modules(arguments: list[str]) -> dict[str, set[str]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    return dict(found)
+    return dict(functions)
 
 
 def main() -> int:

@@ -5,7 +5,6 @@ Run `python scripts/options_reference.py` after changing an option; a test compa
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import click
@@ -23,10 +22,6 @@ Every long option is accepted with underscores and with hyphens: `--model_name` 
 
 <!-- Written by scripts/options_reference.py. -->
 """
-
-
-_RANGE = re.compile(r"\S*(?<![a-z])x(?![a-z])\S*")
-"""Bounds as click writes them: `x>=1`, `0<=x<=1`."""
 
 
 def options_reference() -> str:
@@ -57,21 +52,19 @@ def options_reference() -> str:
 
 
 def _entry(option: click.Option, context: click.Context) -> str:
-    """Return an item of the list: the option, its meaning, its choices, and what click has in brackets after it."""
-    names, meaning = option.get_help_record(context) or ("", "")
-    names = names.removesuffix(" RANGE")
-    meaning, *notes = re.split(r"\s*\[(?=default:|required|[^\[]*[<>]=?[^\[]*\]$)", meaning)
+    """Return an item of the list: the option, its meaning, its choices, its default and its range."""
+    names, _ = option.get_help_record(context) or ("", "")
+    names, extra = names.removesuffix(" RANGE"), option.get_help_extra(context)
+    meaning, _, told = (option.help or "").partition("  [default: ")
     facts = [_text(meaning)]
     if isinstance(option.type, click.Choice):
         names = names.replace(option.make_metavar(context), "CHOICE")
         if not all(str(choice) in meaning for choice in option.type.choices):
             facts.append(f"One of {', '.join(f'`{choice}`' for choice in option.type.choices)}.")
-    for note in notes:
-        text, separator, bounds = note.strip(" ]").rpartition("; ")
-        if not _RANGE.fullmatch(bounds):
-            text, bounds = text + separator + bounds, ""
-        facts += [_text(f"{text[0].upper()}{text[1:]}.")] if text else []
-        facts += [f"Range: `{bounds}`."] if bounds else []
+    default = told.removesuffix("]") or extra.get("default")
+    facts += [_text(f"Default: {default}.")] if default else []
+    facts += ["Required."] if "required" in extra else []
+    facts += [f"Range: `{extra['range']}`."] if "range" in extra else []
     return " ".join([f"- `{names}`:", *facts])
 
 

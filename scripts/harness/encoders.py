@@ -51,15 +51,14 @@ def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(Path(checkpoint) / "tokenizer.json"))
-    tokenizer.no_padding()
+    tokenizer.enable_padding()  # to the longest of a batch
     tokenizer.enable_truncation(MAX_TOKENS)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "THROUGHPUT"}
     compiled = ov.Core().compile_model(model, "CPU", settings)
     names = [port.get_any_name() for port in compiled.inputs]
 
     def encode(texts: list[str]) -> Any:
-        ids = [encoding.ids for encoding in tokenizer.encode_batch(texts)]
-        order = sorted(range(len(texts)), key=lambda place: -len(ids[place]))
+        order = sorted(range(len(texts)), key=lambda place: -len(texts[place]))
         vectors: list[Any] = [None] * len(texts)
 
         def store(request: Any, places: list[int]) -> None:
@@ -70,12 +69,9 @@ def openvino(checkpoint: str, model: str) -> Callable[[list[str]], Any]:
         requests.set_callback(store)
         for start in range(0, len(order), BATCH_SIZE):
             places = order[start : start + BATCH_SIZE]
-            array = np.zeros((len(places), len(ids[places[0]])), np.int64)
-            mask = np.zeros_like(array)
-            for row, place in enumerate(places):
-                array[row, : len(ids[place])] = ids[place]
-                mask[row, : len(ids[place])] = 1
-            feeds = {"input_ids": array, "attention_mask": mask, "token_type_ids": np.zeros_like(array)}
+            batch = tokenizer.encode_batch([texts[place] for place in places])
+            ids, mask = (np.array([getattr(one, name) for one in batch]) for name in ("ids", "attention_mask"))
+            feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
             requests.start_async({name: feeds[name] for name in names}, places)
         requests.wait_all()
         return np.stack(vectors)

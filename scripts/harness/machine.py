@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from pathlib import Path
 
 # What decides how fast matrix products are, the best first; by the names of /proc/cpuinfo.
 CLASSES = {
@@ -20,11 +19,9 @@ CLASSES = {
 
 def cpu_class() -> str:
     """Return the class of the processor, such as `AVX2`; its architecture where the system does not say more."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return platform.machine()
-    flags = {flag for line in text.splitlines() if line.startswith(("flags", "Features")) for flag in line.split()}
+    from onnxtool.runtime.machine import processor_features
+
+    flags = processor_features()
     return next((name for flag, name in CLASSES.items() if flag in flags), platform.machine())
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -28,7 +27,7 @@ class Worker:
 
     Attributes:
         greeting: what it said once it was ready.
-        answers: all answers so far that were kept.
+        answers: the blocks of steps that `take_turns` has kept.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Worker:
         worker.greeting = json.loads(line.removeprefix(_GREETING))
         return worker
 
-    def ask(self, request: Any, *, keep: bool = False) -> Any:
+    def ask(self, request: Any) -> Any:
         """Send a request, and return its answer.
 
         Raises:
@@ -77,10 +76,7 @@ class Worker:
         if self.process.stdin is None:
             raise RuntimeError("the worker has no pipe")
         print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = json.loads(self._line())
-        if keep:
-            self.answers.append(answer)
-        return answer
+        return json.loads(self._line())
 
     def stop(self) -> None:
         """Close its pipes, by which it ends."""
@@ -93,11 +89,6 @@ class Worker:
             self.stop()
             raise SystemExit(f"the process of {self.name} ended; what it printed is above")
         return line
-
-
-def thread_variables(threads: int) -> dict[str, str]:
-    """Return the variables by which OpenMP and MKL use so many threads."""
-    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def serve(answer: Callable[[Any], Any], greeting: Any = "ready") -> None:
@@ -140,10 +131,3 @@ def take_turns(starts: Iterable[Callable[[], Worker]], blocks: int, steps: int) 
         for worker in workers:
             worker.stop()
     return workers
-
-
-def median_step_ms(worker: Worker) -> tuple[float, float]:
-    """Return the median wall and processor milliseconds of all kept steps."""
-    steps = [step for block in worker.answers for step in block]
-    wall, processor = zip(*steps, strict=True)
-    return statistics.median(wall), statistics.median(processor)
