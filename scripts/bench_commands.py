@@ -27,7 +27,8 @@ PYTHON = (sys.executable, "-c")
 WAYS = tuple((exporter, attention) for exporter in ("dynamo", "torchscript") for attention in ("sdpa", "eager"))
 SHAPES = ((8, 128), (1, 128), (1, 16))
 UNVERIFIED = "onnxtool optimize --no_verify"
-SECTIONS = ("export", "optimize", "stats", "difference", "large")
+MODEL = "splade-bert-base"  # of models/recipes.json
+SECTIONS = ("export", "optimize", "stats")
 LARGE_BYTES, NUM_LARGE = 6 << 30, 64
 _MAKE_LARGE = f"""
 import onnx, sys
@@ -52,31 +53,29 @@ def contenders(section: str, checkpoint: Path, folder: Path, given: argparse.Nam
     """Return what takes turns in a section, onnxtool first."""
     exported, optimized = folder / "m.onnx", folder / "m-optimized.onnx"
     stats = (*ONNXTOOL, "stats", "--format", "json")
-    match section:
-        case "export":
-            ours = (*ONNXTOOL, "export", "--model_name", str(checkpoint), "--output", str(exported), "--force")
-            plain = (*PYTHON, peers.EXPORT_WITH_TRANSFORMERS, str(checkpoint), str(folder / "plain"))
-            found = [
-                Command("onnxtool export, verified", ours, exported),
-                Command("transformers.exporters", plain, folder / "plain"),
-            ]
-            if given.optimum:
-                command = (f"{given.optimum}/bin/optimum-cli", "export", "onnx", "--model", str(checkpoint))
-                output = folder / "optimum"
-                found.append(Command("optimum-cli", (*command, "--task", "fill-mask", str(output)), output))
-            return found
-        case "stats":
-            found = [Command("onnxtool stats", (*stats, str(exported)))]
-            found.append(Command("onnx.load", (*PYTHON, peers.DESCRIBE_WITH_ONNX, str(exported))))
-            for name, (program, *words) in peers.INSPECTORS.items() if given.inspectors else ():
-                found.append(Command(name, (f"{given.inspectors}/bin/{program}", *words, str(exported))))
-            return found
-        case "difference":
-            run(*ONNXTOOL, "optimize", "--model_path", str(exported), "--output", str(optimized))
-            return [Command("onnxtool stats of two", (*stats, str(optimized), str(exported)))]
-        case _:
-            run(*PYTHON, _MAKE_LARGE, str(exported), str(folder))
-            return [Command("onnxtool stats, weights of 6 GB", (*stats, str(folder / "large.onnx")))]
+    if section == "export":
+        ours = (*ONNXTOOL, "export", "--model_name", str(checkpoint), "--output", str(exported), "--force")
+        plain = (*PYTHON, peers.EXPORT_WITH_TRANSFORMERS, str(checkpoint), str(folder / "plain"))
+        found = [
+            Command("onnxtool export, verified", ours, exported),
+            Command("transformers.exporters", plain, folder / "plain"),
+        ]
+        if given.optimum:
+            command = (f"{given.optimum}/bin/optimum-cli", "export", "onnx", "--model", str(checkpoint))
+            output = folder / "optimum"
+            found.append(Command("optimum-cli", (*command, "--task", "fill-mask", str(output)), output))
+        return found
+    run(*ONNXTOOL, "optimize", "--model_path", str(exported), "--output", str(optimized))
+    run(*PYTHON, _MAKE_LARGE, str(exported), str(folder))
+    found = [
+        Command("onnxtool stats", (*stats, str(exported))),
+        Command("onnxtool stats of two", (*stats, str(optimized), str(exported))),
+        Command("onnxtool stats, weights of 6 GB", (*stats, str(folder / "large.onnx"))),
+        Command("onnx.load", (*PYTHON, peers.DESCRIBE_WITH_ONNX, str(exported))),
+    ]
+    for name, (program, *words) in peers.INSPECTORS.items() if given.inspectors else ():
+        found.append(Command(name, (f"{given.inspectors}/bin/{program}", *words, str(exported))))
+    return found
 
 
 def optimizers(source: Path, checkpoint: Path, given: argparse.Namespace) -> Iterator[Command]:
@@ -126,7 +125,6 @@ def main() -> int:
     """Measure the sections that are asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"any of {', '.join(SECTIONS)}; default: all")
-    parser.add_argument("--model", default="splade-bert-base", help="a recipe of models/recipes.json")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--optimum", type=Path, metavar="DIR", help="a virtual environment with optimum-onnx")
     parser.add_argument("--olive", type=Path, metavar="DIR", help="one with olive-ai")
@@ -136,13 +134,13 @@ def main() -> int:
         parser.error(f"no such section: {', '.join(sorted(unknown))}")
     os.environ["HF_HUB_OFFLINE"] = "1"
     # In a process of its own: a child's peak memory starts at its parent's, which torch would make half a gigabyte.
-    run(sys.executable, str(ROOT / "scripts" / "make_models.py"), given.model)
-    checkpoint = ROOT / "models" / "checkpoints" / given.model
+    run(sys.executable, str(ROOT / "scripts" / "make_models.py"), MODEL)
+    checkpoint = ROOT / "models" / "checkpoints" / MODEL
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.chdir(folder)  # Olive leaves a cache with whole models wherever it is run
         chosen = given.sections or SECTIONS
-        if {"stats", "difference", "large"} & {*chosen}:
+        if "stats" in chosen and "export" not in chosen:
             run(*contenders("export", checkpoint, folder, given)[0].words)
         for section in (one for one in SECTIONS if one in chosen):
             if section == "optimize":

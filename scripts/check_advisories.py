@@ -1,8 +1,8 @@
 """Compare pinned versions with security advisories in a file; nothing is fetched.
 
 Run `python scripts/check_advisories.py FILE`. FILE is the zip that osv.dev publishes for PyPI, a JSON file with one
-advisory or a list of them, or JSON Lines. Versions are compared as https://ossf.github.io/osv-schema/ describes. Exit
-code 1: a pinned version is affected, or an advisory cannot be judged.
+advisory or a list of them. Versions are compared as https://ossf.github.io/osv-schema/ describes. Exit code 1: a
+pinned version is affected, or an advisory cannot be judged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LONGEST_SUMMARY = 120
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the advisories that affect a pin, one a line; the errors go to stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("file", type=Path, help="advisories in the format of OSV: .zip, .json or .jsonl")
+    parser.add_argument("file", type=Path, help="advisories in the format of OSV: .zip or .json")
     parser.add_argument("--pins", type=Path, default=ROOT / "requirements.txt", help="the pinned versions")
     options = parser.parse_args(arguments)
     num_judged = num_found = num_errors = 0
@@ -155,11 +155,6 @@ def _sources(path: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
         with reading.open_regular(path) as file, zipfile.ZipFile(file) as archive:
             for member in archive.infolist():
                 yield member.filename, partial(_unpack, archive, member)
-    elif path.suffix == ".jsonl":
-        with reading.open_regular(path) as file:
-            for number, (line, _) in enumerate(reading.lines_of(file), 1):
-                # A line that is too long is None, and no JSON.
-                yield f"{path}:{number}", partial(reading.parse_json, line or b"")
     else:
         content = reading.read_json(path)
         advisories = content if isinstance(content, list) else [content]

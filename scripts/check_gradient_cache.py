@@ -6,7 +6,7 @@ process gained after its imports (Linux). The larger batch's loss and gradients 
 transformers' CachedMultipleNegativesRankingLoss in eager PyTorch, with the same dropout masks.
 
     pip install sentence-transformers
-    python scripts/check_gradient_cache.py [--pairs 1024] [--mini_batch_size 64] [--length 16] [--dropout 0.1]
+    python scripts/check_gradient_cache.py
 
 Fails if memory grows by more than a tenth, if losses differ by more than 1e-6, or if gradients differ by more than
 5e-5 of the largest: they are float32 sums over all rows in another order. On 64 pairs without dropout, the gradients of
@@ -15,12 +15,10 @@ the whole batch in eager PyTorch are 1.8e-5 from those in float64, and mini-batc
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,17 +31,18 @@ from sentence_transformers.util import cos_sim
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 
+PAIRS, MINI_BATCH, LENGTH, DROPOUT = 1024, 64, 16, 0.1  # LENGTH: tokens of a text
 MEMORY_RATIO, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1.1, 1e-6, 5e-5
 
 
 class Encoder(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types here
     """A BERT of MiniLM's shape with the mean of its token embeddings."""
 
-    def __init__(self, dropout: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-        rates = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+        rates = {"hidden_dropout_prob": DROPOUT, "attention_probs_dropout_prob": DROPOUT}
         self.bert = transformers.BertModel(transformers.BertConfig(**sizes, **rates), add_pooling_layer=False)
 
     def __getitem__(self, _index: int) -> torch.nn.Module:
@@ -65,23 +64,23 @@ def in_batch_negatives(
     return torch.nn.functional.cross_entropy(20 * cos_sim(queries, documents), torch.arange(len(queries)))
 
 
-def run(kind: str, pairs: int, options: SimpleNamespace, gradients: Path) -> tuple[int, float]:
+def run(kind: str, pairs: int, gradients: Path) -> tuple[int, float]:
     """Take a step, write the gradients, and return the memory gained and the loss."""
     warnings.simplefilter("ignore")
     reset_peak_rss()
     before = peak_rss_bytes()
-    model = Encoder(options.dropout).train()
+    model = Encoder().train()
     draw = torch.Generator().manual_seed(0)
     columns = []
     for _ in range(2):
-        ids = torch.randint(1000, 30000, (pairs, options.length), generator=draw)
+        ids = torch.randint(1000, 30000, (pairs, LENGTH), generator=draw)
         columns.append({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
     compute: Any
     if kind == "PyTorch":
-        cached = CachedMultipleNegativesRankingLoss(model, mini_batch_size=options.mini_batch_size)
+        cached = CachedMultipleNegativesRankingLoss(model, mini_batch_size=MINI_BATCH)
         compute = lambda: cached(columns, None)  # noqa: E731
     else:
-        size = options.mini_batch_size if kind == "mini-batches" else None
+        size = MINI_BATCH if kind == "mini-batches" else None
         module = ModuleWithLoss(model, compute_loss=in_batch_negatives, mini_batch_size=size)
         compute = lambda: module({"columns": columns})  # noqa: E731
     torch.manual_seed(1)
@@ -94,19 +93,13 @@ def run(kind: str, pairs: int, options: SimpleNamespace, gradients: Path) -> tup
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=1024)
-    parser.add_argument("--mini_batch_size", type=int, default=64)
-    parser.add_argument("--length", type=int, default=16, help="tokens of a text")
-    parser.add_argument("--dropout", type=float, default=0.1)
-    options = SimpleNamespace(**vars(parser.parse_args()))
     print("| step | pairs | peak memory | loss |\n|---|---:|---:|---:|")
-    rows = (("whole batch", options.mini_batch_size), ("mini-batches", options.pairs), ("PyTorch", options.pairs))
+    rows = (("whole batch", MINI_BATCH), ("mini-batches", PAIRS), ("PyTorch", PAIRS))
     found = {}
     with tempfile.TemporaryDirectory() as name:
         for kind, pairs in rows:
             file = Path(name, f"{kind}.npz")
-            ended = Isolation().run(run, Path(name, kind), 3600, kind, pairs, options, file)
+            ended = Isolation().run(run, Path(name, kind), 3600, kind, pairs, file)
             if ended.value is None:
                 sys.exit(ended.stderr)
             peak, loss = ended.value

@@ -34,21 +34,20 @@ def make_files(checkpoints: str, output: str, models: list[str]) -> None:
     """Write all files of these models with the onnxtool that this process imports."""
     from onnxtool import ExportOptions, OnnxtoolError, OptimizeOptions, export_model, optimize_model
 
-    folder = Path(output)
     for name in models:
         source = trained_model() if name == "minilm" else Path(checkpoints, name)
         for exporter in EXPORTERS.get(name, ("dynamo",)):
-            exported = folder / exporter / f"{name}.onnx"
+            exported = Path(output) / exporter / f"{name}.onnx"
             export_model(ExportOptions(str(source), output=exported, exporter=exporter))
             for precision in PRECISIONS if name in ALL_PRECISIONS else ("fp32",):
                 provider = "cuda" if precision == "fp16" else "cpu"
-                output = exported.with_name(f"{name}-{precision}.onnx")
+                file = exported.with_name(f"{name}-{precision}.onnx")
                 try:
-                    optimize_model(OptimizeOptions(exported, output=output, provider=provider, precision=precision))
+                    optimize_model(OptimizeOptions(exported, output=file, provider=provider, precision=precision))
                 except OnnxtoolError as error:  # a refusal is a result; its words may change
-                    output.with_suffix(".refused").write_text(type(error).__name__, encoding="utf-8")
+                    file.with_suffix(".refused").write_text(type(error).__name__, encoding="utf-8")
         if name in TRAINED:
-            arguments = ["artifacts", "--model_name", str(source), "--output", str(folder / "artifacts" / name)]
+            arguments = ["artifacts", "--model_name", str(source), "--output", str(Path(output, "artifacts", name))]
             subprocess.run([sys.executable, "-m", "onnxtool", *arguments], check=True, capture_output=True)
         print(f"  {name}", flush=True)
 
@@ -77,7 +76,6 @@ def main() -> int:
     """Compare two checkouts."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--before", type=Path, required=True, help="the checkout to compare with")
-    parser.add_argument("--after", type=Path, default=ROOT, help="default: this one")
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
@@ -87,7 +85,7 @@ def main() -> int:
                 make_model(name, checkpoints)
         # One after the other in the same folder: the paths in reports and files are the same then.
         found = []
-        for checkout in (arguments.before, arguments.after):
+        for checkout in (arguments.before, ROOT):
             folder = Path(work, "files")
             found.append(_run(checkout.resolve(), checkpoints, folder, arguments.models))
             folder.rename(Path(work, f"files-{len(found)}"))

@@ -53,12 +53,11 @@ def check(folder: Path, *advisories: object, name: str = "advisories.json") -> i
             for number, one in enumerate(advisories):
                 archive.writestr(f"{number}.json", json.dumps(one))
     else:
-        text = "\n".join(map(json.dumps, advisories)) if path.suffix == ".jsonl" else json.dumps(advisories)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(json.dumps(advisories), encoding="utf-8")
     return main([str(path), "--pins", str(folder / "pins.txt")])
 
 
-@pytest.mark.parametrize("name", ["advisories.json", "advisories.jsonl", "all.zip"])
+@pytest.mark.parametrize("name", ["advisories.json", "all.zip"])
 def test_an_affected_pin_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """The name of the package is normalized, the fix is a later version, and the summary cannot steer a terminal."""
     found = advisory({"introduced": "0"}, {"fixed": "1.2"}, {"introduced": "1.4"}, {"fixed": "1.10"})
