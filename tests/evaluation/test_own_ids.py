@@ -124,7 +124,7 @@ def test_bases_leave_the_same_documents_out(tmp_path: Path) -> None:
     data = write_beir(tmp_path / "data", TEXTS)
     model, copy = write_dense(tmp_path / "a"), write_dense(tmp_path / "b")
     for base in ("bm25", str(copy)):
-        report = evaluate(model, data, against=base, depth=K, measures=("nDCG@10",))
+        report = evaluate(model, data, against=base, depth=K, measures=("nDCG@5",))
         assert all(one.id not in (*one.top, *one.base_top) for one in report.queries)
     assert all(len(one.base_top) == K for one in report.queries)
 
