@@ -90,6 +90,8 @@ def run_answers(
     if writes:
         output.emit(written, generation_blocks(written))
     else:
+        if not any(answer.vector or answer.token_vectors for answer in answered.answers):
+            refuse({"vectors"}, f"{answered.model} gives {answered.kind} and no vectors;")
         output.emit(answered, answer_blocks(answered, vectors=vectors))
 
 

@@ -131,6 +131,11 @@ def _checked(model: TextModel, texts: Sequence[Item], asked: Asked) -> tuple[Seq
     """Return texts with their queries, and the options with the model's defaults filled in."""
     if not texts:
         raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
+    if asked.top_k is not None and not model.head.has_candidates:
+        raise InputError(
+            f"--top_k {asked.top_k} was passed, but {model.session.model.path} gives {model.head.kind}: no candidates",
+            "leave it out; it is for terms, labels, tokens and answers to a question",
+        )
     named = [_named(item, asked.query) for item in texts]
     _require_form(model, named)
     task = _task_of_tokens(model, named, asked.task) if model.is_late_interaction else asked.task

@@ -31,6 +31,21 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "code", "reason"),
+    [
+        ("dense", ["--top_k", "2"], 1, "--top_k 2 was passed, but models/dense.onnx gives similarities: no candidates"),
+        ("splade", ["--vectors"], 2, "models/splade.onnx gives terms and no vectors; leave out --vectors"),
+    ],
+)
+def test_an_option_that_the_model_has_no_use_for_is_refused(
+    folder: Path, model: str, options: list[str], code: int, reason: str
+) -> None:
+    done = run_infer(folder, "--model_path", f"models/{model}.onnx", "--text", "the cat", *options)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert reason in done.stderr
+
+
 def test_texts_are_answered_on_stdout_and_progress_is_on_stderr(folder: Path) -> None:
     """A heading and a table of terms for each text, in plain columns where stdout is no terminal."""
     texts = ("--text", "the red cat", "--text", "a dog")

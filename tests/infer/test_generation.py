@@ -282,6 +282,17 @@ def test_settings_of_nonsense_end_in_one_clear_error(
         Writer(model).write(TEXTS)
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0.5}, {"top_p": 0.9}, {"top_k": 3}, {"seed": 1, "num_beams": 2}])
+def test_options_of_samples_are_refused_where_none_are_drawn(
+    options: dict[str, Any], loaded: dict[str, LoadedModel]
+) -> None:
+    (name, *_), asked = options, GenerateOptions(**options)
+    with pytest.raises(InputError, match=rf"--{name} was passed, and \w+ decoding draws no samples"):
+        Writer(loaded["llama"], asked)
+    if "num_beams" not in options:
+        assert Writer(loaded["llama"], replace(asked, decoding="sample")).decoding == "sample"
+
+
 def test_a_decoding_that_is_asked_for_stands_above_beams_of_the_file(
     loaded: dict[str, LoadedModel], tmp_path: Path
 ) -> None:

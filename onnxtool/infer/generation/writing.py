@@ -65,6 +65,7 @@ _BOUNDS = {
 _SEARCHES = {"greedy_search": "greedy", **{name: name for name in ("sample", "beam_search", "beam_sample")}}
 # Options that override the settings of the same name.
 _OVER = frozenset(GenerateOptions.__annotations__) - {"decoding", "stop", "chat", "seed", "encoder_path"}
+_FOR_SAMPLES = ("temperature", "top_p", "top_k", "seed")
 # The session manages the cache, and only tokens are returned.
 _FIXED = {
     "use_cache": True,
@@ -401,6 +402,12 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
         raise InputError(
             f"{GENERATION_CONFIG} in {folder.label} asks for {mode}, which is not computed here",
             "pass --decoding greedy for the best token each time, or --decoding sample",
+        )
+    unused = [f"--{name}" for name in _FOR_SAMPLES if getattr(options, name) not in (None, 0)]
+    if unused and not settings.do_sample:
+        raise InputError(
+            f"{' and '.join(unused)} was passed, and {_SEARCHES[mode]} decoding draws no samples",
+            "pass --decoding sample, or leave it out",
         )
     if settings.max_length is None and settings.max_new_tokens is None:
         settings.max_new_tokens = _DEFAULT_NEW_TOKENS

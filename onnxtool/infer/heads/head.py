@@ -161,6 +161,7 @@ class Head(ABC):
         takes_pairs: whether the model accepts pairs of texts.
         needs_pairs: whether a single text is not enough.
         splits_long_texts: whether long texts are split into windows by default.
+        has_candidates: whether an answer lists the best of several candidates, as many as `top_k` says.
         cut_side: the truncation side; None for the tokenizer's setting.
     """
 
@@ -169,6 +170,7 @@ class Head(ABC):
     takes_pairs: ClassVar[bool] = False
     needs_pairs: ClassVar[bool] = False
     splits_long_texts: ClassVar[bool] = False
+    has_candidates: ClassVar[bool] = False
     cut_side: ClassVar[str | None] = None
 
     @property

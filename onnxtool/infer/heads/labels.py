@@ -61,6 +61,7 @@ class Labels(AnswerHead[Floats]):
     """
 
     kind = "labels"
+    has_candidates = True
     takes_pairs = True
 
     names: LabelNames

@@ -27,6 +27,7 @@ class Masks(AnswerHead[NDArray[np.float64]]):
     """
 
     kind = "tokens"
+    has_candidates = True
 
     tokenizer: TextTokenizer
     mask_id: int
@@ -74,6 +75,7 @@ class NextTokens(AnswerHead[NDArray[np.float64]]):
     """The most probable next tokens of a causal language model; a reading is float64 [V]."""
 
     kind = "tokens"
+    has_candidates = True
     cut_side = "left"  # what follows depends on the end
 
     tokenizer: TextTokenizer

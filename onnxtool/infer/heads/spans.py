@@ -168,6 +168,7 @@ class AnswerSpans(AnswerHead[list[FoundSpan]]):
     """
 
     kind = "spans"
+    has_candidates = True
     needs_offsets = True
     takes_pairs = True
     needs_pairs = True

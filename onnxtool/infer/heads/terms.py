@@ -28,6 +28,7 @@ class SparseHead(VectorHead[SparseVectors]):
     """Weights of terms."""
 
     kind = "terms"
+    has_candidates = True
 
     def join(self, vectors: SparseVectors, windows: Sequence[Sequence[EncodedText]]) -> SparseVectors:
         """Take the largest weight of each term over the windows of a text."""
