@@ -115,6 +115,17 @@ def test_another_checkpoint_is_told_by_what_the_file_states(exported: Path, work
     assert caught.value.hint == "compare it with the checkpoint that it was made from"
 
 
+def test_an_output_that_a_file_lacks_is_named(exported: Path, workshop: Workshop, sample: Path, tmp_path: Path) -> None:
+    model = onnx.load(exported)
+    del model.graph.output[1]
+    onnx.save(model, tmp_path / "one.onnx")
+    done = run_onnxtool(
+        tmp_path, "verify", "one.onnx", workshop.checkpoint("tiny-encoder"), "--sample_inputs", str(sample)
+    )
+    assert done.returncode == 1
+    assert "in 1 of 1 cases; worst: sample, it has no output pooler_output" in done.stderr
+
+
 def test_a_checkpoint_in_a_pickle_is_read_if_allowed(exported: Path, workshop: Workshop, tmp_path: Path) -> None:
     checkpoint = tmp_path / "pickle"
     shutil.copytree(workshop.checkpoint("tiny-encoder"), checkpoint)
@@ -162,6 +173,7 @@ def test_the_command_exits_by_the_result(exported: Path, damaged: Path, tmp_path
     done = run_onnxtool(tmp_path, "verify", damaged, exported, "--format", "json")
     report = json.loads(done.stdout)
     assert done.returncode == 1
+    assert "verification failed: the result differs from tiny-encoder.onnx in " in done.stderr
     assert report["passed"] is False
     assert report["max_abs_error"] == verify(damaged, exported).max_abs_error
     assert run_onnxtool(tmp_path, "verify", exported, exported, "--quiet").returncode == 0

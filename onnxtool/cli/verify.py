@@ -12,6 +12,7 @@ from onnxtool.cli.options import PathType, Result, derived_options, result_optio
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_wording import verification_figures
+from onnxtool.cli.streams import printable
 from onnxtool.model_file.metadata import FIGURES
 from onnxtool.verification import Verification
 
@@ -28,11 +29,15 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
     than the tolerance.
     """
     from onnxtool.agreement import verify
+    from onnxtool.runtime.comparison import failure
 
     with progress(quiet=result.quiet):
         verification = verify(model, reference, options)
     result.emit(verification, verification_blocks(verification))
-    return 0 if verification.passed else 1
+    if verification.passed:
+        return 0
+    click.echo(f"verification failed: {printable(failure(verification, '').message)}", err=True)
+    return 1
 
 
 def verdict(verification: Verification | None, output: str) -> Block:

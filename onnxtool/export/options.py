@@ -131,6 +131,9 @@ class ExportOptions(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_ranges_options(self.vectors_as, self.ranges, self.calibration)
+        bounds = [name for name in ("atol", "rtol", "min_cosine") if getattr(self, name) is not None]
+        if bounds and not self.verify:
+            raise OptionError(f"--{bounds[0]} bounds a comparison that --no_verify leaves out", "leave one of them out")
         device, colon, number = self.device.partition(":")
         if device not in DEVICES or (colon and not number.isdecimal()):
             raise OptionError(

@@ -271,7 +271,9 @@ def verify(
     found: list[Mapping[str, NDArray[Any]]] = []
     for case, wanted in counted(list(zip(expected.cases, expected.outputs, strict=True)), "comparing case"):
         try:
-            outputs, failure = _restored(candidate(case.feeds), wanted, stored), ""
+            outputs = _restored(candidate(case.feeds), wanted, stored)
+            missing = ", ".join(sorted(wanted.keys() - outputs.keys()))
+            failure = f"it has no output {missing}" if missing else ""
         except SessionError as error:  # a graph fixed to one size only runs on that size
             outputs, failure = {}, error.message
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))

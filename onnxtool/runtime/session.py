@@ -129,7 +129,7 @@ class Session:
             raise InputError(
                 f"{self.model.path} takes {', '.join(self.input_names)}; missing: {', '.join(missing) or 'none'}, "
                 f"unknown: {', '.join(unknown) or 'none'}",
-                "the tokenizer may belong to another model; pass --model_name",
+                "run it on the inputs that it takes; the tokenizer or checkpoint of another model gives others",
             )
         outputs = zip(self.output_names, self.run_unchecked(given), strict=True)
         return {name: array for output, value in outputs for name, array in flattened(output, value)}

@@ -393,6 +393,7 @@ def test_vectors_that_cannot_be_stored_so_are_refused(minilm: Path, tmp_path: Pa
         ({"dimensions": 384}, "--dimensions 384 was passed, but the vectors of this model have 384"),
         ({"dimensions": 60, "vectors_as": "binary"}, "eight numbers to a byte, and these have 60"),
         ({"vectors_as": "int8"}, "need the range of each number"),
+        ({"verify": False, "min_cosine": 0.9}, "--min_cosine bounds a comparison that --no_verify leaves out"),
         ({"vectors_as": "uint8", "ranges": tmp_path / "r.npy"}, "ranges cover 64 numbers, but the vectors have 384"),
         ({"vectors_as": "binary", "ranges": tmp_path / "r.npy"}, "--ranges is for int8 and uint8"),
         ({"vectors_as": "binary", "head": "none"}, "stores the numbers of one embedding for each text"),
