@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +59,9 @@ def command(
     for name in ("lora_targets", "lora_alpha"):
         if lora is None and source(name) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name} applies to adapters, which --lora RANK adds")
+    for field in fields(ForwardOptions):
+        if forward is None and source(field.name) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{field.name} applies to a checkpoint, which --model_name names")
     if lora is not None and not lora.targets:
         raise click.UsageError("--lora needs --lora_targets, such as '*.query.weight'; '*' lists what can be matched")
     options = replace(options, forward=forward, lora=lora)
@@ -125,7 +128,7 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
     """Describe how far one training step from the written files differs from PyTorch."""
     if proof is None:
-        return []
+        return [Note("loss and gradients were not compared with PyTorch; those of a checkpoint are (--model_name)")]
     facts = [
         ("Verified against", f"{proof.reference} in PyTorch, one step from the written files"),
         ("Loss", f"{proof.loss:.6g}, PyTorch {proof.reference_loss:.6g}, relative difference {proof.loss_error:.1e}"),

@@ -312,6 +312,11 @@ def _notes(
     return notes
 
 
+def needs_base(gate: Gate) -> bool:
+    """Whether a gate is on the difference from a base."""
+    return bool(gate.sign) or gate.figure.casefold() == _OVERLAP
+
+
 def _parse_gates(options: EvaluateOptions, measures: Mapping[str, object]) -> list[Gate]:
     """Parse the gates, with figure names in any case.
 
@@ -428,7 +433,7 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
     partner = options.partner or (None if name is None else model_path.with_name(name))
     options = replace(options, model_name=str(folder.path), against=str(model_path), partner=partner)
     _, gates, collection = check_evaluation(model_path, data, options)
-    if not any(gate.sign or gate.figure == _OVERLAP for gate in gates):  # the input decides nothing
+    if not any(map(needs_base, gates)):  # the input decides nothing
         options = replace(options, against=None)
 
     screen = cache(lambda: _screen(model_path, options, gates, collection))

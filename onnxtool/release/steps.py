@@ -13,6 +13,7 @@ from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.evaluation.collection import open_collection
+from onnxtool.evaluation.run import needs_base
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.export.target import find_target, layout
 from onnxtool.model_file import ModelFile
@@ -171,6 +172,7 @@ def _optimize(config: ReleaseConfig, precision: str) -> Step:
 
         inputs = {
             "export": to_json(exported.files),
+            "file": file_name(config, precision),
             "options": to_json(_with_digests(chosen)),
             "provider": config.provider,
             "versions": to_json(versions()),
@@ -189,7 +191,7 @@ def _evaluate(config: ReleaseConfig, precision: str, data: Path) -> Step:
         base = _last(config)
         if precision != first:
             base = made[f"optimize {first}"].folder / file_name(config, first)
-        gates = tuple(gate for gate in asked.get("fail_if", ()) if base is not None or not parse_gate(gate).sign)
+        gates = tuple(gate for gate in asked.get("fail_if", ()) if base is not None or not needs_base(parse_gate(gate)))
         collection = open_collection(data, asked.get("split", "test"))
         sources, _ = find_sources(collection.corpus)
         texts = {str(place): one for place, one in enumerate((*collection.files, *(one.path for one in sources)))}

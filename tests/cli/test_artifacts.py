@@ -83,6 +83,7 @@ def test_adapters_are_trained_in_place_of_weights(tmp_path: Path, model: Path) -
         (("--lora_alpha", "3"), "--lora RANK"),
         (("--lora", "2"), "--lora_targets"),
         (("--lora", "0", "--lora_targets", "fc1"), "0 is not in the range"),
+        (("--task", "fill-mask"), "--task applies to a checkpoint"),
     ):
         done = run_onnxtool(tmp_path, *output, *arguments)
         assert done.returncode == 2
@@ -136,6 +137,8 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
         (("--loss", "none", "--loss_input", "best"), "'best' is int64", "take another output"),
         (("--loss", "MSELoss", "--shift_labels"), "has no classes", "leave them out"),
         (("--shift_labels",), "shifted with axis=-1", "ignore_index"),
+        (("--loss", "none", "--ignore_index", "3"), "none has no classes", "leave them out"),
+        (("--optimizer", "none", "--max_grad_norm", "1"), "no optimizer is written", "name one"),
         (
             ("--lora", "2", "--lora_targets", "*.bias"),
             "matches fc1.bias, which is not a weight used only by products",

@@ -137,6 +137,18 @@ def test_what_changed_runs_with_what_depends_on_it(folder: Path) -> None:
     }
 
 
+def test_another_first_precision_has_the_first_name(folder: Path) -> None:
+    """Also if its step ran before; gates on the difference from a base wait for one."""
+    path = folder / "release.toml"
+    text = (
+        path.read_text().replace('["fp32", "int8"]', '["int8"]').replace('"ndcg@10<0"', '"ndcg@10<0", "overlap@10<1"')
+    )
+    path.write_text(text)
+    report = make_release(read_config(path), force=True)
+    assert report.models[0].path == "mini.onnx"
+    assert states(report)["optimize int8"] == "ran"
+
+
 def test_a_gate_leaves_the_old_release(folder: Path) -> None:
     """Of quality, and of the license."""
     before = (folder / "out" / FACTS_NAME).read_bytes()

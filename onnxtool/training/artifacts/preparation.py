@@ -97,9 +97,7 @@ def _notes(report: ArtifactReport, setting: LossSetting) -> Iterator[str]:
             "the input_ids as labels (--no_shift_labels turns this off)"
         )
     found = report.proof
-    if found is None:
-        yield "loss and gradients were not compared with PyTorch"
-    elif found.own_loss is not None and found.own_loss_error > found.tolerance:
+    if found is not None and found.own_loss is not None and found.own_loss_error > found.tolerance:
         yield (
             f"{found.reference} itself computes another loss for the same labels, with a relative difference of "
             f"{found.own_loss_error:.2g}: these artifacts train {report.loss} on {setting.output}"
@@ -140,23 +138,22 @@ def _folder(options: PreparationOptions) -> Path:
 
 
 def _loss(options: PreparationOptions, setting: LossSetting) -> LossType | onnxblock.Block | None:
-    if options.loss == NONE:
-        return None
-    kind = LossType[options.loss]
-    if kind is LossType.CrossEntropyLoss:
+    if options.loss == LossType.CrossEntropyLoss.name:
         return onnxblock.loss.CrossEntropyLoss(
             ignore_index=setting.ignore_index, axis=setting.class_axis, shift=setting.shift
         )
     if options.class_axis is not None or options.ignore_index is not None or options.shift_labels:
         raise ArtifactError(
-            f"{kind.name} has no classes, and --class_axis, --ignore_index or --shift_labels was passed",
+            f"{options.loss} has no classes, and --class_axis, --ignore_index or --shift_labels was passed",
             "leave them out",
         )
-    return LOSSES[kind]()
+    return None if options.loss == NONE else LOSSES[LossType[options.loss]]()
 
 
 def _optimizer(options: PreparationOptions) -> onnxblock.optim.Optimizer | None:
     if options.optimizer == NONE:
+        if options.weight_decay or options.max_grad_norm:
+            raise ArtifactError("--weight_decay or --max_grad_norm was passed, and no optimizer is written", "name one")
         return None
     clip = None if options.max_grad_norm is None else onnxblock.optim.ClipGradNorm(options.max_grad_norm)
     if options.optimizer == "SGD":
