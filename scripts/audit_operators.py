@@ -17,8 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import onnxruntime
 import torch
+from functorch.compile import aot_function, nop
+from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
+from onnxtool.torch_backend.capture import traceable_functions
+from onnxtool.torch_backend.lower.decisions import DECISIONS
+from onnxtool.torch_backend.lower.placement import EMPTY, RANDOM, SIZE
+from onnxtool.torch_backend.nodes import called
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "operators.md"
 SAMPLES = 2  # of each operator
@@ -104,8 +113,6 @@ class Sample:
 
 def main() -> int:
     """Audit what the command line names and write the table; return 1 where something is wrong."""
-    from torch.testing._internal.common_methods_invocations import op_db
-
     names = sys.argv[1:]
     torch.set_num_threads(2)
     warnings.simplefilter("ignore")
@@ -152,11 +159,6 @@ def _function(operator: Any, flat: list[Any], structure: Any, places: list[int])
 
 def _audit(sample: Sample) -> dict[str, str]:
     """Return the verdict on one sample and its detail: what stayed in PyTorch, or what is wrong."""
-    from functorch.compile import aot_function
-
-    from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
-    from onnxtool.torch_backend.capture import traceable_functions
-
     try:
         expected = _run(sample.function, sample.tensors)
     except Exception as error:  # noqa: BLE001 - some samples are there to fail
@@ -215,8 +217,6 @@ def _finding(verdict: str, error: BaseException) -> dict[str, str]:
 
 
 def _placement(backend: Any) -> dict[str, str]:
-    from onnxtool.torch_backend.lower.placement import EMPTY, SIZE
-
     graphs = backend.graphs
     stayed = {node.operator: node.reason for graph in graphs for node in graph.report.eager if node.reason != SIZE}
     failed = [session.failure for graph in graphs for session in graph.sessions if session.failure]
@@ -229,8 +229,6 @@ def _placement(backend: Any) -> dict[str, str]:
 
 
 def _draws(backend: Any) -> bool:
-    from onnxtool.torch_backend.lower.placement import RANDOM
-
     return any(node.reason == RANDOM for graph in backend.graphs for node in graph.report.eager)
 
 
@@ -242,14 +240,12 @@ def _is_traceable(sample: Sample) -> bool:
     return True
 
 
-def _run_traced(sample: Sample, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
+def _run_traced(sample: Sample, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """Run a sample as PyTorch itself compiles it, without any backend."""
-    from functorch.compile import aot_function, nop
-
     return _run(aot_function(sample.function, fw_compiler=nop, bw_compiler=nop), tensors)
 
 
-def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor | None]:
+def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
     """Return results, and the gradients of their weighted sum with respect to all inputs that have one."""
     torch.manual_seed(42)  # samples of random operators set this one themselves, and a compiled graph does not
     inputs = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
@@ -261,23 +257,15 @@ def _run(function: Callable[..., Any], tensors: tuple[torch.Tensor, ...]) -> lis
         if output.requires_grad and output.dtype is torch.float32
     ]
     leaves = [tensor for tensor in inputs if tensor.requires_grad]
-    gradients = torch.autograd.grad(sum(weighted), leaves, allow_unused=True) if weighted and leaves else ()
+    gradients = torch.autograd.grad(sum(weighted), leaves, materialize_grads=True) if weighted and leaves else ()
     return [*(output.detach() for output in outputs), *gradients]
 
 
-def _require_close(actual: list[torch.Tensor | None], expected: list[torch.Tensor | None]) -> None:
-    """Insist on equal types and shapes, and values within 1e-4 of the largest one.
-
-    A gradient that is not there is one of zeros.
-    """
+def _require_close(actual: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Insist on equal types and shapes, and values within 1e-4 of the largest one."""
     if len(actual) != len(expected):
         raise AssertionError(f"{len(actual)} results for {len(expected)}")
     for ours, theirs in zip(actual, expected, strict=True):
-        if ours is None or theirs is None:
-            other = ours if theirs is None else theirs
-            if other is not None and other.any():
-                raise AssertionError("a gradient is missing")
-            continue
         finite = theirs[theirs.isfinite()].to(torch.complex128).abs()
         scale = max(1.0, float(finite.max())) if finite.numel() else 1.0
         torch.testing.assert_close(ours, theirs, atol=1e-4 * scale, rtol=1e-4, equal_nan=True)
@@ -285,11 +273,6 @@ def _require_close(actual: list[torch.Tensor | None], expected: list[torch.Tenso
 
 def render(results: dict[str, list[dict[str, str]]]) -> str:
     """Return the page for results by operator."""
-    import onnxruntime
-
-    from onnxtool.torch_backend.lower.decisions import DECISIONS
-    from onnxtool.torch_backend.nodes import called
-
     counts = Counter(found["verdict"] for samples in results.values() for found in samples)
     judged = sum(counts[verdict] for verdict in ("whole", "partly", "PyTorch", "empty", *BAD))
     drawn, whole = counts["random"] + counts["other numbers"], counts["whole"]

@@ -19,15 +19,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from consumer_models import build_model
-from consumer_reference import reference
+from numpy.typing import NDArray
 
 SCRIPTS = Path(__file__).resolve().parent
 CONSUMERS = SCRIPTS / "consumers"
+QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
+QUESTION = "what is the capital of France?"  # which rerankers rank texts by
 COSINE = 0.99999
 TOLERANCE = 1e-4  # of scores
 # How near to a half a scaled weight is on the boundary of two integers: float32 noise of 1e-5, times 256 / 5.
@@ -38,7 +41,7 @@ _EXPORT = (sys.executable, "-m", "onnxtool", "export", "--quiet", "--force")
 # Anserini's quantization of weights: SpladePlusPlusEncoder.java and SparseEncoder.java.
 WEIGHT_RANGE, QUANT_RANGE, DROPPED = np.float32(5), np.float32(256), (0, 101, 102)
 
-Vector = dict[int, float] | list[float]
+Vector = NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -131,23 +134,63 @@ def run_check(check: Check, work_dir: Path, texts: Path) -> tuple[bool, str]:
     answers.unlink(missing_ok=True)
     command = [*_interpreter(check, work_dir), str(folder), str(texts), str(answers), *check.settings]
     _run(command)
-    found = [_as_terms(row) for row in json.loads(answers.read_text(encoding="utf-8"))]
-    wanted = reference(checkpoint, tuple(json.loads(texts.read_text(encoding="utf-8"))))
+    wanted = [np.array(row) for row in reference(checkpoint, tuple(json.loads(texts.read_text(encoding="utf-8"))))]
+    rows = zip(json.loads(answers.read_text(encoding="utf-8")), wanted, strict=True)
+    found = [_as_vector(row, len(vector)) for row, vector in rows]
     return COMPARISONS[check.compare](found, wanted)
 
 
-def _as_terms(row: Any) -> Vector:
-    return {int(term): weight for term, weight in row.items()} if isinstance(row, dict) else row
+@cache
+def reference(checkpoint: Path, texts: tuple[str, ...]) -> list[list[float]]:
+    """Return a vector for each text, in float32: of the vocabulary for a sparse encoder, a score for a reranker.
+
+    Of encoders that tell queries and documents apart, behind the vector of the text there is that of its first words
+    as a query: all vectors of tokens of a late-interaction encoder, and weights without those of [CLS] and its kin.
+    """
+    import torch
+    from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer, SparseEncoder
+
+    has_routes, architecture = (checkpoint / "router_config.json").is_file(), ""
+    if not has_routes:
+        architecture = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    name, queries = str(checkpoint), [text[:QUERY] for text in texts]
+    if architecture.endswith(("ForSequenceClassification", "ForCausalLM")):
+        activation = torch.nn.Identity() if architecture.endswith("ForSequenceClassification") else None
+        reranker = CrossEncoder(name, device="cpu", activation_fn=activation)
+        pairs = [(QUESTION, text) for text in texts]
+        return [[float(score)] for score in reranker.predict(pairs, batch_size=1)]
+    if architecture == "HF_ColBERT":
+        late = MultiVectorEncoder(name, device="cpu")
+        both = zip(late.encode_document([*texts]), late.encode_query(queries), strict=True)
+        return [[*document.ravel().tolist(), *query.ravel().tolist()] for document, query in both]
+    if has_routes or architecture.endswith("ForMaskedLM"):
+        sparse = SparseEncoder(name, device="cpu")
+        weights = sparse.encode_document([*texts], batch_size=1).to_dense()
+        if has_routes:
+            weights = torch.cat([weights, sparse.encode_query(queries).to_dense()], dim=1)
+            size = weights.shape[1] // 2
+            weights[:, [start + term for start in (0, size) for term in sparse.tokenizer.all_special_ids]] = 0
+        found: list[list[float]] = weights.tolist()
+        return found
+    dense: list[list[float]] = SentenceTransformer(name, device="cpu").encode([*texts], batch_size=1).tolist()
+    return dense
 
 
-def quantize(weights: Vector) -> dict[int, int]:
-    """Return Anserini's integer weights: Math.round(weight / 5 * 256) in float32, for all terms but three."""
-    pairs = weights.items() if isinstance(weights, dict) else enumerate(weights)
-    return {
-        term: int(np.floor(np.float64(np.float32(weight) / WEIGHT_RANGE * QUANT_RANGE) + 0.5))
-        for term, weight in pairs
-        if weight > 0 and term not in DROPPED
-    }
+def _as_vector(row: Any, size: int) -> Vector:
+    """Return the vector of an answer, which may be an object of term ids and weights."""
+    if not isinstance(row, dict):
+        return np.asarray(row, dtype=np.float64)
+    vector = np.zeros(size)
+    vector[[int(term) for term in row]] = list(row.values())
+    return vector
+
+
+def quantize(weights: Vector) -> Vector:
+    """Return Anserini's integer weights: Math.round(weight / 5 * 256) in float32; -1 for what it drops."""
+    scaled = (weights.astype(np.float32) / WEIGHT_RANGE * QUANT_RANGE).astype(np.float64)
+    terms = np.where(weights > 0, np.floor(scaled + 0.5), -1.0)
+    terms[..., DROPPED] = -1
+    return terms
 
 
 def _compare_integers(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
@@ -156,28 +199,25 @@ def _compare_integers(found: Sequence[Vector], wanted: Sequence[Vector]) -> tupl
     A weight of PyTorch's that lies on the boundary between two integers, as far as float32 can tell, rounds either way
     in PyTorch too, by its number of threads; these are counted apart.
     """
-    equal = terms = boundary = wrong = 0
-    for row, reference_row in zip(found, wanted, strict=True):
-        ours, theirs = quantize(row), quantize(reference_row)
-        equal += ours == theirs
-        terms += len(theirs)
-        for term in {*ours, *theirs}:
-            if ours.get(term) != theirs.get(term):
-                scaled = reference_row[term] / float(WEIGHT_RANGE) * float(QUANT_RANGE)
-                at_boundary = term in ours and term in theirs and abs(scaled % 1 - 0.5) < ROUNDING
-                boundary, wrong = boundary + at_boundary, wrong + (not at_boundary)
+    weights = np.stack(wanted)
+    ours, theirs = quantize(np.stack(found)), quantize(weights)
+    differ, terms = ours != theirs, int((theirs >= 0).sum())
+    is_near = np.abs(weights / float(WEIGHT_RANGE) * float(QUANT_RANGE) % 1 - 0.5) < ROUNDING
+    boundary = differ & is_near & (ours >= 0) & (theirs >= 0)
+    equal, wrong = int((~differ.any(axis=1)).sum()), int((differ & ~boundary).sum())
     figures = f"{equal} of {len(found)} texts with equal integers; of {terms} terms {wrong} differ"
-    return wrong == 0 and terms > 0, f"{figures}, {boundary} at a rounding boundary"
+    return wrong == 0 and terms > 0, f"{figures}, {boundary.sum()} at a rounding boundary"
 
 
 def _compare_cosines(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
-    cosines = [_cosine(a, b) for a, b in zip(found, wanted, strict=True)]
+    pairs = zip(found, wanted, strict=True)
+    cosines = [float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b))) for a, b in pairs]
     lowest = min(cosines)
     return lowest >= COSINE, f"{len(cosines)} texts, lowest cosine {lowest:.8f}"
 
 
 def _compare_scores(found: Sequence[Vector], wanted: Sequence[Vector]) -> tuple[bool, str]:
-    ours, theirs = (np.array([row[0] for row in rows]) for rows in (found, wanted))
+    ours, theirs = np.stack(found), np.stack(wanted)
     largest = float(np.abs(ours - theirs).max())
     return largest <= TOLERANCE < np.ptp(theirs), f"{len(found)} texts, scores within {largest:.2g}"
 
@@ -190,47 +230,26 @@ COMPARISONS: dict[str, Callable[[Sequence[Vector], Sequence[Vector]], tuple[bool
 }
 
 
-def _cosine(found: Vector, wanted: Vector) -> float:
-    if isinstance(found, dict):
-        dense = np.zeros(len(wanted))
-        dense[list(found)] = list(found.values())
-    else:
-        dense = np.asarray(found, dtype=np.float64)
-    other = np.asarray(wanted, dtype=np.float64)
-    return float(dense @ other / (np.linalg.norm(dense) * np.linalg.norm(other)))
-
-
 def _interpreter(check: Check, work_dir: Path) -> list[str]:
     """Return the command that runs the consumer's script, after installing what it needs."""
     script = CONSUMERS / check.script
     if script.suffix == ".mjs":
         home = work_dir / "node"
         home.mkdir(exist_ok=True)
-        if not _is_installed(CONSUMERS / "package.json", home):
-            shutil.copyfile(CONSUMERS / "package.json", home / "package.json")
-            _run(["npm", "install", "--no-audit", "--no-fund"], cwd=home, ONNXRUNTIME_NODE_INSTALL_CUDA="skip")
-            _mark_installed(CONSUMERS / "package.json", home)
-        shutil.copyfile(script, home / script.name)  # node looks for packages beside the script
+        for file in (CONSUMERS / "package.json", script):  # node looks for packages beside the script
+            shutil.copyfile(file, home / file.name)
+        _run(["npm", "install", "--no-audit", "--no-fund"], cwd=home, ONNXRUNTIME_NODE_INSTALL_CUDA="skip")
         return ["node", str(home / script.name)]
     pins = CONSUMERS / f"{check.consumer}.txt"
-    if check.simulated or not pins.is_file():
-        return [sys.executable, str(script)]
-    home = work_dir / "environments" / check.consumer
-    if not _is_installed(pins, home):
-        print(f"installing {pins.name}", file=sys.stderr, flush=True)
-        _run([sys.executable, "-m", "venv", "--clear", str(home)])
-        _run([str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--requirement", str(pins)])
-        _mark_installed(pins, home)
-    return [str(home / "bin" / "python"), str(script)]
-
-
-def _is_installed(pins: Path, home: Path) -> bool:
-    mark = home / ".installed"
-    return mark.is_file() and mark.read_bytes() == pins.read_bytes()
-
-
-def _mark_installed(pins: Path, home: Path) -> None:
-    (home / ".installed").write_bytes(pins.read_bytes())
+    python = sys.executable
+    if pins.is_file():
+        home = work_dir / "environments" / check.consumer
+        python = str(home / "bin" / "python")
+        if not home.is_dir():
+            print(f"installing {pins.name}", file=sys.stderr, flush=True)
+            _run([sys.executable, "-m", "venv", str(home)])
+        _run([python, "-m", "pip", "install", "--quiet", "--requirement", str(pins)])
+    return [python, str(CONSUMERS / "exchange.py"), check.script]
 
 
 def _run(command: Sequence[str], *, cwd: Path | None = None, **variables: str) -> None:

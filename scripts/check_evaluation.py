@@ -18,7 +18,7 @@ from typing import Any
 import pytrec_eval
 from bench_infer import make_minilm
 from harness.machine import cpu_class
-from make_collection import make_collection
+from make_collection import make_collection, write_beir
 from make_models import trained_model
 
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
@@ -30,22 +30,20 @@ BEIR = {"nDCG@10": "NDCG@10", "MRR@10": "MRR@10", "Recall@100": "Recall@100", "M
 DEPTH = 100  # less than the documents, so that one too few would show
 
 
-def read_columns(path: Path, *places: int) -> Iterator[list[str]]:
-    """Yield columns of a file, by nothing of onnxtool."""
+def read_run(path: Path) -> dict[str, dict[str, float]]:
+    """Return the scores of a run file, by nothing of onnxtool."""
     with path.open(encoding="utf-8") as file:
-        for line in file:
-            cells = line.split()
-            yield [cells[place] for place in places]
+        run: dict[str, dict[str, float]] = pytrec_eval.parse_run(file)
+    return run
 
 
 def by_pytrec_eval(data: Path, run_path: Path) -> dict[str, float]:
     """Return the means over all judged queries, from the files alone."""
     judged: dict[str, dict[str, int]] = {}
-    for query, document, grade in list(read_columns(data / "qrels" / "test.tsv", 0, 1, 2))[1:]:
+    for line in (data / "qrels" / "test.tsv").read_text("utf-8").splitlines()[1:]:
+        query, document, grade = line.split("\t")
         judged.setdefault(query, {})[document] = int(grade)
-    run: dict[str, dict[str, float]] = {}
-    for query, document, score in read_columns(run_path, 0, 2, 4):
-        run.setdefault(query, {})[document] = float(score)
+    run = read_run(run_path)
     ten = {
         query: dict(sorted(found.items(), key=lambda entry: (entry[1], entry[0]), reverse=True)[:10])
         for query, found in run.items()
@@ -78,7 +76,7 @@ def measures_table(model: Path, data: Path, folder: Path) -> int:
         expected = by_pytrec_eval(place, run_path)
         largest = max(abs(report.measures[one].mean - value) for one, value in expected.items())
         wrong += largest > 1e-6
-        means = " | ".join(f"{report.measures[one].mean:.4f}" for one in ("nDCG@10", "MRR@10", "Recall@100", "MAP"))
+        means = " | ".join(f"{report.measures[one].mean:.4f}" for one in BEIR)
         print(f"| {name} | {report.num_queries} | {means} | {largest:.1e} |", flush=True)
     return wrong
 
@@ -104,16 +102,13 @@ def with_own_ids(data: Path, folder: Path) -> Iterator[tuple[str, Path]]:
         ("numbers, equal by chance", numbers, by_chance),
     ):
         output = folder / name.replace(" ", "-").replace(",", "")
-        (output / "qrels").mkdir(parents=True)
         corpus = ({**one, "_id": key} for one, key in zip(documents, names, strict=True))
-        (output / "corpus.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in corpus), encoding="utf-8")
-        lines = (json.dumps({"_id": key, "text": text}) for key, (_, text) in queries.items())
-        (output / "queries.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-        judged = ["query-id\tcorpus-id\tscore"]
-        for number, (key, (place, _)) in enumerate(queries.items()):
-            grades = (4 - behind for behind in (1, 2, 3)) if number % 10 else (0, 0, 0)
-            judged += [f"{key}\t{names[place + behind]}\t{grade}" for behind, grade in enumerate(grades, start=1)]
-        (output / "qrels" / "test.tsv").write_text("\n".join(judged) + "\n", encoding="utf-8")
+        judged = [
+            (key, names[place + behind], 4 - behind if number % 10 else 0)
+            for number, (key, (place, _)) in enumerate(queries.items())
+            for behind in (1, 2, 3)
+        ]
+        write_beir(output, corpus, ({"_id": key, "text": text} for key, (_, text) in queries.items()), {"test": judged})
         yield name, output
 
 
@@ -156,9 +151,7 @@ def own_ids_table(model: Path, data: Path, folder: Path) -> int:
             kept = with_own.measures["nDCG@10"].mean
             run: dict[str, dict[str, float]] | None = None
             if search == "windows":
-                run = {}
-                for query, document, score in read_columns(run_path, 0, 2, 4):
-                    run.setdefault(query, {})[document] = float(score)
+                run = read_run(run_path)
             elif search == "BM25":
                 assert report.against is not None  # noqa: S101  it was asked for
                 assert with_own.against is not None  # noqa: S101

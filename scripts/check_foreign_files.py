@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,93 +35,61 @@ ALLOWED = {"fp16": (1e-3, 0.02), "int8": (0.03, 0.1)}
 RIGHT, REFUSED, WRONG, DIED = "right", "refused", "WRONG", "DIED"
 
 
-@dataclass
-class Row:
-    """What became of a file: `cells` by the column's name, `told` whether the commands were given its inputs."""
+def check(file: ForeignFile, folder: Path, isolation: Isolation) -> dict[str, str]:
+    """Take a file through everything, and return its row by the names of the columns."""
+    path = file.fetch(folder)
+    work = folder / "work" / f"{FILES.index(file):02}"
+    work.mkdir(parents=True, exist_ok=True)
+    cases = []
+    for number, feeds in enumerate(file.make_feeds(path)):
+        cases.append(str(work / f"case-{number}.npz"))
+        np.savez(cases[-1], allow_pickle=False, **feeds)
+    told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told else []
 
-    name: str
-    told: bool
-    cells: dict[str, str]
-    bad: bool = False
-
-
-class Checker:
-    """Checks files, with the packages in `folder`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._isolation = folder, Isolation()
-
-    def check(self, file: ForeignFile) -> Row:
-        """Take a file through everything."""
-        path = file.fetch(self.folder)
-        work = self.folder / "work" / f"{FILES.index(file):02}"
-        work.mkdir(parents=True, exist_ok=True)
-        cases = []
-        for number, feeds in enumerate(file.make_feeds(path)):
-            cases.append(str(work / f"case-{number}.npz"))
-            np.savez(cases[-1], allow_pickle=False, **feeds)
-        told = [part for case in cases for part in ("--sample_inputs", case)] if file.is_told else []
-        if self._judge(path, path, cases) is None:
-            raise SystemExit(f"{file.name} does not run on the inputs of the table")
-        model = onnx.load(path, load_external_data=False)
-        opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default="")
-        row = Row(
-            f"{file.package}, {path.name}", bool(told), {"written by": exporter_of(file, model), "opset": f"{opset}"}
-        )
-        done, text = self._run("stats", str(path), "--format", "json")
-        row.cells["nodes"] = f"{json.loads(text)['num_nodes']}" if done == RIGHT else ""
-        row.cells["stats"] = _cell(done, text)
-        benchmark = ("infer", "--benchmark", "--model_path", str(path), "--runs", "5", "--format", "json", *told)
-        row.cells["benchmark"] = _cell(*self._run(*benchmark))
-        for precision in PRECISIONS:
-            row.cells[precision] = self._optimize(path, cases, precision, work, told)
-        row.bad = any(text.startswith((WRONG, DIED)) for text in row.cells.values())
-        return row
-
-    def _optimize(self, path: Path, cases: Sequence[str], precision: str, work: Path, told: Sequence[str]) -> str:
-        """Return the cell of a precision."""
-        output = work / f"{precision}.onnx"
-        for old in work.glob(f"{precision}.onnx*"):
-            old.unlink()
-        command = ("optimize", "--model_path", str(path), "--output", str(output), "--precision", precision)
-        done, text = self._run(*command, "--format", "json", *told)
-        if done != RIGHT:
-            return _cell(done, text)
-        figures = self._judge(path, output, cases)
-        verdict = "does not run" if figures is None else verdict_of(figures, precision)
-        return f"{WRONG}: {verdict}" if verdict else RIGHT
-
-    def _run(self, *command: str) -> tuple[str, str]:
-        """Run a command, and return what came of it: its output, or the reason it gives."""
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "onnxtool", *command, "--quiet"],
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=LIMIT_S,
-                env=_ENVIRONMENT,
-            )
-        except subprocess.TimeoutExpired:
-            return DIED, f"not done after {LIMIT_S:.0f} s"
-        if done.returncode == 0:
-            return RIGHT, done.stdout
-        lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
-        if done.returncode not in (1, 2) or "Traceback" in done.stderr or not lines:
-            return DIED, self._without_folders((done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1])
-        return REFUSED, self._without_folders(" ".join(lines).removeprefix("error: "))
-
-    def _without_folders(self, text: str) -> str:
-        parts = (Path(part).name if str(self.folder) in part else part for part in text.split(" "))
-        return " ".join(parts).replace("|", "/").replace("\n", " ")
-
-    def _judge(self, source: Path, result: Path, cases: Sequence[str]) -> dict[str, Any] | None:
-        """Return the figures of a comparison; None where one of both does not run."""
-        ended = self._isolation.run(judge, self.folder / "work" / "judge", LIMIT_S, str(source), str(result), *cases)
+    def compare(result: Path, precision: str) -> str:
+        """Return what is wrong with a result, or an empty text."""
+        ended = isolation.run(judge, work / "judge", LIMIT_S, str(path), str(result), *cases)
         if ended.value is None:
             print(ended.stderr, file=sys.stderr)
-        figures: dict[str, Any] | None = ended.value
-        return figures
+        return "does not run" if ended.value is None else verdict_of(ended.value, precision)
+
+    if wrong := compare(path, "fp32"):
+        raise SystemExit(f"{file.name} on the inputs of the table: {wrong}")
+    model = onnx.load(path, load_external_data=False)
+    opset = max((one.version for one in model.opset_import if one.domain in ("", "ai.onnx")), default="")
+    row = {"file": f"{file.package}, {path.name}" + r"\*" * bool(told), "written by": exporter_of(file, model)}
+    verdict, text = run(folder, "stats", str(path), "--format", "json")
+    nodes = str(json.loads(text)["num_nodes"]) if verdict == RIGHT else ""
+    row |= {"opset": str(opset), "nodes": nodes, "stats": verdict}
+    options = ("--quiet", "--format", "json", "--model_path", str(path), *told)
+    row["benchmark"], _ = run(folder, "infer", "--benchmark", "--runs", "5", *options)
+    for precision in PRECISIONS:
+        output = work / f"{precision}.onnx"
+        command = ("optimize", "--output", str(output), "--force", "--precision", precision, *options)
+        row[precision], _ = run(folder, *command)
+        if row[precision] == RIGHT and (wrong := compare(output, precision)):
+            row[precision] = f"{WRONG}: {wrong}"
+    return row
+
+
+def run(folder: Path, *command: str) -> tuple[str, str]:
+    """Run a command, and return its cell, with the reason where it does not succeed, and its output.
+
+    Of files below `folder`, the reason has the names alone.
+    """
+    onnxtool = [sys.executable, "-m", "onnxtool", *command]
+    try:
+        done = subprocess.run(onnxtool, capture_output=True, text=True, check=False, timeout=LIMIT_S, env=_ENVIRONMENT)
+    except subprocess.TimeoutExpired:
+        return f"{DIED}: not done after {LIMIT_S:.0f} s", ""
+    if done.returncode == 0:
+        return RIGHT, done.stdout
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("error:", "hint:"))]
+    text, verdict = " ".join(lines).removeprefix("error: "), REFUSED
+    if done.returncode not in (1, 2) or "Traceback" in done.stderr or not lines:
+        text, verdict = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1], DIED
+    reason = re.sub(rf"{re.escape(str(folder))}/\S*/", "", text).replace("|", "/")
+    return f"{verdict}: {reason}", done.stdout
 
 
 def verdict_of(figures: dict[str, Any], precision: str) -> str:
@@ -137,20 +105,14 @@ def verdict_of(figures: dict[str, Any], precision: str) -> str:
     return ""
 
 
-def _cell(done: str, text: str) -> str:
-    """Return the cell of a command that wrote no file."""
-    return RIGHT if done == RIGHT else f"{done}: {text}"
-
-
-def table(rows: Sequence[Row]) -> tuple[str, str]:
+def table(rows: Sequence[dict[str, str]]) -> tuple[str, str]:
     """Return the rows, and the reasons in them as a list with numbers, as Markdown."""
-    columns = list(dict.fromkeys(column for row in rows for column in row.cells))
-    lines = [f"| {' | '.join(('file', *columns))} |", f"|{'---|' * (len(columns) + 1)}"]
+    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
     reasons: list[str] = []
     for row in rows:
-        cells = [row.name + r"\*" * row.told]
-        for column in columns:
-            verdict, _, reason = row.cells.get(column, "").partition(": ")
+        cells = []
+        for cell in row.values():
+            verdict, _, reason = cell.partition(": ")
             if reason and reason not in reasons:
                 reasons.append(reason)
             cells.append(f"{verdict} ({reasons.index(reason) + 1})" if reason else verdict)
@@ -164,16 +126,16 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="where packages are kept; not in the repository")
     parser.add_argument("--only", nargs="+", default=[""], help="files whose package or path has one of these")
     arguments = parser.parse_args()
-    checker = Checker(arguments.folder.resolve())
+    isolation = Isolation()
     files = [file for file in FILES if any(part in f"{file.package} {file.path}" for part in arguments.only)]
     rows = []
     for file in files:
-        rows.append(checker.check(file))
-        print(rows[-1].name, rows[-1].cells, file=sys.stderr, flush=True)
-    packages = {row.name.partition(",")[0] for row in rows}
-    print(f"{len(rows)} files from {len(packages)} packages; {cpu_class()}, onnxruntime {ort.__version__}.\n")
+        rows.append(check(file, arguments.folder.resolve(), isolation))
+        print(rows[-1], file=sys.stderr, flush=True)
+    print(f"{len(rows)} files from {len({file.package for file in files})} packages; ", end="")
+    print(f"{cpu_class()}, onnxruntime {ort.__version__}.\n")
     print("\n\n".join(table(rows)))
-    return int(any(row.bad for row in rows))
+    return int(any(cell.startswith((WRONG, DIED)) for row in rows for cell in row.values()))
 
 
 if __name__ == "__main__":

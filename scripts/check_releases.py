@@ -14,7 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -96,10 +96,11 @@ FILES = (
 
 @dataclass(frozen=True)
 class Made:
-    """A file that was made, with its inputs and what the plain export gives for them."""
+    """A file that was made, with its inputs, also as files in a folder, and what the plain export gives for them."""
 
     file: File
     path: Path
+    folder: Path
     feeds: list[Mapping[str, Any]]
     expected: list[Mapping[str, Any]]
 
@@ -108,34 +109,32 @@ class Made:
         """The release that stats names."""
         return summarize_model(self.path).min_onnxruntime
 
-    def errors(self, found: Mapping[str, Any]) -> float:
+    def error(self, outputs: Path) -> float:
         """Return the largest error of outputs as the worker writes them."""
-        outputs: list[dict[str, Any]] = [{} for _ in self.feeds]
-        for key, array in found.items():
-            place, _, name = key.partition("/")
-            outputs[int(place)][name] = array
-        together = zip(outputs, self.expected, self.feeds, strict=True)
-        return max(float(output_errors(one, wanted, padding_mask(given)).max()) for one, wanted, given in together)
+        errors = []
+        for place, (wanted, given) in enumerate(zip(self.expected, self.feeds, strict=True)):
+            with np.load(outputs / f"{place}.npz") as found:
+                errors.append(float(output_errors(dict(found), wanted, padding_mask(given)).max()))
+        return max(errors)
 
 
 def make_files(folder: Path) -> list[Made]:
     """Export and optimize all files, each export and its inputs once."""
-    exports: dict[str, tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]] = {}
+    exports: dict[str, Made] = {}
     found = []
     for file in FILES:
         key = f"{file.checkpoint} {sorted(file.export.items())}"
         if key not in exports:
             exports[key] = _export(file, folder / f"export{len(exports)}" / "model.onnx")
-        path, feeds, expected = exports[key]
+        source = path = exports[key].path
         if file.precision:
-            source, settings = path, "-".join(map(str, file.optimize.values()))
-            path = source.with_name(f"{file.precision}-{settings}.onnx")
+            path = source.with_name("-".join((file.precision, *map(str, file.optimize.values()))) + ".onnx")
             optimize_model(OptimizeOptions(source, path, precision=file.precision, **file.optimize))
-        found.append(Made(file, path, feeds, expected))
+        found.append(replace(exports[key], file=file, path=path))
     return found
 
 
-def _export(file: File, path: Path) -> tuple[Path, list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+def _export(file: File, path: Path) -> Made:
     checkpoint = path.parent / "checkpoint"
     if file.checkpoint == "minilm":
         checkpoint = trained_model()
@@ -150,23 +149,23 @@ def _export(file: File, path: Path) -> tuple[Path, list[Mapping[str, Any]], list
         feeds: list[Mapping[str, Any]] = list(text_feeds_of(model, held_out_texts(NUM_TEXTS)))
     except InputError:  # takes more than texts
         feeds = [case.feeds for case in input_cases(model, longest=LONGEST)]
+    folder = path.with_name("feeds")
+    folder.mkdir()
+    for place, given in enumerate(feeds):
+        np.savez(folder / f"{place}.npz", **dict(given))
     session = open_session(path, provider="cpu", threads=1)
-    return path, feeds, [session.run(given) for given in feeds]
+    return Made(file, path, folder, feeds, [session.run(given) for given in feeds])
 
 
 def run(releases: Releases, version: str, made: Made, *options: str) -> tuple[bool, str]:
     """Return whether a version gives the answers that a file promises, and what it did."""
-    with tempfile.TemporaryDirectory() as name:
-        feeds, output = Path(name) / "feeds.npz", Path(name) / "output.npz"
-        arrays = {f"{place}/{key}": array for place, given in enumerate(made.feeds) for key, array in given.items()}
-        np.savez(feeds, **arrays)
-        code, text = releases.ask(version, str(made.path), str(feeds), str(output), *options)
+    with tempfile.TemporaryDirectory() as outputs:
+        code, text = releases.ask(version, str(made.path), str(made.folder), outputs, *options)
         if code < 0 or code > 1:
             return False, f"ends the process ({code})"
         if code:
             return False, _reason(text)
-        with np.load(output) as found:
-            error = made.errors(found)
+        error = made.error(Path(outputs))
     if error <= made.file.bound:
         return True, f"{error:.1e}"
     return False, f"runs, error {error:.1g}"

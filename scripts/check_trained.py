@@ -28,7 +28,7 @@ from make_collection import make_collection
 from make_models import place_trained
 
 from onnxtool import infer
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model
+from onnxtool.evaluation import EvaluateOptions, evaluate_model
 from onnxtool.export import ExportOptions, export_model
 from onnxtool.optimize import OptimizeOptions, optimize_model
 
@@ -90,7 +90,7 @@ def in_bfloat16(checkpoint: Path, kind: str) -> Path:
     return output
 
 
-def evaluate(row: Row, file: Path, data: Path, cache: Path) -> tuple[dict[str, float], EvaluationReport]:
+def evaluate(row: Row, file: Path, data: Path, cache: Path) -> dict[str, float]:
     """Return the means of a row; a checkpoint is the base of its model's `file`."""
     options: dict[str, Any] = {"model_name": str(row.path.parent)} if row.model == "reranker" else {}
     if row.model == "reranker":
@@ -99,8 +99,8 @@ def evaluate(row: Row, file: Path, data: Path, cache: Path) -> tuple[dict[str, f
         options["against"] = str(row.path)
     report = evaluate_model(file, data, EvaluateOptions(measures=MEASURES, cache=cache, provider="cpu", **options))
     if report.against is None:
-        return {name: report.measures[name].mean for name in MEASURES}, report
-    return {name: report.against.measures[name].base for name in MEASURES}, report
+        return {name: report.measures[name].mean for name in MEASURES}
+    return {name: report.against.measures[name].base for name in MEASURES}
 
 
 def num_terms(row: Row, texts: list[str]) -> str:
@@ -128,7 +128,7 @@ def main() -> int:
         print("|---|---|---:|---:|---:|---:|---:|")
         for row in made:
             file = row.path if not row.dtype else folder / f"{row.model}-fp32.onnx"
-            means, _ = evaluate(row, file, data, folder / "cache")
+            means = evaluate(row, file, data, folder / "cache")
             size = "" if row.dtype else f"{row.path.stat().st_size / 1e6:.1f}"
             cells = [row.model, row.form, size, *(f"{means[one]:.4f}" for one in MEASURES), num_terms(row, texts)]
             print(f"| {' | '.join(cells)} |", flush=True)

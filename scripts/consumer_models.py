@@ -24,7 +24,6 @@ _SAVED = {
     "reranker": "one label",
     "decoder-reranker": "chat template of Qwen3-Reranker, prompts, long texts",
 }
-
 # Architecture, configuration, and what follows the transformer.
 MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "splade": ("BertForMaskedLM", _BERT, ("SpladePooling",)),
@@ -38,65 +37,57 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 def build_model(name: str, folder: Path) -> Path:
     """Build the model called `name` into `folder`, unless it is there, and return where."""
-    import torch
-    import transformers
-
-    target = folder / name
     if name == "minilm":
         return trained_model()
-    if name in _SAVED:
-        return target if target.is_dir() else _build_saved(name, target)
-    if (target / "modules.json").is_file():
+    target, partial, base = (folder / f"{name}{part}" for part in ("", "-partial", "-base"))
+    if target.is_dir():
         return target
-    architecture, settings, modules = MODELS[name]
-    model_class = getattr(transformers, architecture)
-    torch.manual_seed(0)
-    model = model_class(model_class.config_class(**settings)).eval()
-    if "SpladePooling" in modules:
-        _make_sparse(model)
-    shutil.rmtree(target, ignore_errors=True)
-    base = target.with_name(f"{name}-base")
-    model.save_pretrained(base)
-    for file in TOKENIZER_FILES:
-        shutil.copyfile(trained_model() / file, base / file)
-    _as_sentence_transformer(base, modules).save_pretrained(str(target), create_model_card=False)
-    return target
+    for path in (partial, base):
+        shutil.rmtree(path, ignore_errors=True)
+        path.mkdir(parents=True)
+    (_save_case if name in _SAVED else _save_encoder)(name, partial, base)
+    return partial.rename(target)
 
 
-def _as_sentence_transformer(base: Path, modules: tuple[str, ...]) -> Any:
+def _save_case(name: str, target: Path, base: Path) -> None:
+    """Save a checkpoint of tests/retrieval; a sparse one with the double logarithm, which fastembed has for it."""
+    sys.path.insert(0, str(ROOT))
+    from tests.retrieval.checkpoints import CASES
+
+    next(case for case in CASES if case.name == _SAVED[name]).make(target, base)
+    for path in target.glob("*_SpladePooling/config.json"):
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps({**settings, "activation_function": "log1p_relu"}), encoding="utf-8")
+
+
+def _save_encoder(name: str, target: Path, base: Path) -> None:
     import torch
+    import transformers
     from sentence_transformers import SentenceTransformer, SparseEncoder
     from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
     from sentence_transformers.sparse_encoder.modules import SpladePooling
 
-    options = {"max_seq_length": 512}
-    if modules == ("SpladePooling",):
-        encoder = Transformer(str(base), transformer_task="fill-mask", **options)
-        return SparseEncoder(modules=[encoder, SpladePooling("max")], device="cpu")
-    made = [Transformer(str(base), **options)]
-    for name in modules:
-        if name == "Dense":
-            made.append(Dense(_WIDTH, 16, activation_function=torch.nn.Tanh()))
+    architecture, settings, names = MODELS[name]
+    model_class = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**settings)).eval()
+    is_sparse = "SpladePooling" in names
+    if is_sparse:
+        _make_sparse(model)
+    model.save_pretrained(base)
+    for file in TOKENIZER_FILES:
+        shutil.copyfile(trained_model() / file, base / file)
+    task = "fill-mask" if is_sparse else "feature-extraction"
+    modules: list[Any] = [Transformer(str(base), max_seq_length=512, transformer_task=task)]
+    for module in names:
+        if module == "SpladePooling":
+            modules.append(SpladePooling("max"))
+        elif module == "Dense":
+            modules.append(Dense(_WIDTH, 16, activation_function=torch.nn.Tanh()))
         else:
-            made.append(Normalize() if name == "Normalize" else Pooling(_WIDTH, name))
-    return SentenceTransformer(modules=made, device="cpu")
-
-
-def _build_saved(name: str, target: Path) -> Path:
-    """Build a checkpoint of tests/retrieval; a sparse one with the double logarithm, which fastembed has for it."""
-    sys.path.insert(0, str(ROOT))
-    from tests.retrieval.checkpoints import CASES
-
-    case = next(case for case in CASES if case.name == _SAVED[name])
-    base = target.with_name(f"{name}-base")
-    shutil.rmtree(base, ignore_errors=True)
-    for path in (target, base):
-        path.mkdir(parents=True)
-    case.make(target, base)
-    for path in target.glob("*_SpladePooling/config.json"):
-        settings = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**settings, "activation_function": "log1p_relu"}), encoding="utf-8")
-    return target
+            modules.append(Normalize() if module == "Normalize" else Pooling(_WIDTH, module))
+    encoder = (SparseEncoder if is_sparse else SentenceTransformer)(modules=modules, device="cpu")
+    encoder.save_pretrained(str(target), create_model_card=False)
 
 
 def _make_sparse(model: Any) -> None:

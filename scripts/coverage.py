@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=TASK_NAMES, metavar="TASK")
     parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: all of each task")
-    parser.add_argument("--effort", choices=EFFORTS, default=EFFORTS[0], help="how much is cut first; depth: no widths")
+    parser.add_argument("--effort", choices=EFFORTS, default=EFFORTS[0], help="how much is cut; depth: no widths")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=PRECISIONS[:2])
     parser.add_argument("--provider", default="cpu", help="what files are optimized for, and judged on")
     parser.add_argument("--jobs", type=int, default=2, help="how many types at a time")
@@ -46,16 +46,16 @@ def main() -> int:
     known: dict[str, Any] = {}
     if arguments.resume and results.exists():
         known = json.loads(results.read_text("utf-8"))
-    efforts = EFFORTS[EFFORTS.index(arguments.effort) :]
     isolation = Isolation(PRELOADED, STEP_GB)
+    options = (arguments.effort, arguments.precisions, arguments.provider)
     with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(arguments.jobs) as pool:
         trials = [
-            Trial(task, model_type, Path(name, task, model_type), efforts, arguments.precisions, arguments.provider)
+            Trial(task, model_type, Path(name, task, model_type), isolation, *options)
             for task in arguments.tasks
             for model_type in model_classes(find_task(task))
             if arguments.types is None or model_type in arguments.types
         ]
-        under_way = {pool.submit(trial.run, isolation): trial for trial in trials if trial.key not in known}
+        under_way = {pool.submit(trial.run): trial for trial in trials if trial.key not in known}
         for number, done in enumerate(as_completed(under_way), 1):
             key, result = under_way[done].key, done.result()
             known[key] = result

@@ -40,7 +40,10 @@ _VARIABLES["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import onnx  # noqa: E402
 from google.protobuf.message import Message  # noqa: E402
+from zoo.checkpoint import make_checkpoint  # noqa: E402
+from zoo.tasks import find_task  # noqa: E402
 
+from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model  # noqa: E402
 from tests.hostile.documents import ABSURD, damage_document  # noqa: E402
 from tests.hostile.gadgets import GADGETS, splice  # noqa: E402
 from tests.hostile.seeds import by_hand  # noqa: E402
@@ -105,41 +108,22 @@ class Ended:
         return f"wrote or removed {self.changed}" if self.changed else ""
 
 
-@dataclass(frozen=True)
-class Tried:
-    """One command on one case."""
-
-    command: str
-    damage: str
-    ended: Ended
-    kept: str = ""
-
-
 def make_seeds(folder: Path) -> list[Path]:
     """Make all seeds in `folder`, unless they are there, and return their paths."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, model in by_hand().items():
         onnx.save(model, folder / f"{name}.onnx")
     for task, model_type in EXPORTED:
-        _export(task, model_type, folder)
+        path = folder / f"{model_type}-{task}.onnx"
+        if path.exists():
+            continue
+        checkpoint = folder / "checkpoints" / path.stem
+        make_checkpoint(find_task(task), model_type, checkpoint)
+        export_model(ExportOptions(model_name=str(checkpoint), task=task, output=path))
+        for precision in ("fp32", "int8") if model_type == "bert" else ("fp32",):
+            output = path.with_name(f"{path.stem}-{precision}.onnx")
+            optimize_model(OptimizeOptions(path, output=output, precision=precision, force=True, verify=False))
     return sorted(folder.glob("*.onnx"))
-
-
-def _export(task: str, model_type: str, folder: Path) -> None:
-    from zoo.checkpoint import make_checkpoint
-    from zoo.tasks import find_task
-
-    from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
-
-    path = folder / f"{model_type}-{task}.onnx"
-    if path.exists():
-        return
-    checkpoint = folder / "checkpoints" / path.stem
-    make_checkpoint(find_task(task), model_type, checkpoint)
-    export_model(ExportOptions(model_name=str(checkpoint), task=task, output=path, force=True))
-    for precision in ("fp32", "int8") if model_type == "bert" else ("fp32",):
-        output = path.with_name(f"{path.stem}-{precision}.onnx")
-        optimize_model(OptimizeOptions(model_path=path, output=output, precision=precision, force=True, verify=False))
 
 
 def damaged(seeds: Sequence[Path], choices: random.Random) -> tuple[str, bytes]:
@@ -277,13 +261,11 @@ def run_command(case: Case, folder: Path) -> Ended:
 
 def _contents(folder: Path) -> dict[str, tuple[int, int]]:
     """Return size and time of every file in a folder."""
-    found = {}
-    for place, folders, files in os.walk(folder):
-        for name in (*files, *folders):
-            status = (path := Path(place, name)).lstat()
-            is_folder = name in folders
-            found[str(path.relative_to(folder))] = (0, 0) if is_folder else (status.st_size, status.st_mtime_ns)
-    return found
+    found = {str(path.relative_to(folder)): (path.is_dir(), path.lstat()) for path in folder.rglob("*")}
+    return {
+        name: (0, 0) if is_folder else (status.st_size, status.st_mtime_ns)
+        for name, (is_folder, status) in found.items()
+    }
 
 
 def _unasked(case: Case, code: int, before: Mapping[str, object], after: Mapping[str, object]) -> str:
@@ -298,28 +280,23 @@ def _unasked(case: Case, code: int, before: Mapping[str, object], after: Mapping
     return ""
 
 
-def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespace) -> list[Tried]:
-    """Make a case, run its commands, and keep it where one of them ends as none may."""
+def try_case(kind: str, number: int, seeds: list[Path], given: argparse.Namespace) -> list[tuple[str, Ended]]:
+    """Make a case, run its commands, and keep it, and tell, where one of them ends as none may."""
     choices = random.Random(f"{given.seed} {kind} {number}")  # noqa: S311  a case, not a secret
-    with tempfile.TemporaryDirectory(prefix="onnxtool-fuzz-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="case-", dir=given.work_dir) as name:
+        folder = Path(name, "case")
+        folder.mkdir()
         results = list(_try(kind, choices, folder, seeds))
         kept = given.work_dir / "faults" / f"{kind}-{number}"
         if any(ended.fault for _, _, ended in results):
-            shutil.copytree(folder, kept, symlinks=True, ignore=_unkept)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            folder.rename(kept)
             texts = [f"$ {command}: {ended.code} {ended.fault}\n{ended.stderr}" for command, _, ended in results]
             (kept / "stderr.txt").write_text("\n".join(texts), "utf-8")
-        return [Tried(command, damage, ended, str(kept)) for command, damage, ended in results]
-
-
-def _unkept(place: str, names: list[str]) -> list[str]:
-    """Leave what is no plain file or folder, or is huge, out of a copy."""
-    paths = [Path(place, name) for name in names]
-    return [
-        path.name
-        for path in paths
-        if path.name == "out-training" or path.is_fifo() or (path.is_file() and path.stat().st_size > MAX_BYTES)
-    ]
+        for command, damage, ended in results:
+            if ended.fault:
+                print(f"{kept}: {command} {ended.fault}; {damage}", flush=True)
+        return [(command, ended) for command, _, ended in results]
 
 
 def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> Iterator[tuple[str, str, Ended]]:
@@ -352,11 +329,11 @@ def _try(kind: str, choices: random.Random, folder: Path, seeds: list[Path]) -> 
     yield f"{kind}: {case.command[0]}", case.damage, run_command(case, folder)
 
 
-def print_table(tried: Sequence[Tried]) -> None:
+def print_table(tried: Sequence[tuple[str, Ended]]) -> None:
     """Print a row for each command, as Markdown."""
     by_command: dict[str, list[Ended]] = defaultdict(list)
-    for result in tried:
-        by_command[result.command].append(result.ended)
+    for command, one in tried:
+        by_command[command].append(one)
     print("| command | cases | exit code 0 | 1 | 2 | other, tracebacks, no limit | median s | longest s |")
     print("|---|---|---|---|---|---|---|---|")
     for command, ended in by_command.items():
@@ -365,14 +342,6 @@ def print_table(tried: Sequence[Tried]) -> None:
         faulty = sum(bool(one.fault) for one in ended)
         figures = f"{codes[0]} | {codes[1]} | {codes[2]} | {faulty} | {statistics.median(seconds):.2f}"
         print(f"| `{command}` | {len(ended)} | {figures} | {max(seconds):.1f} |")
-
-
-@contextlib.contextmanager
-def _dropping_the_rest(pool: ThreadPoolExecutor) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def main() -> int:
@@ -392,19 +361,21 @@ def main() -> int:
     cases = [
         (kind, number) for kind, count in counts.items() for number in range(count) if given.only in (None, number)
     ]
-    tried: list[Tried] = []
+    tried: list[tuple[str, Ended]] = []
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ThreadPoolExecutor(given.jobs) as pool, contextlib.suppress(KeyboardInterrupt), _dropping_the_rest(pool):
+    pool = ThreadPoolExecutor(given.jobs)
+    try:
         running = [pool.submit(partial(try_case, *case, seeds, given)) for case in cases]
         for done, future in enumerate(as_completed(running), 1):
             tried += future.result()
-            for result in future.result():
-                if result.ended.fault:
-                    print(f"{result.kept}: {result.command} {result.ended.fault}; {result.damage}", flush=True)
             if done % 200 == 0:
                 print(f"{done} of {len(cases)} cases", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    finally:
+        pool.shutdown(cancel_futures=True)
     print_table(tried)
-    return int(any(result.ended.fault for result in tried))
+    return int(any(ended.fault for _, ended in tried))
 
 
 if __name__ == "__main__":

@@ -13,10 +13,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_ROOT))
+import numpy as np
+import onnx
+import onnxruntime
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-PAGE = _ROOT / "docs" / "gradients.md"
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from onnxtool.autodiff.rules import ALL_INPUTS, NON_DIFFERENTIABLE, RULES
+from tests.autodiff import gradients, networks
+from tests.autodiff.cases import CASES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "gradients.md"
 _LOWEST_OPSET = 18
 _INTRODUCTION = """# Operators that have a gradient
 
@@ -59,9 +67,6 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
         errors: the largest error of each operator, by domain and name.
         machine: where they were measured.
     """
-    from onnxtool.autodiff.rules import ALL_INPUTS, NON_DIFFERENTIABLE
-    from tests.autodiff.cases import CASES
-
     operators = sorted({(case.domain, case.op_type) for case in CASES})
     rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
     whole = sorted(op_type for (_, op_type), inputs in NON_DIFFERENTIABLE.items() if inputs is ALL_INPUTS)
@@ -71,12 +76,10 @@ def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
 
 def measure_networks() -> str:
     """Return a table of whole networks."""
-    from tests.autodiff.networks import NETWORKS, exported, make_network, measure
-
     rows = []
-    for name in NETWORKS:
-        network = make_network(name)
-        errors = measure(network, exported(network)).values()
+    for name in networks.NETWORKS:
+        network = networks.make_network(name)
+        errors = networks.measure(network, networks.exported(network)).values()
         ours, theirs = max(one.ours for one in errors), max(one.theirs for one in errors)
         rows.append(f"| {name} | {len(errors)} | {_rounded_up(ours)} | {_rounded_up(theirs)} |\n")
         print(rows[-1], end="", flush=True)
@@ -84,9 +87,6 @@ def measure_networks() -> str:
 
 
 def _row(domain: str, op_type: str, error: str) -> str:
-    from onnxtool.autodiff.rules import RULES
-    from tests.autodiff.cases import CASES
-
     cases = [case for case in CASES if (case.domain, case.op_type) == (domain, op_type)]
     against = "PyTorch, slopes" if any(case.reference for case in cases) else "PyTorch"
     source = "rule" if (domain, op_type) in RULES else "function"
@@ -96,8 +96,6 @@ def _row(domain: str, op_type: str, error: str) -> str:
 
 
 def _first_opset(domain: str, op_type: str) -> str:
-    import onnx
-
     if domain:
         return "1"
     versions = [one.since_version for one in onnx.defs.get_all_schemas_with_history() if one.name == op_type]
@@ -106,10 +104,6 @@ def _first_opset(domain: str, op_type: str) -> str:
 
 def _names(domain: str, op_type: str) -> list[str]:
     """Return the names of the inputs that cases differentiate by."""
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
-
-    from tests.autodiff.cases import CASES
-
     places = sorted(
         {place for case in CASES if (case.domain, case.op_type) == (domain, op_type) for place in case.wanted}
     )
@@ -122,11 +116,6 @@ def _names(domain: str, op_type: str) -> list[str]:
 
 def measure() -> dict[tuple[str, str], str]:
     """Return the largest error of each operator over its cases, rounded up to one digit."""
-    import numpy as np
-
-    from tests.autodiff import gradients
-    from tests.autodiff.cases import CASES
-
     largest: dict[tuple[str, str], float] = {}
     for case in CASES:
         expected = gradients.torch_gradients(case)
@@ -152,11 +141,9 @@ def _rounded_up(number: float) -> str:
 
 def main() -> None:
     """Measure, and write the page."""
-    import onnxruntime
-
-    networks = measure_networks()
-    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU") + networks, encoding="utf-8")
-    print(f"wrote {PAGE.relative_to(_ROOT)}")
+    tables = measure_networks()
+    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU") + tables, encoding="utf-8")
+    print(f"wrote {PAGE}")
 
 
 if __name__ == "__main__":

@@ -35,20 +35,13 @@ _STOP_WORDS = frozenset(
 )
 
 
-def make_collection(
-    output: Path,
-    *,
-    num_documents: int = 0,
-    num_queries: int = 500,
-    num_pairs: int = 0,
-) -> dict[str, Any]:
+def make_collection(output: Path, *, num_documents: int = 0, num_queries: int = 500) -> dict[str, Any]:
     """Write a collection into the folder `output`, in place of what is there, and return its record.
 
     Args:
         output: the folder.
         num_documents: at most so many, spread evenly; 0 for all.
-        num_queries: of the split `test`.
-        num_pairs: of the split `train`, with other queries; 0 for all that are left.
+        num_queries: of the split `test`; the others are of the split `train`.
     """
     found = list(distinct(documented()))
     if num_documents:
@@ -56,16 +49,11 @@ def make_collection(
     counts = Counter(_key(one.summary) for one in found)
     fitting = [one for one in found if _is_query(one) and counts[_key(one.summary)] == 1]
     fitting.sort(key=lambda one: _hash(f"query {one.name}"))
-    test, rest = fitting[:num_queries], fitting[num_queries:]
-    splits = {"test": sorted(test), "train": sorted(rest[:num_pairs] if num_pairs else rest)}
-    shutil.rmtree(output, ignore_errors=True)
-    (output / "qrels").mkdir(parents=True)
-    _write(output / "corpus.jsonl", ({"_id": one.name, "title": "", "text": one.text} for one in found))
+    splits = {"test": sorted(fitting[:num_queries]), "train": sorted(fitting[num_queries:])}
+    corpus = ({"_id": one.name, "title": "", "text": one.text} for one in found)
     queries = ({"_id": f"q:{one.name}", "text": one.summary} for split in splits.values() for one in split)
-    _write(output / "queries.jsonl", queries)
-    for name, split in splits.items():
-        lines = [f"q:{one.name}\t{one.name}\t1\n" for one in split]
-        (output / "qrels" / f"{name}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines), "utf-8")
+    judged = {name: [(f"q:{one.name}", one.name, 1) for one in split] for name, split in splits.items()}
+    write_beir(output, corpus, queries, judged)
     digest = hashlib.sha256()
     for path in sorted(output.rglob("*.[jt]s*")):
         digest.update(path.read_bytes())
@@ -78,6 +66,22 @@ def make_collection(
     }
     (output / "collection.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return record
+
+
+def write_beir(
+    output: Path,
+    corpus: Iterable[dict[str, str]],
+    queries: Iterable[dict[str, str]],
+    judged: dict[str, list[tuple[str, str, int]]],
+) -> None:
+    """Write a collection, with grades by split, query and document, into a folder, in place of what is there."""
+    shutil.rmtree(output, ignore_errors=True)
+    (output / "qrels").mkdir(parents=True)
+    for name, entries in (("corpus", corpus), ("queries", queries)):
+        (output / f"{name}.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
+    for name, grades in judged.items():
+        lines = ["\t".join(map(str, row)) for row in (("query-id", "corpus-id", "score"), *grades)]
+        (output / "qrels" / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def documented() -> Iterator[Documented]:
@@ -132,20 +136,14 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write(path: Path, entries: Iterable[dict[str, str]]) -> None:
-    path.write_text("".join(f"{json.dumps(entry)}\n" for entry in entries), encoding="utf-8")
-
-
 def main() -> int:
     """Run the script."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, help="the folder, which is replaced")
     parser.add_argument("--documents", type=int, default=0, help="at most so many; all by default")
-    parser.add_argument("--queries", type=int, default=500, help="of the split test")
-    parser.add_argument("--pairs", type=int, default=0, help="of the split train; all that are left by default")
+    parser.add_argument("--queries", type=int, default=500, help="of the split test; the others are of train")
     asked = parser.parse_args()
-    sizes = {"num_documents": asked.documents, "num_queries": asked.queries, "num_pairs": asked.pairs}
-    record = make_collection(asked.output, **sizes)
+    record = make_collection(asked.output, num_documents=asked.documents, num_queries=asked.queries)
     if not record["manual_pages"]:
         print(f"{MANUAL} has no manual pages: documentation strings alone", file=sys.stderr)
     print(json.dumps(record, indent=1))

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from exchange import Answer, answer
+from exchange import Answer, open_graph
 from tokenizers import BertWordPieceTokenizer
 
 MAX_SEQ_LEN = 512
@@ -25,7 +24,7 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     if "batched" in settings:
         return _batched(folder, ids)
     (graph,) = folder.glob("*-optimized.onnx")
-    session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    session = open_graph(graph)
     answers: list[Answer] = []
     for tokens in ids:
         array = np.array([tokens], dtype=np.int64)
@@ -41,7 +40,7 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
 
 def _batched(folder: Path, ids: list[list[int]], size: int = 16) -> list[Answer]:
     (graph,) = folder.glob("*-batched.onnx")
-    session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+    session = open_graph(graph)
     answers: list[Answer] = []
     for start in range(0, len(ids), size):
         rows = ids[start : start + size]
@@ -61,7 +60,3 @@ def _batched(folder: Path, ids: list[list[int]], size: int = 16) -> list[Answer]
 def _pairs(terms: Any, weights: Any) -> dict[int, float]:
     assert terms.dtype == np.int64 and weights.dtype == np.float32  # noqa: S101, PT018  Java casts them so
     return dict(zip(map(int, terms), map(float, weights), strict=True))
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exchange import Answer, answer
+import chromadb
+from chromadb.utils import embedding_functions as functions
+from exchange import Answer
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return the vector that the collection stores of each text, of length 1."""
-    chromadb = importlib.import_module("chromadb")
-    functions: Any = importlib.import_module("chromadb.utils.embedding_functions")
 
     @functions.register_embedding_function
     class Exported(functions.ONNXMiniLM_L6_V2):  # type: ignore[misc]  # it is of an environment of its own
@@ -36,7 +35,3 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     found = collection.get(ids=ids, include=["embeddings"])
     vectors = dict(zip(found["ids"], found["embeddings"], strict=True))
     return [vectors[place].tolist() for place in ids]
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from exchange import Answer, answer, register
-
-QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
+import fastembed
+from exchange import QUERY, Answer, register
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return a vector, or terms and weights, for each text."""
-    fastembed = importlib.import_module("fastembed")
     if settings[0] == "sparse":
         model = fastembed.SparseTextEmbedding("prithivida/Splade_PP_en_v1", specific_model_path=str(folder))
         found = model.embed(texts, batch_size=16)
@@ -33,16 +30,9 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         model = fastembed.LateInteractionTextEmbedding("colbert-ir/colbertv2.0", specific_model_path=str(folder))
         documents, queries = model.embed(texts, batch_size=16), model.query_embed([text[:QUERY] for text in texts])
         return [[*map(float, d.ravel()), *map(float, q.ravel())] for d, q in zip(documents, queries, strict=True)]
-    _, pooling, normalize = settings
-    descriptions = importlib.import_module("fastembed.common.model_description")
-    name = register(fastembed, descriptions, pooling, normalize)
-    model = fastembed.TextEmbedding(name, specific_model_path=str(folder))
+    model = fastembed.TextEmbedding(register(settings[1:]), specific_model_path=str(folder))
     return [vector.tolist() for vector in model.embed(texts, batch_size=16)]
 
 
 def _terms(embedding: Any) -> dict[int, float]:
     return dict(zip(map(int, embedding.indices), map(float, embedding.values), strict=True))
-
-
-if __name__ == "__main__":
-    answer(run)

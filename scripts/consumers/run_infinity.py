@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from exchange import Answer, answer
+from exchange import Answer
+from infinity_emb.args import EngineArgs
+from infinity_emb.transformer.embedder.optimum import OptimumEmbedder
 
 BATCH_SIZE = 16
 
@@ -16,10 +16,8 @@ BATCH_SIZE = 16
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return a vector of length 1 for each text."""
     os.chdir(folder)
-    arguments: Any = importlib.import_module("infinity_emb.args")
-    embedders: Any = importlib.import_module("infinity_emb.transformer.embedder.optimum")
-    embedder = embedders.OptimumEmbedder(
-        engine_args=arguments.EngineArgs(
+    embedder = OptimumEmbedder(
+        engine_args=EngineArgs(
             model_name_or_path=".",  # it gives optimum the path of the graph from here, which looks in the folder
             engine="optimum",
             device="cpu",
@@ -32,7 +30,3 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         features = embedder.encode_pre(texts[start : start + BATCH_SIZE])
         answers += [row.tolist() for row in embedder.encode_post(embedder.encode_core(features))]
     return answers
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from exchange import Answer, answer
+import huggingface_hub
+from exchange import Answer
+from pymilvus import MilvusClient
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return the vector that the collection stores of each text, of length 1."""
-    hub: Any = importlib.import_module("huggingface_hub")
-    hub.hf_hub_download = lambda repo_id, filename: str(Path(repo_id) / filename)
-    functions: Any = importlib.import_module("pymilvus.model.dense.onnx")
-    function = functions.OnnxEmbeddingFunction(model_name=str(folder), tokenizer_name=str(folder))
+    huggingface_hub.hf_hub_download = lambda repo_id, filename: str(Path(repo_id) / filename)
+    from pymilvus.model.dense.onnx import OnnxEmbeddingFunction  # which takes this function when it is imported
+
+    function = OnnxEmbeddingFunction(model_name=str(folder), tokenizer_name=str(folder))
     vectors = function.encode_documents(texts)
     with tempfile.TemporaryDirectory() as name:
-        client: Any = importlib.import_module("pymilvus").MilvusClient(str(Path(name) / "texts.db"))
+        client = MilvusClient(str(Path(name) / "texts.db"))
         client.create_collection("texts", dimension=function.dim)
         client.insert("texts", [{"id": place, "vector": vector} for place, vector in enumerate(vectors)])
         found = client.get("texts", ids=list(range(len(texts))), output_fields=["vector"])
         stored = {row["id"]: row["vector"] for row in found}
         client.close()
     return [[float(value) for value in stored[place]] for place in range(len(texts))]
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from exchange import Answer, answer, nonzero
+from exchange import QUERY, QUESTION, Answer, inputs_of, nonzero, open_graph
 from tokenizers import Tokenizer
 
 MODEL_MAX_LENGTH = 512  # of HuggingFaceTokenizer, where no option says another
-QUERY = 40  # so many characters of a text are a query to encoders that tell queries and documents apart
-QUESTION = "what is the capital of France?"  # which texts are ranked by
 _MODEL, _QUERIES = "ml-commons_model_config.json", "ml-commons_tokenizer_config.json"
 
 
@@ -27,7 +24,7 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         request = _deploy(folder, _MODEL, Path(name))
         (graph,) = Path(name).glob("*.onnx")  # DLModel: "found multiple models"
         tokenizer = _tokenizer(Path(name))
-        session = onnxruntime.InferenceSession(str(graph), providers=["CPUExecutionProvider"])
+        session = open_graph(graph)
     function, config = request["function_name"], request.get("model_config", {})
     if function == "TEXT_SIMILARITY":
         return [_score(session, tokenizer.encode(QUESTION, text), config) for text in texts]
@@ -101,19 +98,10 @@ def _vector(session: Any, encoding: Any, config: dict[str, Any]) -> list[float]:
 
 def _score(session: Any, encoding: Any, _config: dict[str, Any]) -> list[float]:
     """Do as TextSimilarityTranslator."""
-    feeds = {
-        "input_ids": encoding.ids,
-        "attention_mask": encoding.attention_mask,
-        "token_type_ids": encoding.type_ids,
-    }
-    return [float(_forward(session, feeds)[0][0])]
+    return [float(_forward(session, inputs_of(encoding))[0][0])]
 
 
 def _terms(session: Any, encoding: Any, _config: dict[str, Any]) -> dict[int, float]:
     """Do as SentenceTransformerTranslator and SparseEncodingTranslator, with the ids of terms."""
     feeds = {"input1.input_ids": encoding.ids, "input1.attention_mask": encoding.attention_mask}
     return nonzero(_forward(session, feeds)[0])
-
-
-if __name__ == "__main__":
-    answer(run)

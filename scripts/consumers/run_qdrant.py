@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from exchange import Answer, answer, register
+from exchange import Answer, register
+from qdrant_client import QdrantClient, models
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
     """Return the vector that the collection stores of each text."""
-    fastembed: Any = importlib.import_module("fastembed")
-    descriptions: Any = importlib.import_module("fastembed.common.model_description")
-    client: Any = importlib.import_module("qdrant_client").QdrantClient(":memory:")
-    models: Any = importlib.import_module("qdrant_client.models")
-    pooling, normalize = settings
-    name = register(fastembed, descriptions, pooling, normalize, dim=384)
+    client = QdrantClient(":memory:")
+    name = register(settings, dim=384)
     parameters = models.VectorParams(size=384, distance=models.Distance.DOT)
     client.create_collection("texts", vectors_config=parameters)
     options = {"specific_model_path": str(folder)}
@@ -29,7 +24,3 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     found = client.retrieve("texts", ids=list(range(len(texts))), with_vectors=True)
     stored = {point.id: point.vector for point in found}
     return [list(map(float, stored[place])) for place in range(len(texts))]
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -9,9 +9,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from exchange import Answer, answer, nonzero
-
-QUESTION = "what is the capital of France?"  # which texts are ranked by
+from exchange import QUESTION, Answer, nonzero
 
 
 def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]:
@@ -30,7 +28,3 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     if kind == "sparse":
         return [nonzero(row) for row in model.encode(texts, convert_to_tensor=True).to_dense().numpy()]
     return [row.tolist() for row in model.encode(texts)]
-
-
-if __name__ == "__main__":
-    answer(run)

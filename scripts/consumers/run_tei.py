@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from exchange import Answer, answer
+from exchange import Answer, open_graph
 from tokenizers import Tokenizer
 
 MAX_BATCH_SIZE = 8
@@ -33,7 +32,7 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.enable_truncation(_longest(folder, config))
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = open_graph(folder / "model.onnx")
     names = [value.name for value in session.get_inputs()]
     outputs = [value.name for value in session.get_outputs()]
     answers: list[Answer] = []
@@ -85,7 +84,3 @@ def _pool(states: Any, mask: Any, pooling: str) -> Any:
     if pooling == "last":
         return states[rows, mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)]
     return (states * mask[:, :, None]).sum(axis=1) / mask.sum(axis=1, keepdims=True)
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
-from exchange import Answer, answer
+from exchange import Answer, inputs_of, nonzero, open_graph
 from tokenizers import Tokenizer
 
 MAX_TOKENS = 512
@@ -22,23 +21,18 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
     tokenizer.no_padding()
     if tokenizer.truncation is None:
         tokenizer.enable_truncation(MAX_TOKENS)
-    session = onnxruntime.InferenceSession(str(folder / "model.onnx"), providers=["CPUExecutionProvider"])
+    session = open_graph(folder / "model.onnx")
     names = [value.name for value in session.get_inputs()]
     answers: list[Answer] = []
     for text in texts:
-        encoding = tokenizer.encode(text)
-        offered = {
-            "input_ids": encoding.ids,
-            "attention_mask": encoding.attention_mask,
-            "token_type_ids": encoding.type_ids,
-        }
+        offered = inputs_of(tokenizer.encode(text))
         # SpladeEmbedder feeds all three; HuggingFaceEmbedder as many as the graph has.
         used = offered if settings[0] == "sparse" else list(offered)[: len(names)]
         feeds = {name: np.array([offered[name]], dtype=np.int64) for name in used}
         if settings[0] == "sparse":
             (logits,) = session.run(["logits"], feeds)
             weights = np.log(1.0 + np.maximum(logits[0].astype(np.float64).max(axis=0), 0.0))
-            answers.append({int(term): float(weights[term]) for term in np.flatnonzero(weights > 0)})
+            answers.append(nonzero(weights))
             continue
         _, pooling, output, normalize = settings
         (states,) = session.run([output], feeds)
@@ -47,7 +41,3 @@ def run(folder: Path, texts: list[str], settings: Sequence[str]) -> list[Answer]
         )
         answers.append((vector / np.linalg.norm(vector) if normalize == "normalize" else vector).tolist())
     return answers
-
-
-if __name__ == "__main__":
-    answer(run)

@@ -6,27 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
+from survey.judging import distance
+from survey.questions import open_session
 
-Feeds = Mapping[str, NDArray[Any]]
 _OTHER_LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED")
 _LEAST = 0.1  # of what an output's largest value counts as: probabilities near 0 are no scale
-
-
-def open_plainly(path: str, *, level: str = "ENABLE_ALL", threads: int = 1) -> Any:
-    """Return a session as users open it, with one thread; `level` is what onnxruntime optimizes in it."""
-    options = ort.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = threads
-    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, f"ORT_{level}")
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def load(path: str) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a case."""
-    with np.load(path) as held:
-        return dict(held)
 
 
 def judge(source: str, result: str, *cases: str) -> dict[str, Any]:
@@ -37,16 +22,17 @@ def judge(source: str, result: str, *cases: str) -> dict[str, Any]:
         the input's own optimization levels; `cosine`, the smallest of an output; `equal`, the smallest share of equal
         elements of an output that is not of floats; `differs`, what cannot be compared at all, or an empty text.
     """
-    wanted, found = open_plainly(source), open_plainly(result)
-    others = [open_plainly(source, level=level) for level in _OTHER_LEVELS]
+    wanted, found = open_session(source), open_session(result)
+    others = [open_session(source, level) for level in _OTHER_LEVELS]
     figures: dict[str, Any] = {"error": 0.0, "noise": 0.0, "cosine": 1.0, "equal": 1.0, "differs": ""}
     for case in cases:
-        feeds = load(case)
+        with np.load(case) as held:
+            feeds = dict(held)
         reference = list(_tensors(wanted.run(None, feeds)))
         for session in others:
             for array, other in zip(reference, _tensors(session.run(None, feeds)), strict=True):
-                if array.shape == other.shape and array.dtype.kind == "f":
-                    figures["noise"] = max(figures["noise"], _apart(array, other)[0])
+                if array.dtype.kind == "f" and (error := distance(other, array, _LEAST)[0]) < np.inf:
+                    figures["noise"] = max(figures["noise"], error)
         outputs = list(_tensors(found.run(None, feeds)))
         if len(outputs) != len(reference):
             figures["differs"] = f"{len(outputs)} tensors, not {len(reference)}"
@@ -56,10 +42,10 @@ def judge(source: str, result: str, *cases: str) -> dict[str, Any]:
                 figures["differs"] = f"{other.dtype} {list(other.shape)}, not {array.dtype} {list(array.shape)}"
             elif array.dtype.kind != "f":
                 figures["equal"] = min(figures["equal"], float(np.mean(array == other)) if array.size else 1.0)
-            elif not np.array_equal(np.isfinite(array), np.isfinite(other)):
-                figures["differs"] = "NaN or infinity in other places"
             else:
-                error, cosine = _apart(array, other)
+                error, cosine = distance(other, array, _LEAST)
+                if error == np.inf:
+                    figures["differs"] = "NaN or infinity in other places"
                 figures["error"] = max(figures["error"], error)
                 figures["cosine"] = min(figures["cosine"], cosine)
     return figures
@@ -74,14 +60,3 @@ def _tensors(values: Any) -> Iterator[NDArray[Any]]:
             yield from _tensors(value)
         else:
             yield np.asarray(value)
-
-
-def _apart(wanted: NDArray[Any], found: NDArray[Any]) -> tuple[float, float]:
-    """Return the largest difference, relative to the largest value, and the cosine, of what is finite."""
-    kept = np.isfinite(wanted) & np.isfinite(found)
-    first, second = (array[kept].astype(np.float64) for array in (wanted, found))
-    if not first.size:
-        return 0.0, 1.0
-    norms = float(np.linalg.norm(first) * np.linalg.norm(second))
-    cosine = float(first @ second) / norms if norms else float(np.array_equal(first, second))
-    return float(np.abs(first - second).max() / max(float(np.abs(first).max()), _LEAST)), cosine

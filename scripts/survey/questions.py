@@ -6,31 +6,36 @@ Letters of shapes: B batch, S sequence, T tokens that are written, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
 from zoo.processors import image_size
 from zoo.running import Feeds, audio_feeds, generate, image_feeds, load_model, run_model, start_id, text_feeds
-from zoo.tasks import Facts, find_task
+from zoo.tasks import Task
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from onnxtool.model_file import ModelFile
+from onnxtool.runtime.providers import apply_provider
+from onnxtool.runtime.session import find_provider
 
 _TEXTS = ("the quick brown fox jumps over the lazy dog", "a graph", "is this model of text at all: yes or no? 42!")
 _NEW_TOKENS = 8
 # Lengths of the prompts in a row, padded on the left, or on the right for an encoder.
 _PROMPTS = (("1 x 8", (8,)), ("3 ragged", (12, 7, 2)), ("2 x 1", (1, 1)), ("1 x 60", (60,)), ("2 x 17", (17, 17)))
-# Lengths of the rows, the sequence, and the side of the padding.
-_TEXT_SHAPES: tuple[tuple[str, tuple[int, ...], int, str], ...] = (
-    ("2 x 16", (16, 16), 16, "right"),
-    ("3 x 23", (23, 23, 23), 23, "right"),
-    ("1 x 11", (11,), 11, "right"),
-    ("2 x 90", (90, 90), 90, "right"),
-    ("ragged right", (24, 17, 9, 3), 24, "right"),
-    ("ragged left", (21, 14, 6), 21, "left"),
+# Lengths of the rows, and the side of the padding.
+_TEXT_SHAPES: tuple[tuple[str, tuple[int, ...], str], ...] = (
+    ("2 x 16", (16, 16), "right"),
+    ("3 x 23", (23, 23, 23), "right"),
+    ("1 x 11", (11,), "right"),
+    ("2 x 90", (90, 90), "right"),
+    ("ragged right", (24, 17, 9, 3), "right"),
+    ("ragged left", (21, 14, 6), "left"),
 )
 _DTYPES: dict[str, Any] = {
     "tensor(int64)": np.int64,
@@ -39,10 +44,6 @@ _DTYPES: dict[str, Any] = {
     "tensor(bool)": np.bool_,
 }
 Axes = dict[str, dict[int, int]]  # by input, those that are numbers
-
-
-class UnknownInputError(Exception):
-    """A file takes something that nobody who has this task has."""
 
 
 @dataclass(frozen=True)
@@ -63,31 +64,27 @@ class Question:
     start: int = 0
 
 
-def open_sessions(files: Mapping[str, str], provider: str = "cpu") -> dict[str, Any]:
-    """Open graphs with onnxruntime, on one thread of a provider, in the precision that each file is for.
+def open_session(path: str, level: str = "ENABLE_ALL", *, provider: str = "cpu") -> Any:
+    """Open a graph with onnxruntime as users do, on one thread; `level` is what onnxruntime optimizes in it.
+
+    On another provider than the CPU's, it runs in the precision that the file is for.
 
     Raises:
-        Exception: onnxruntime does not load one.
+        Exception: onnxruntime does not load it.
     """
-    import onnxruntime
-
-    from onnxtool.model_file import ModelFile
-    from onnxtool.runtime.providers import apply_provider
-    from onnxtool.runtime.session import find_provider
-
-    sessions = {}
-    for role, file in files.items():
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 4
-        providers = apply_provider(options, find_provider(ModelFile.open(Path(file)), provider)[0], 1)
-        sessions[role] = onnxruntime.InferenceSession(file, options, providers=providers)
-    return sessions
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
+    providers: Any = ["CPUExecutionProvider"]
+    if provider != "cpu":
+        providers = apply_provider(options, find_provider(ModelFile.open(Path(path)), provider)[0], 1)
+    return onnxruntime.InferenceSession(path, options, providers=providers)
 
 
-def questions(facts: Facts, folder: Path, sessions: Mapping[str, Any]) -> Iterator[Question]:
+def questions(task: Task, folder: Path, sessions: Mapping[str, Any]) -> Iterator[Question]:
     """Yield what the graphs of a checkpoint are asked: `model`, and `encoder` where one goes before it."""
-    model, task = load_model(facts, folder), find_task(facts.task)
+    model = load_model(task, folder)
     if task.has_cache:
         yield from _prompts(model, sessions.get("encoder"))
         return
@@ -104,7 +101,7 @@ def questions(facts: Facts, folder: Path, sessions: Mapping[str, Any]) -> Iterat
         yield replace(question, feeds=feeds)
 
 
-def ask_pytorch(facts: Facts, folder: Path, question: Question) -> tuple[Question, Feeds]:
+def ask_pytorch(task: Task, folder: Path, question: Question) -> tuple[Question, Feeds]:
     """Return PyTorch's answer, and the question with the tokens that it wrote.
 
     The model is a fresh copy each time: running BigBird on a short text changes it for good.
@@ -112,11 +109,11 @@ def ask_pytorch(facts: Facts, folder: Path, question: Question) -> tuple[Questio
     Raises:
         Exception: whatever the model raises.
     """
-    model = load_model(facts, folder)
+    model = load_model(task, folder)
     if question.tokens is not None:
         tokens, logits = generate(model, question.feeds, _NEW_TOKENS, use_cache=True)
         return replace(question, tokens=tokens), {"logits": logits}
-    uncached = {"use_cache": False} if facts.task.startswith("text-generation") else {}
+    uncached = {"use_cache": False} if task.name.startswith("text-generation") else {}
     return question, run_model(model, question.feeds, **uncached)
 
 
@@ -124,13 +121,14 @@ def ask(sessions: Mapping[str, Any], question: Question) -> Feeds:
     """Return the answer of graphs.
 
     Raises:
-        UnknownInputError: a graph takes something that the task does not have.
-        Exception: onnxruntime does not run it.
+        Exception: onnxruntime does not run it, or a graph takes something that the task does not have.
     """
     session = sessions["model"]
     if question.tokens is not None:
         return {"logits": _write(session, sessions.get("encoder"), question, question.tokens)}
-    feeds = {value.name: _input(value.name, question.feeds) for value in session.get_inputs()}
+    feeds = question.feeds
+    if "input_ids" in feeds:
+        feeds = {"inputs": feeds["input_ids"], **feeds}  # Perceiver's name for them
     return {name: value for name, value in _run(session, feeds).items() if isinstance(value, np.ndarray)}
 
 
@@ -162,7 +160,6 @@ def _write(step: Any, encoder: Any, question: Question, tokens: NDArray[Any]) ->
             "input_ids": ids,
             "attention_mask": mask,
             "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0)[:, -length:],
-            "cache_position": np.arange(mask.shape[1] - length, mask.shape[1]),
         }
         outputs = _run(step, {**given, **past})
         logits.append(outputs["logits"][:, -1])
@@ -174,48 +171,18 @@ def _write(step: Any, encoder: Any, question: Question, tokens: NDArray[Any]) ->
 
 def _empty_past(session: Any, batch: int) -> Feeds:
     """Return a cache that holds nothing yet: no keys and values, and states of zeros."""
-    own = ("input_ids", "attention_mask", "encoder_attention_mask", "position_ids", "cache_position")
     past: Feeds = {}
     for value in session.get_inputs():
-        shape = [
-            size if isinstance(size, int) else batch if "batch" in str(size) or axis == 0 else 0
-            for axis, size in enumerate(value.shape)
-        ]
-        past |= {} if value.name in own else {value.name: np.zeros(shape, _DTYPES[value.type])}
+        if value.name.startswith("past"):
+            shape = [size if isinstance(size, int) else batch if "batch" in size else 0 for size in value.shape]
+            past[value.name] = np.zeros(shape, _DTYPES[value.type])
     return past
 
 
 def _as_past(session: Any, outputs: Feeds) -> Feeds:
     """Rename what a step gave to what the next one takes: `present.0.key` to `past_key_values.0.key`."""
-    wanted = {value.name for value in session.get_inputs()}
-    past: Feeds = {}
-    for name, value in outputs.items():
-        rest = name.removeprefix("present")
-        past |= {taken: value for taken in (f"past_key_values{rest}", f"past{rest}", name) if taken in wanted}
-    return past
-
-
-def _input(name: str, feeds: Feeds) -> NDArray[Any]:
-    """Return the array for an input that an exporter may have added or called otherwise.
-
-    Raises:
-        UnknownInputError: there is none.
-    """
-    if name in feeds:
-        return feeds[name]
-    if name == "position_ids":
-        positions: NDArray[Any] = np.maximum(np.cumsum(feeds["attention_mask"], axis=1) - 1, 0)
-        return positions
-    if name == "decoder_attention_mask":
-        return np.ones_like(feeds["decoder_input_ids"])
-    if name in ("attention_mask", "token_type_ids", "global_attention_mask"):
-        return np.full_like(feeds["input_ids"], int(name == "attention_mask"))
-    if name == "bbox":
-        return np.zeros((*feeds["input_ids"].shape, 4), dtype=np.int64)
-    main = next(iter(feeds.values()))
-    if name == "inputs" or (name in ("input_values", "input_features", "pixel_values") and main.dtype.kind == "f"):
-        return main
-    raise UnknownInputError(f"the file asks for an input called {name}, which the task does not have")
+    given = {value.name: re.sub("^past(_key_values)?", "present", value.name) for value in session.get_inputs()}
+    return {past: outputs[present] for past, present in given.items() if present in outputs}
 
 
 def _fixed_axes(session: Any) -> Axes:
@@ -244,13 +211,13 @@ def _text_questions(model: Any, folder: Path, fixed: Axes) -> Iterator[Question]
         rows = batch or 2
         ragged = (sequence,) * (rows - 1) + (max(1, sequence // 3),)  # a single row is a short one
         shapes = (
-            ("full", (sequence,) * rows, sequence, "right"),
-            ("ragged right", ragged, sequence, "right"),
-            ("ragged left", ragged, sequence, "left"),
+            ("full", (sequence,) * rows, "right"),
+            *((f"ragged {side}", ragged, side) for side in ("right", "left")),
         )
-    for seed, (name, lengths, length, padding) in enumerate(shapes):
+    for seed, (name, lengths, padding) in enumerate(shapes):
         if batch is not None and len(lengths) != batch:
             continue
+        length = sequence or max(lengths)
         feeds = text_feeds(model, lengths, length, padding=padding, seed=seed + 1, decodes="decoder_input_ids" in fixed)
         written = fixed.get("decoder_input_ids", {}).get(1)
         if written is not None:
@@ -264,8 +231,6 @@ def _text_questions(model: Any, folder: Path, fixed: Axes) -> Iterator[Question]
 
 
 def _real_text(model: Any, folder: Path, *, decodes: bool) -> Question:
-    from transformers import AutoTokenizer
-
     tokens = AutoTokenizer.from_pretrained(folder)(list(_TEXTS), padding=True, return_tensors="np")
     accepted = inspect.signature(model.forward).parameters
     feeds = {name: np.asarray(value, dtype=np.int64) for name, value in tokens.items() if name in accepted}

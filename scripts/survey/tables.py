@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import transformers
 from zoo.tasks import TASKS, model_classes
 
 from survey.judging import PRECISIONS
@@ -36,8 +37,6 @@ Results = Mapping[str, Mapping[str, Any]]
 
 def render(results: Results) -> str:
     """Return the page for results by `task/type`."""
-    import transformers
-
     by_task = {
         task: {key.partition("/")[2]: results[key] for key in sorted(results) if key.startswith(f"{task.name}/")}
         for task in TASKS
@@ -87,7 +86,7 @@ def _optimized(name: str, results: Results, precisions: Sequence[str]) -> list[A
 
 def _details(model_type: str, result: Mapping[str, Any], precisions: Sequence[str]) -> list[Any]:
     """Return the row of a type, with the reasons of what is not right, speeds, and passes that were left out."""
-    if reason := result["runnable"].get("reason"):
+    if reason := result["not_runnable"]:
         return [model_type, "not runnable", "", "", _cell(reason), *("" for _ in precisions), ""]
     tried, optimized = result["onnxtool"], result.get("optimized", {})
     star = "*" if tried["fixed_axes"] and tried["verdict"] == "right" else ""

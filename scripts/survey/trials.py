@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ PRELOADED = (
 )
 
 
-def make(task: str, model_type: str, folder: str, efforts: Sequence[str]) -> dict[str, Any]:
-    """Make the checkpoint; return its facts, or `reason` where it cannot be made and run."""
+def make(task: str, model_type: str, folder: str, effort: str) -> str:
+    """Make the checkpoint; return the reason where it cannot be made and run."""
     try:
-        return vars(make_checkpoint(find_task(task), model_type, Path(folder), efforts=efforts))
+        make_checkpoint(find_task(task), model_type, Path(folder), effort=effort)
     except NotRunnableError as error:
-        return {"reason": str(error)}
+        return str(error)
+    return ""
 
 
 def export(folder: str, task: str, output: str) -> None:
@@ -72,17 +73,18 @@ def optimize(files: dict[str, str], outputs: dict[str, str], precision: str, pro
 
 @dataclass(frozen=True)
 class Trial:
-    """A model type, its task, the folder for its files, and what is tried.
+    """A model type, its task, the folder for its files, what runs its steps, and what is tried.
 
     Attributes:
-        efforts: how much of the default configuration may be cut, see EFFORTS.
+        effort: how much of the default configuration is cut, see EFFORTS.
         provider: what files are optimized for, and judged on.
     """
 
     task: str
     model_type: str
     folder: Path
-    efforts: Sequence[str]
+    isolation: Isolation
+    effort: str
     precisions: Sequence[str]
     provider: str
 
@@ -91,26 +93,24 @@ class Trial:
         """How results call it."""
         return f"{self.task}/{self.model_type}"
 
-    def run(self, isolation: Isolation) -> dict[str, Any]:
-        """Return `runnable` (facts, or the reason why not), and the verdicts `onnxtool` and `optimized`.
+    def run(self) -> dict[str, Any]:
+        """Return why it is not runnable, or the verdicts `onnxtool`, on the export, and `optimized`.
 
-        The second is that on the export, the third has one for each precision, where the export is right.
+        The latter has one for each precision, where the export is right.
         """
-        checkpoint = str(self.folder / "checkpoint")
-        made = self._step(isolation, make, "make", self.task, self.model_type, checkpoint, self.efforts)
+        made = self._step("make", make, self.task, self.model_type, str(self.folder / "checkpoint"), self.effort)
         if made.exit_code is not None and made.exit_code > 0:
             raise RuntimeError(f"the maker itself failed on {self.key}: {made.stderr[-2000:]}")
-        result: dict[str, Any] = {"runnable": made.value or {"reason": _why_ended(made)}}
-        if not result["runnable"].get("reason"):
-            result["onnxtool"] = self._try_export(isolation, checkpoint)
+        result: dict[str, Any] = {"not_runnable": _why_ended(made) if made.value is None else made.value}
+        if not result["not_runnable"]:
+            result["onnxtool"] = self._try_export()
             if result["onnxtool"]["verdict"] == "right":
-                tried = {name: self._try_precision(isolation, checkpoint, name) for name in self.precisions}
-                result["optimized"] = tried
+                result["optimized"] = {precision: self._try_precision(precision) for precision in self.precisions}
         shutil.rmtree(self.folder, ignore_errors=True)
         return result
 
-    def _step(self, isolation: Isolation, step: Any, name: str, *arguments: Any) -> Outcome:
-        return isolation.run(step, self.folder / name, STEP_S, *arguments)
+    def _step(self, name: str, step: Callable[..., Any], *arguments: Any) -> Outcome:
+        return self.isolation.run(step, self.folder / name, STEP_S, *arguments)
 
     def _files(self, suffix: str = "") -> dict[str, str]:
         """Return the exported graphs by what they are for, or their names with a suffix after optimization."""
@@ -120,46 +120,38 @@ class Trial:
         there = {role: name for role, name in names.items() if (folder / f"{name}.onnx").exists()}
         return {role: str(folder / f"{name}{suffix}.onnx") for role, name in there.items()}
 
-    def _try_export(self, isolation: Isolation, checkpoint: str) -> dict[str, Any]:
+    def _try_export(self) -> dict[str, Any]:
         output = self.folder / "exported" / "model.onnx"
         output.parent.mkdir()
-        outcome = self._step(isolation, export, "export", checkpoint, self.task, str(output))
-        report = _report(outcome)
+        outcome = self._step("export", export, str(self.folder / "checkpoint"), self.task, str(output))
+        # Libraries may have printed something before the JSON document.
+        document = f"\n{outcome.stdout}".partition("\n{\n")[2]
+        report = json.loads("{" + document) if document else {}
         tried = {
             "seconds": round(outcome.seconds, 1),
             "way": " ".join(str(report[name]) for name in ("exporter", "attention") if report.get(name)),
             "fixed_axes": report.get("fixed_axes") or {},
         }
         if files := self._files():
-            return tried | self._judge(isolation, "judge", checkpoint, files)
+            return tried | self._judge("judge", files)
         crashed = outcome.exit_code is None or outcome.exit_code < 0 or outcome.exit_code == BUG
         return tried | {"verdict": "crashed" if crashed else "refused", "reason": _why_ended(outcome)}
 
-    def _try_precision(self, isolation: Isolation, checkpoint: str, precision: str) -> dict[str, Any]:
+    def _try_precision(self, precision: str) -> dict[str, Any]:
         files, outputs = self._files(), self._files(f"-{precision}")
-        outcome = self._step(isolation, optimize, precision, files, outputs, precision, self.provider)
+        outcome = self._step(precision, optimize, files, outputs, precision, self.provider)
         if outcome.value is None:
             return {"verdict": "crashed", "reason": _why_ended(outcome)}
         if "error" in outcome.value:
             return {"verdict": "refused", "reason": outcome.value["error"]}
-        judged = self._judge(isolation, f"{precision}-judge", checkpoint, files, outputs, precision, self.provider)
-        raced = self._step(isolation, race, f"{precision}-race", checkpoint, files, outputs, self.provider)
+        judged = self._judge(f"{precision}-judge", files, outputs, precision, self.provider)
+        checkpoint = str(self.folder / "checkpoint")
+        raced = self._step(f"{precision}-race", race, self.task, checkpoint, files, outputs, self.provider)
         return {**outcome.value, **judged, "speeds": raced.value or []}
 
-    def _judge(self, isolation: Isolation, name: str, *arguments: Any) -> dict[str, Any]:
-        judged = self._step(isolation, judge, name, *arguments)
-        verdict = judged.value or {"right": False, "reason": f"the judge: {_why_ended(judged)}"}
-        return {"verdict": "right" if verdict["right"] else "wrong", "reason": verdict["reason"], "judge": verdict}
-
-
-def _report(outcome: Outcome) -> dict[str, Any]:
-    """Return the JSON document on stdout; libraries may have printed something before it."""
-    lines = itertools.dropwhile(lambda line: line != "{", outcome.stdout.splitlines())
-    try:
-        report = json.loads("\n".join(lines))
-    except json.JSONDecodeError:
-        return {}
-    return report if isinstance(report, dict) else {}
+    def _judge(self, name: str, *files: Any) -> dict[str, Any]:
+        judged = self._step(name, judge, self.task, str(self.folder / "checkpoint"), *files)
+        return dict(judged.value or {"verdict": "wrong", "reason": f"the judge: {_why_ended(judged)}"})
 
 
 def _why_ended(outcome: Outcome) -> str:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import transformers
+
 from zoo.processors import feature_extractor, save_image_processor
 from zoo.running import run_once
-from zoo.shrinking import EFFORTS, shrink
-from zoo.tasks import FACTS_FILE, Facts, Task, find_class
-from zoo.vocabulary import save_tokenizer, text_part, vocabulary_size
+from zoo.shrinking import shrink
+from zoo.tasks import Task, model_classes
+from zoo.vocabulary import save_tokenizer, vocabulary_size
 
 _MOST_PARAMETERS = 60_000_000
 # Parameters whose range means something (decays, time steps) keep what the model gave them.
@@ -24,46 +25,32 @@ class NotRunnableError(Exception):
     """A model type of which no tiny model can be built, saved, loaded and run; the message says why."""
 
 
-def make_checkpoint(
-    task: Task, model_type: str, folder: Path, *, efforts: Sequence[str] = EFFORTS, seed: int = 0
-) -> Facts:
+def make_checkpoint(task: Task, model_type: str, folder: Path, *, effort: str = "all", seed: int = 0) -> None:
     """Write a checkpoint of `model_type` for `task` to `folder`, which is replaced, and run it once.
 
+    `effort` is one of EFFORTS.
+
     Raises:
-        NotRunnableError: with the reasons of every effort.
+        NotRunnableError: with the reason.
     """
-    try:
-        model_class = find_class(task, model_type)
-    except ImportError as error:
-        raise NotRunnableError(f"needs a package that is not installed: {_first_line(error)}") from error
-    reasons: list[str] = []
-    for effort in efforts:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        try:
-            model = _build(model_class, task, effort, seed)
-            model.save_pretrained(folder)
-            _save_processors(model.config, model_class, task, folder)
-            facts = Facts(task.name, model_type, model_class.__name__, effort, _count(model))
-            (folder / FACTS_FILE).write_text(json.dumps(vars(facts), indent=2) + "\n", encoding="utf-8")
-            del model
-            run_once(facts, folder)
-        except Exception as error:  # noqa: BLE001  anything may go wrong in a model that fits badly
-            reason = f"{type(error).__name__}: {_first_line(error)}"
-            if reason not in reasons:
-                reasons.append(reason)
-        else:
-            return facts
     shutil.rmtree(folder, ignore_errors=True)
-    raise NotRunnableError("; ".join(reasons))
+    folder.mkdir(parents=True)
+    try:
+        model_class = getattr(transformers, model_classes(task)[model_type])
+        model = _build(model_class, task, effort, seed)
+        model.save_pretrained(folder)
+        _save_processors(model.config, model_class, task, folder)
+        del model
+        run_once(task, folder)
+    except Exception as error:  # anything may go wrong in a model that fits badly
+        shutil.rmtree(folder, ignore_errors=True)
+        raise NotRunnableError(f"{type(error).__name__}: {first_line(error)}") from error
 
 
 def _build(model_class: Any, task: Task, effort: str, seed: int) -> Any:
-    import torch
-
     torch.manual_seed(seed)
     config = shrink(model_class.config_class(), effort)
-    for part in {id(part): part for part in (config, text_part(config))}.values():
+    for part in (config, config.get_text_config()):
         if task.is_generative and getattr(part, "is_decoder", None) is False and not config.is_encoder_decoder:
             part.is_decoder = True  # encoders that can be used as decoders see what follows otherwise
     decoder = getattr(config, "decoder", None)
@@ -88,8 +75,6 @@ def _draw_weights(model: Any, seed: int) -> None:
     They are larger than its own, so that a wrong mask or axis shows in its outputs.
     A matrix gets a standard deviation of 1 / sqrt(fan in), so that activations neither vanish nor explode with depth.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
     with torch.no_grad():
@@ -110,10 +95,7 @@ def _draw_weights(model: Any, seed: int) -> None:
 
 def _save_processors(config: Any, model_class: Any, task: Task, folder: Path) -> None:
     if task.modality == "image":
-        from transformers import AutoImageProcessor
-
         save_image_processor(config, folder)
-        AutoImageProcessor.from_pretrained(folder)  # some are there with packages only that are not installed
     if task.modality == "audio":
         feature_extractor(config).save_pretrained(folder)
     if task.modality == "text" or (task.name == "automatic-speech-recognition" and vocabulary_size(config)):
@@ -124,5 +106,6 @@ def _count(model: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of a message, no longer than a table can bear."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")[:300]

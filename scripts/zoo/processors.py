@@ -1,25 +1,20 @@
-"""What turns images and sound into the inputs of a tiny model: its own kind of processor, at the size of the model.
-
-The files are written from tables: the classes themselves need Pillow, torchvision or more to be built.
-"""
+"""What turns images and sound into the inputs of a tiny model: its own kind of processor, at the size of the model."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+import transformers
+from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
+from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
 # Those that transformers' auto mapping lacks have what their papers name.
-_OTHER_IMAGE_PROCESSORS = {"dinov2_with_registers": "BitImageProcessor", "hgnet_v2": "ConvNextImageProcessor"}
-# How these say their size; the others say height and width.
-_BY_SHORTEST_EDGE = frozenset(
-    {
-        *("BitImageProcessor", "CLIPImageProcessor", "ConvNextImageProcessor", "LevitImageProcessor"),
-        *("MobileNetV1ImageProcessor", "MobileNetV2ImageProcessor", "MobileViTImageProcessor"),
-        *("PoolFormerImageProcessor", "TextNetImageProcessor"),
-    }
-)
+_OTHER_IMAGE_PROCESSORS = {
+    "dinov2_with_registers": {"pil": "BitImageProcessorPil"},
+    "hgnet_v2": {"pil": "ConvNextImageProcessorPil"},
+}
 _IMAGE_SIZE = 64
 
 
@@ -39,50 +34,39 @@ def save_image_processor(config: Any, folder: Path) -> None:
 
     Raises:
         KeyError: no image processor is known for its type.
+        ImportError: it needs a package that is not installed.
     """
-    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
-
     kind = config.model_type
-    name = _OTHER_IMAGE_PROCESSORS.get(kind) or IMAGE_PROCESSOR_MAPPING_NAMES[kind]["torchvision"]
+    names = _OTHER_IMAGE_PROCESSORS.get(kind) or IMAGE_PROCESSOR_MAPPING_NAMES[kind]
+    processor = getattr(transformers, names.get("pil") or names["torchvision"])()
     height, width = image_size(config)
-    content: dict[str, Any] = {"image_processor_type": name, "do_resize": True, "do_rescale": True}
-    if name == "Siglip2ImageProcessor":
+    for field in ("size", "crop_size"):
+        if before := getattr(processor, field, None):
+            after = {"height": height, "width": width, "shortest_edge": height}
+            setattr(processor, field, {edge: after[edge] for edge, length in dict(before).items() if length})
+    processor.do_center_crop = bool(getattr(processor, "crop_size", None))
+    if getattr(processor, "crop_pct", None):
+        processor.crop_pct = 1.0
+    if kind == "siglip2":
         vision = config.vision_config
-        content |= {"patch_size": vision.patch_size, "max_num_patches": vision.num_patches}
-    elif name == "ImageGPTImageProcessor":
+        processor.patch_size, processor.max_num_patches = vision.patch_size, vision.num_patches
+    if kind == "imagegpt":
         # Colours are the model's words: as many as it has, less the one that starts an image.
         levels = [-1 + 2 * step / 7 for step in range(8)]
         clusters = [[red, green, blue] for red in levels for green in levels for blue in levels]
-        content |= {"size": {"height": height, "width": width}, "clusters": clusters[: config.vocab_size - 1]}
-    elif name in _BY_SHORTEST_EDGE:
-        content["size"] = {"shortest_edge": height}
-        if name != "ConvNextImageProcessor":
-            content |= {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
-        else:
-            content["crop_pct"] = 1.0
-    else:
-        content["size"] = {"height": height, "width": width}
-        content["crop_size"] = {"height": height, "width": width}
-    if name not in ("ImageGPTImageProcessor", "MobileViTImageProcessor"):
-        content |= {"do_normalize": True, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        processor.clusters = clusters[: config.vocab_size - 1]
+    processor.save_pretrained(folder)
 
 
 def feature_extractor(config: Any) -> Any:
     """Return the feature extractor of a model of sound, at the sizes of its configuration.
 
     Raises:
-        ValueError: none is known for its type.
+        KeyError: none is known for its type.
         ImportError: it needs a package that is not installed.
     """
-    import transformers
-    from transformers.models.auto.feature_extraction_auto import FEATURE_EXTRACTOR_MAPPING_NAMES
-
     kind = config.model_type
-    name = FEATURE_EXTRACTOR_MAPPING_NAMES.get(kind)
-    name = _OTHER_EXTRACTORS.get(kind, name)
-    if name is None:
-        raise ValueError(f"no feature extractor is known for {kind}")
+    name = _OTHER_EXTRACTORS.get(kind) or FEATURE_EXTRACTOR_MAPPING_NAMES[kind]
     return getattr(transformers, name)(**_EXTRACTOR_SIZES.get(name, lambda _config: {})(config))
 
 

@@ -6,58 +6,56 @@ Letters of shapes: B batch, S sequence.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+import transformers
+from numpy.typing import NDArray
 
-from zoo.processors import image_size
-from zoo.tasks import Facts, find_task
-from zoo.vocabulary import special_ids, text_part, vocabulary_size
+from zoo.processors import feature_extractor, image_size
+from zoo.tasks import Task
+from zoo.vocabulary import special_ids, vocabulary_size
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-Feeds = dict[str, "NDArray[Any]"]
+Feeds = dict[str, NDArray[Any]]
 
 _LONGER = 90  # tokens, as many as the longest that a judge asks
 _SAME_ANSWER = 1e-3  # of the largest logit: far above any rounding
 
 
-def load_model(facts: Facts, folder: Path) -> Any:
-    """Load the model in evaluation mode, without a cache unless one is asked for.
+def load_model(task: Task, folder: Path) -> Any:
+    """Load the model in evaluation mode, without a cache unless the task has one.
 
     Raises:
         ValueError: it was not saved whole.
     """
-    import transformers
-
-    model, info = getattr(transformers, facts.architecture).from_pretrained(
-        folder, use_safetensors=True, output_loading_info=True
-    )
+    (name,) = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"]
+    model, info = getattr(transformers, name).from_pretrained(folder, use_safetensors=True, output_loading_info=True)
     lost = sorted(info["missing_keys"]) + sorted(info["mismatched_keys"])
     if lost:
         raise ValueError(f"weights were lost in saving: {lost[:3]}")
-    if not find_task(facts.task).has_cache and hasattr(model.config, "use_cache"):
+    if not task.has_cache and hasattr(model.config, "use_cache"):
         # FSMT lets words see those behind them where a cache that is empty comes with more than one.
         model.config.use_cache = False
     return model.eval()
 
 
-def run_once(facts: Facts, folder: Path) -> None:
+def run_once(task: Task, folder: Path) -> None:
     """Run the model twice on two inputs, and, where its graphs will hand on a cache, the way `generate` does.
 
     Raises:
         ValueError: it gives no tensor, one that is not finite, or two answers to one question; or it has no cache.
         Exception: whatever the model raises.
     """
-    model = load_model(facts, folder)
-    feeds = sample(facts, model)
-    if find_task(facts.task).has_cache:
-        require_cache(facts, folder)
+    model = load_model(task, folder)
+    feeds = sample(task, model)
+    if task.has_cache:
+        require_cache(task, folder)
     _require_same(run_model(model, feeds), run_model(model, feeds))
-    if find_task(facts.task).modality == "text":
+    if task.modality == "text":
         # Windows, chunks and hashes begin behind the first tokens, and so does what is drawn for them.
         longer = text_feeds(model, (_LONGER,) * 2, _LONGER, seed=1, decodes="decoder_input_ids" in feeds)
         try:
@@ -77,42 +75,31 @@ def _require_same(first: Feeds, second: Feeds) -> None:
             raise ValueError(f"{name} differs between two runs on the same inputs")
 
 
-def require_cache(facts: Facts, folder: Path) -> None:
+def require_cache(task: Task, folder: Path) -> None:
     """Let the model generate two tokens after prompts of two lengths, with its cache and without.
 
-    Its second step must take a state that its first one left: keys and values, or what a recurrence remembers; an
-    empty container for them is none. And it must answer as it does without, or nobody could say what is right.
+    Its second step must read one token alone, and so take what its first one left: keys and values, or what a
+    recurrence remembers. And it must answer as it does without, or nobody could say what is right.
 
     Raises:
-        ValueError: nothing of the first step goes into the second, or its answer is another one.
+        ValueError: it reads all tokens again, or its answer is another one.
         Exception: whatever the model raises.
     """
-    from transformers.exporters.utils import get_leaf_tensors
-    from transformers.generation.utils import ALL_CACHE_NAMES
+    model = load_model(task, folder)
+    lengths: list[int] = []
 
-    def has_state(values: Any) -> bool:
-        found = [values[name] for name in ALL_CACHE_NAMES if name in values]
-        return any(leaf.numel() for value in found for leaf in get_leaf_tensors(value).values())
+    def note_length(_model: Any, _args: Any, named: Mapping[str, Any]) -> None:
+        lengths.append(named["decoder_input_ids" if has_encoder else "input_ids"].shape[1])
 
-    model = load_model(facts, folder)
-    taken: list[bool] = []
-    model.register_forward_pre_hook(lambda _model, _args, named: taken.append(has_state(named)), with_kwargs=True)
+    model.register_forward_pre_hook(note_length, with_kwargs=True)
     has_encoder = bool(getattr(model.config, "is_encoder_decoder", False))
     prompt = text_feeds(model, (16, 9), 16, padding="right" if has_encoder else "left", seed=0)
     prompt = {name: prompt[name] for name in ("input_ids", "attention_mask") if name in prompt}
-    tokens, logits = generate(model, prompt, 2, use_cache=True)
-    if len(taken) < 2 or not taken[1]:
+    _, logits = generate(model, prompt, 2, use_cache=True)
+    if lengths[1] != 1:
         raise ValueError("it generates without a cache: no state of one step goes into the next")
-    if has_encoder:
-        start = np.full_like(tokens[:, :1], start_id(model))
-        longer = {**prompt, "decoder_input_ids": np.concatenate([start, tokens[:, :1]], axis=1)}
-    else:
-        longer = {
-            name: np.concatenate([array, tokens[:, :1] if name == "input_ids" else np.ones_like(array[:, :1])], axis=1)
-            for name, array in prompt.items()
-        }
-    _, at_once = generate(load_model(facts, folder), longer, 1, use_cache=False)
-    off = float(np.abs(logits[:, 1] - at_once[:, 0]).max())
+    _, at_once = generate(load_model(task, folder), prompt, 2, use_cache=False)
+    off = float(np.abs(logits - at_once).max())
     if not off <= _SAME_ANSWER * max(1.0, float(np.abs(at_once).max())):
         raise ValueError("its cache does not stand for the tokens before: PyTorch answers otherwise without it")
 
@@ -123,14 +110,11 @@ def generate(model: Any, prompt: Feeds, length: int, *, use_cache: bool) -> tupl
     Returns:
         The tokens that it writes [B, length], and the logits that they were chosen by [B, length, V] as float32.
     """
-    import torch
-    from transformers import GenerationConfig
-
-    model.generation_config = GenerationConfig(  # the checkpoint's own could end or sample
+    model.generation_config = transformers.GenerationConfig(  # the checkpoint's own could end or sample
         do_sample=False,
         max_new_tokens=length,
         min_new_tokens=length,
-        pad_token_id=special_ids(text_part(model.config), model.config)["pad"],
+        pad_token_id=special_ids(model.config.get_text_config(), model.config)["pad"],
         use_cache=use_cache,
         decoder_start_token_id=start_id(model),
         output_logits=True,
@@ -150,8 +134,6 @@ def start_id(model: Any) -> int:
 
 def run_model(model: Any, feeds: Mapping[str, NDArray[Any]], **arguments: Any) -> Feeds:
     """Run a torch model on arrays and return its tensors, in order; those inside of tuples are left out."""
-    import torch
-
     with torch.inference_mode():
         outputs = model(**{name: torch.from_numpy(value) for name, value in feeds.items()}, **arguments)
     if isinstance(outputs, torch.Tensor):
@@ -160,16 +142,16 @@ def run_model(model: Any, feeds: Mapping[str, NDArray[Any]], **arguments: Any) -
     return {str(name): value.float().numpy() for name, value in items if isinstance(value, torch.Tensor)}
 
 
-def sample(facts: Facts, model: Any) -> Feeds:
+def sample(task: Task, model: Any) -> Feeds:
     """Return two inputs of the model, of its first size."""
     config = model.config
-    modality = find_task(facts.task).modality
+    modality = task.modality
     if modality == "image":
         height, width = image_size(config)
         return image_feeds(model, 2, height, width, seed=0)
     if modality == "audio":
         return audio_feeds(model, (6400, 6400), seed=0)
-    return text_feeds(model, (16, 16), 16, seed=0, decodes=facts.task.startswith("text2text-generation"))
+    return text_feeds(model, (16, 16), 16, seed=0, decodes=task.name.startswith("text2text-generation"))
 
 
 def text_feeds(
@@ -186,7 +168,7 @@ def text_feeds(
     With `decodes`, the first tokens of a decoder as well.
     """
     config = model.config
-    part = text_part(config)
+    part = config.get_text_config()
     ids = special_ids(part, config) if vocabulary_size(config) else {"pad": 0, "eos": 1}
     size = vocabulary_size(config) or 256
     generator = np.random.default_rng(seed)
@@ -213,31 +195,18 @@ def text_feeds(
 def image_feeds(model: Any, batch: int, height: int, width: int, *, seed: int = 0) -> Feeds:
     """Return random images: float32 [B, channels, height, width], or what the model takes in their place."""
     generator = np.random.default_rng(seed)
-    config = model.config
-    part = getattr(config, "vision_config", None) or config
+    part = getattr(model.config, "vision_config", None) or model.config
     accepted = inspect.signature(model.forward).parameters
-    channels = getattr(part, "num_channels", None) or 3
-    if "pixel_values" not in accepted and "input_ids" in accepted:
-        return {"input_ids": generator.integers(0, config.vocab_size - 1, (batch, height * width))}
-    if "spatial_shapes" in accepted:
-        return _patch_feeds(part, batch, channels, generator)
-    return {"pixel_values": generator.standard_normal((batch, channels, height, width)).astype(np.float32)}
-
-
-def _patch_feeds(part: Any, batch: int, channels: int, generator: np.random.Generator) -> Feeds:
-    side = int(part.num_patches**0.5)
-    shape = (batch, side * side, channels * part.patch_size**2)
-    return {
-        "pixel_values": generator.standard_normal(shape).astype(np.float32),
-        "pixel_attention_mask": np.ones(shape[:2], dtype=np.int64),
-        "spatial_shapes": np.tile(np.array([[side, side]]), (batch, 1)),
-    }
+    if "pixel_values" in accepted and "spatial_shapes" not in accepted:
+        shape = (batch, getattr(part, "num_channels", None) or 3, height, width)
+        return {"pixel_values": generator.standard_normal(shape).astype(np.float32)}
+    pictures = list(generator.integers(0, 256, (batch, height, width, 3), dtype=np.uint8))
+    made = transformers.AutoImageProcessor.from_pretrained(model.name_or_path)(pictures, return_tensors="np")
+    return {name: np.asarray(value) for name, value in made.items() if name in accepted}
 
 
 def audio_feeds(model: Any, lengths: tuple[int, ...], *, seed: int = 0) -> Feeds:
     """Return what the feature extractor makes of noise of so many samples, and the first tokens of a decoder."""
-    from zoo.processors import feature_extractor
-
     config = model.config
     generator = np.random.default_rng(seed)
     waves = [generator.standard_normal(length).astype(np.float32) for length in lengths]

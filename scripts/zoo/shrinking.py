@@ -1,8 +1,7 @@
 """Turn the default configuration of a model type into one of a small model of the same kind.
 
 Sizes are recognized by the names that configurations give them. What must fit together (a width and its heads, a list
-and the number of layers) is cut together, and every kind of layer that a model mixes stays in it. A type whose parts
-do not fit after that is tried again with less cut: see EFFORTS.
+and the number of layers) is cut together, and every kind of layer that a model mixes stays in it.
 """
 
 from __future__ import annotations
@@ -10,47 +9,48 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any
 
-from zoo.overrides import OVERRIDES
+EFFORTS = ("all", "depth")  # what is cut: everything, or depth and vocabulary alone
 
-# How much is cut: everything; widths and heads stay; only depth and vocabulary.
-EFFORTS = ("all", "counts", "depth")
-
-# A number above the one here becomes it. Widths and what is derived from them:
-_WIDTHS: dict[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "dim", "n_embd", "embed_dim", "emb_dim"), 64),
-    **dict.fromkeys(("output_embedding_size", "d_latents", "prediction_head_size", "backbone_hidden_size"), 64),
-    **dict.fromkeys(("input_dim", "encoder_hidden_size", "decoder_hidden_size", "classifier_proj_size"), 64),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 64),
-    **dict.fromkeys(("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size"), 64),
-    **dict.fromkeys(("embedding_size", "input_embedding_size", "projection_dim", "intra_bottleneck_size"), 32),
-    **dict.fromkeys(("entity_emb_size", "embedding_rank", "router_hidden_size"), 32),
-    **dict.fromkeys(("hidden_size_per_layer_input", "xpath_unit_hidden_size"), 16),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "d_ff", "hidden_dim", "encoder_ffn_dim"), 128),
-    **dict.fromkeys(("decoder_ffn_dim", "dff", "dim_ff", "d_inner", "feed_forward_size", "ffn_hidden_size"), 128),
-    **dict.fromkeys(("dense_intermediate_size", "intermediate_size_mlp", "speech_encoder_intermediate_size"), 128),
-}
-# Sizes of one head, and what a linear attention or a state space has in place of it:
-_HEAD_SIZES: dict[str, int] = {
-    **dict.fromkeys(("head_dim", "d_kv", "d_head", "kv_channels", "attention_head_size", "swa_head_dim"), 16),
-    **dict.fromkeys(("dim_head", "v_head_dim", "qk_nope_head_dim", "index_head_dim", "query_pre_attn_scalar"), 16),
-    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "linear_head_dim", "mamba_d_state"), 16),
-    **dict.fromkeys(("mamba_head_dim", "ssm_state_size"), 16),
-    **dict.fromkeys(("qk_rope_head_dim", "rotary_dim", "mamba_n_heads", "mamba_num_heads", "mamba_chunk_size"), 8),
-    **dict.fromkeys(("chunk_size", "state_size", "adapter_rank"), 8),
-    **dict.fromkeys(("linear_num_key_heads", "index_n_heads", "n_mamba_heads", "attn_layer_period"), 2),
-    **dict.fromkeys(("linear_num_value_heads", "linear_num_heads"), 4),
-    **dict.fromkeys(("n_groups", "attn_layer_offset"), 1),
+# A number above the one here becomes it, by the first pattern that is its name.
+_LIMITS = {
+    # Vocabularies and positions.
+    "(shape_|unpadded_)?vocab_size(_per_layer_input)?|ngram_vocab_size_base": 1000,
+    "encoder_hash_byte_group_vocab": 500,
+    "max_position_embeddings|original_max_position_embeddings|n_positions|n_ctx|max_seq_len|context_length": 256,
+    "num_hash_buckets": 256,
+    "entity_vocab_size": 50,
+    # Windows become shorter than the texts that are tried, or they would never be seen to work.
+    "sliding_window(_size)?|local_attention|attention_(chunk_size|window(_size)?)|block_size": 8,
+    # Sizes of one head, and what a linear attention or a state space has in place of it.
+    "qk_rope_head_dim|rotary_dim|mamba_(n|num)_heads|(mamba_)?chunk_size|state_size|adapter_rank": 8,
+    "(?!qk_head).*head_dim|d_kv|d_head|dim_head|kv_channels|attention_head_size|query_pre_attn_scalar": 16,
+    "mamba_d_state|ssm_state_size|(lsh|local)_attn_chunk_length": 16,
+    "linear_num(_value)?_heads": 4,
+    "linear_num_key_heads|index_n_heads|n_mamba_heads|attn_layer_period": 2,
+    "n_groups|attn_layer_offset": 1,
+    # Widths.
+    "hidden_size_per_layer_input|xpath_unit_hidden_size|o_lora_rank": 16,
+    "(input_)?embedding_size|entity_emb_size|embedding_rank|projection_dim|intra_bottleneck_size": 32,
+    "router_hidden_size|q_lora_rank|kv_lora_rank": 32,
+    "(moe_|shared_|moe_shared_)(experts?_)?intermediate_size|expert_ffn_hidden_size": 64,
+    "((en|de)coder_|backbone_)?hidden_size|d_model|(input_)?dim|n_embd|emb(ed)?_dim|d_latents": 64,
+    "output_embedding_size|prediction_head_size|classifier_proj_size": 64,
+    "((dense|speech_encoder)_)?intermediate_size(_mlp)?|((en|de)coder_)?ffn_dim|feed_forward_size": 128,
+    "d_ff|dff|dim_ff|hidden_dim|d_inner|ffn_hidden_size": 128,
+    # Experts.
+    "(moe_)?num_(local_)?experts|n_routed_experts": 4,
+    "num_experts_per_tok|moe_topk|moe_k|zero_expert_num": 2,
+    "n_group|topk_group|first_k_dense_replace|num_dense_layers": 1,
     "num_nextn_predict_layers": 0,
 }
-# Windows become shorter than the texts that are tried, or they would never be seen to work:
-_WINDOWS: dict[str, int] = {
-    **dict.fromkeys(("sliding_window", "local_attention", "sliding_window_size", "attention_window"), 8),
-    **dict.fromkeys(("attention_window_size", "attention_chunk_size", "block_size", "keep_window_size"), 8),
-    **dict.fromkeys(("lsh_attn_chunk_length", "local_attn_chunk_length"), 16),
-}
+# The same for each entry of a list.
+_LISTS = {"conv_dim": 32, "tdnn_dim": 32, "depths": 2, "depth": 2}
+# What a class does not work out where nothing says it; 4 heads of a width of 64 have a size of 16.
+_UNSET = {"vocab_size": 1000, "num_experts_per_tok": 2, "head_dim": 16}
 _HEADS = (
     *("num_attention_heads", "n_heads", "n_head", "num_heads", "attention_heads", "encoder_attention_heads"),
     *("decoder_attention_heads", "num_encoder_attention_heads", "num_decoder_attention_heads"),
@@ -58,25 +58,6 @@ _HEADS = (
     *("encoder_num_attention_heads", "decoder_num_attention_heads", "speech_encoder_attention_heads"),
 )
 _KEY_VALUE_HEADS = ("num_key_value_heads", "swa_num_key_value_heads")
-_EXPERTS: dict[str, int] = {
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "zero_expert_num"), 2),
-    **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
-    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 32),
-    "o_lora_rank": 16,
-}
-_POSITIONS = (
-    *("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "context_length"),
-    "original_max_position_embeddings",
-)
-_MAX_POSITIONS = 256
-_VOCABULARIES: dict[str, int] = {
-    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "shape_vocab_size", "ngram_vocab_size_base"), 1000),
-    "unpadded_vocab_size": 1000,
-    "entity_vocab_size": 50,
-    "num_hash_buckets": 256,
-    "encoder_hash_byte_group_vocab": 500,
-}
 _DEPTHS = (
     *("num_hidden_layers", "n_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers"),
     *("num_decoder_layers", "num_encoder_layers", "encoder_num_hidden_layers", "decoder_num_hidden_layers"),
@@ -85,6 +66,49 @@ _DEPTHS = (
 )
 _MAX_KINDS = 5
 _IMAGE_SIZE = 64
+_DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+
+# What single model types need for the smaller widths, with the reason.
+_WIDTHS_OF_TYPES: dict[str, dict[str, Any]] = {
+    "layoutlmv3": {"coordinate_size": 12, "shape_size": 8},  # four of the one and two of the other are the width
+    "lilt": {"hidden_size": 96},  # in six parts
+    "squeezebert": {"embedding_size": 64},  # its width
+}
+# What they need beyond these rules in any case.
+_OVERRIDES: dict[str, dict[str, Any]] = {
+    "bailing_hybrid": {"layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1]},  # by default none of its layers attends, and its cache wants one
+    "cohere_compass_text": {"rope_parameters": {"full_attention": _DEFAULT_ROPE, "sliding_attention": _DEFAULT_ROPE}},
+    "cvt": {"depth": [1, 2, 3]},  # a stage needs as many layers as its own number
+    # No list of depths or widths: factors, and a width that is 1280 times one of them.
+    "efficientnet": {"depth_coefficient": 0.5, "width_coefficient": 0.5, "hidden_dim": 640},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},  # none by default
+    "gemma3n_text": {"num_kv_shared_layers": 0},  # shared layers need one of each kind before them
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},  # as bamba
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},  # one entry tells the kinds and the depth
+    "mamba2": {"num_heads": 8, "head_dim": 16},  # together twice the width
+    # As long as its texts, as in every checkpoint there is: it limits the cache alone, and its mask knows of no window.
+    "moshi": {"sliding_window": 256},
+    "reformer": {
+        "axial_pos_shape": [16, 16],
+        "axial_pos_embds_dim": [16, 48],
+        "hash_seed": 0,  # hashes are drawn anew in every run otherwise
+        "num_buckets": 8,
+        "attn_layers": ["local", "lsh"],
+    },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},  # two layers, one of each kind
+    # The layers that share their weights are found as those that are like the first: there must be two.
+    "zamba": {
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "attention_hidden_size": 128,  # attention reads the layer's input beside the embeddings
+        "attention_head_dim": 32,
+    },
+    # Their first stage has three heads, and windows do not become smaller than 7.
+    **{name: {"embed_dim": 24, "image_size": 224} for name in ("swin", "donut-swin")},
+    "swinv2": {"embed_dim": 24},
+    "xmod": {"default_language": "en_XX"},  # it refuses to run without one
+}
 
 
 def shrink(base: Any, effort: str = "all") -> Any:
@@ -95,15 +119,23 @@ def shrink(base: Any, effort: str = "all") -> Any:
         effort: one of EFFORTS.
 
     Raises:
-        Exception: whatever the class raises where the parts do not fit; less effort may help.
+        Exception: whatever the class raises where the parts do not fit.
     """
     fields = _Fields(base)
-    values: dict[str, Any] = {}
-    for cut in _CUTS[effort]:
-        values.update(cut(fields))
-    values.update(_sub_configs(fields, effort))
-    values.update(copy.deepcopy(OVERRIDES.get(base.model_type, {})))
-    values.update(_special_ids(fields, values))
+    values: dict[str, Any] = {
+        name: limit for name in fields.names if (fields.number(name) or 0) > (limit := _limit(name))
+    }
+    values |= {name: value for name, value in _UNSET.items() if name in fields.names and fields.get(name) is None}
+    values |= _cut_lists(fields)
+    if effort == "depth":
+        values = {name: value for name, value in values.items() if name in ("depth", "depths") or "vocab" in name}
+    else:
+        values |= _cut_heads(fields) | _cut_image(fields) | _WIDTHS_OF_TYPES.get(base.model_type, {})
+    values |= _cut_depth(fields)
+    parts = {name: fields.get(name) for name in getattr(type(base), "sub_configs", None) or {}}
+    values |= {name: shrink(part, effort) for name, part in parts.items() if hasattr(part, "to_dict")}
+    values |= copy.deepcopy(_OVERRIDES.get(base.model_type, {}))
+    values |= _special_ids(fields, values)
     values = {name: value for name, value in values.items() if name in fields.names or name in _ALWAYS_ACCEPTED}
     try:
         return type(base)(**values)
@@ -111,6 +143,10 @@ def shrink(base: Any, effort: str = "all") -> Any:
         return type(base)(
             **{name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
         )
+
+
+def _limit(name: str) -> float:
+    return next((limit for pattern, limit in _LIMITS.items() if re.fullmatch(pattern, name)), math.inf)
 
 
 # Taken by every class, though not all of them list it.
@@ -138,46 +174,24 @@ class _Fields:
         value = self.get(name)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
-    def over(self, limits: Mapping[str, int]) -> dict[str, int]:
-        """Return the limits of those fields that exceed theirs."""
-        return {name: limit for name, limit in limits.items() if (self.number(name) or 0) > limit}
+
+def _cut_lists(fields: _Fields) -> dict[str, Any]:
+    lists = {name: fields.get(name) for name in _LISTS}
+    return {name: [min(one, _LISTS[name]) for one in found] for name, found in lists.items() if _is_list(found)}
 
 
-def _cut_vocabulary(fields: _Fields) -> dict[str, Any]:
-    missing = {"vocab_size": 1000} if "vocab_size" in fields.names and fields.get("vocab_size") is None else {}
-    return {**fields.over(_VOCABULARIES), **missing}
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple))
 
 
-def _cut_counts(fields: _Fields) -> dict[str, Any]:
-    unset = {"num_experts_per_tok": 2} if "num_experts_per_tok" in fields.names else {}
-    return {
-        **(unset if fields.get("num_experts_per_tok") is None else {}),
-        **fields.over(dict.fromkeys(_POSITIONS, _MAX_POSITIONS)),
-        **fields.over(_EXPERTS),
-    }
-
-
-def _cut_widths(fields: _Fields) -> dict[str, Any]:
-    values: dict[str, Any] = fields.over(_WIDTHS) | fields.over(_HEAD_SIZES) | fields.over(_WINDOWS)
+def _cut_heads(fields: _Fields) -> dict[str, Any]:
     heads = {name: 4 for name in _HEADS if fields.number(name)}
-    own = next((fields.number(name) for name in _HEADS if fields.number(name)), None)
+    own = next((number for name in _HEADS if (number := fields.number(name))), None)
     for name in _KEY_VALUE_HEADS:
-        found = fields.number(name)
-        if name in fields.names and found is None and own is not None:
-            found = own
+        found = own if name in fields.names and fields.number(name) is None else fields.number(name)
         if found is not None:
             heads[name] = 4 if found == own else min(found, 2)  # grouped heads stay grouped
-    values.update(heads)
-    if "head_dim" in fields.names and fields.get("head_dim") is None:
-        values["head_dim"] = 16  # what 4 heads of a width of 64 have; some classes do not work it out
-    rope = fields.get("rope_parameters")
-    if isinstance(rope, dict) and "mrope_section" in rope:
-        values["rope_parameters"] = {**copy.deepcopy(rope), "mrope_section": [2, 3, 3]}
-    for name in ("conv_dim", "tdnn_dim"):
-        channels = fields.get(name)
-        if isinstance(channels, (list, tuple)):
-            values[name] = [min(size, 32) for size in channels]
-    return values
+    return heads
 
 
 def _cut_image(fields: _Fields) -> dict[str, Any]:
@@ -185,33 +199,25 @@ def _cut_image(fields: _Fields) -> dict[str, Any]:
     patch = fields.number("patch_size") or 1
     size = patch * math.ceil(_IMAGE_SIZE / patch)
     found = fields.get("image_size")
-    if isinstance(found, (list, tuple)):
+    if _is_list(found):
         return {"image_size": [size] * len(found)} if min(found) > size else {}
-    return fields.over({"image_size": size})
+    return {"image_size": size} if isinstance(found, int) and found > size else {}
 
 
 def _cut_depth(fields: _Fields) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name in ("depths", "depth"):
-        stages = fields.get(name)
-        if isinstance(stages, (list, tuple)):
-            values[name] = [min(2, depth) for depth in stages]
     main = next((name for name in _DEPTHS if fields.number(name)), None)
     if main is None:
-        return values
+        return {}
     depth = fields.number(main) or 0
     by_layer = {
         name: list(value)
         for name in fields.names
-        if isinstance(value := fields.get(name), (list, tuple)) and len(value) == depth > 3 and name != "out_features"
+        if _is_list(value := fields.get(name)) and len(value) == depth > 3 and name != "out_features"
     }
     kept = _layers_of_each_kind(depth, by_layer)
-    for name in _DEPTHS:
-        if number := fields.number(name):
-            values[name] = min(number, len(kept) if name == main else 2)
-    for name, entries in by_layer.items():
-        values[name] = _entries_of(entries, kept)
-    return values
+    depths = {name: number for name in _DEPTHS if (number := fields.number(name))}
+    cut = {name: min(number, len(kept) if name == main else 2) for name, number in depths.items()}
+    return cut | {name: _entries_of(entries, kept) for name, entries in by_layer.items()}
 
 
 def _layers_of_each_kind(depth: int, by_layer: Mapping[str, list[Any]]) -> list[int]:
@@ -232,11 +238,6 @@ def _entries_of(entries: list[Any], kept: list[int]) -> list[Any]:
     return [entries[index] for index in kept]
 
 
-def _sub_configs(fields: _Fields, effort: str) -> dict[str, Any]:
-    parts = {name: fields.get(name) for name in getattr(type(fields.base), "sub_configs", None) or {}}
-    return {name: shrink(part, effort) for name, part in parts.items() if hasattr(part, "to_dict")}
-
-
 def _special_ids(fields: _Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     """Bring the ids of special tokens into the vocabulary, and give every type a padding id."""
     size = values.get("vocab_size", fields.get("vocab_size"))
@@ -247,8 +248,7 @@ def _special_ids(fields: _Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     ids: dict[str, Any] = {}
     free = 5
     for name in sorted(fields.names):
-        is_id = name.endswith(("_token_id", "_token_index")) or name.startswith("mask_id")
-        if name in values or not is_id:
+        if name in values or not name.endswith(("_token_id", "_token_index")):
             continue
         found = fields.get(name)
         if isinstance(found, int) and found >= size:
@@ -259,11 +259,3 @@ def _special_ids(fields: _Fields, values: Mapping[str, Any]) -> dict[str, Any]:
     if ids.get("pad_token_id", fields.get("pad_token_id")) in (None, -1) and "pad_token_id" not in values:
         ids["pad_token_id"] = 0
     return ids
-
-
-_Cut = Callable[[_Fields], dict[str, Any]]
-_CUTS: dict[str, tuple[_Cut, ...]] = {
-    "all": (_cut_vocabulary, _cut_counts, _cut_widths, _cut_image, _cut_depth),
-    "counts": (_cut_vocabulary, _cut_counts, _cut_depth),
-    "depth": (_cut_vocabulary, _cut_depth),
-}

@@ -6,12 +6,9 @@ transformers calls so (`MODEL_FOR_TEXT_ENCODING_MAPPING`): the encoders of text 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-FACTS_FILE = "zoo.json"
+from transformers.models.auto import modeling_auto
 
 
 @dataclass(frozen=True)
@@ -22,13 +19,16 @@ class Task:
         name: as `onnxtool export --task` calls it.
         mappings: names of transformers' tables from model type to class, the first that knows a type wins.
         modality: what the model is fed with: `text`, `image` or `audio`.
-        is_generative: whether it writes text token by token.
     """
 
     name: str
     mappings: tuple[str, ...]
     modality: str = "text"
-    is_generative: bool = False
+
+    @property
+    def is_generative(self) -> bool:
+        """Whether it writes text token by token."""
+        return "generation" in self.name
 
     @property
     def has_cache(self) -> bool:
@@ -36,42 +36,18 @@ class Task:
         return self.name.endswith("-with-past")
 
 
-@dataclass(frozen=True)
-class Facts:
-    """What is known of a checkpoint that was made.
-
-    Attributes:
-        architecture: its class in transformers.
-        effort: how much of the default configuration was cut, see EFFORTS.
-    """
-
-    task: str
-    model_type: str
-    architecture: str
-    effort: str
-    parameters: int
-
-    @classmethod
-    def read(cls, folder: Path) -> Facts:
-        """Read the facts of the checkpoint in `folder`."""
-        return cls(**json.loads((folder / FACTS_FILE).read_text(encoding="utf-8")))
-
-
+_SPEECH = ("MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
 TASKS: tuple[Task, ...] = (
     Task("fill-mask", ("MODEL_FOR_MASKED_LM_MAPPING_NAMES",)),
     Task("text-classification", ("MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",)),
     Task("token-classification", ("MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",)),
     Task("feature-extraction", ("MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES",)),
     Task("image-classification", ("MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",), modality="image"),
-    Task("text-generation", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
-    Task("text-generation-with-past", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
-    Task("text2text-generation", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
-    Task("text2text-generation-with-past", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",), is_generative=True),
-    Task(
-        "automatic-speech-recognition",
-        ("MODEL_FOR_CTC_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES"),
-        modality="audio",
-    ),
+    Task("text-generation", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",)),
+    Task("text-generation-with-past", ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",)),
+    Task("text2text-generation", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",)),
+    Task("text2text-generation-with-past", ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",)),
+    Task("automatic-speech-recognition", _SPEECH, modality="audio"),
     Task("audio-classification", ("MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",), modality="audio"),
 )
 TASK_NAMES = tuple(task.name for task in TASKS)
@@ -84,22 +60,8 @@ def find_task(name: str) -> Task:
 
 def model_classes(task: Task) -> dict[str, str]:
     """Return model type to the name of its class, for every type of the task."""
-    from transformers.models.auto import modeling_auto
-
     classes: dict[str, str] = {}
     for mapping in task.mappings:
         for model_type, names in getattr(modeling_auto, mapping).items():
             classes.setdefault(model_type, names if isinstance(names, str) else names[0])
     return classes
-
-
-def find_class(task: Task, model_type: str) -> Any:
-    """Return the model class of a type.
-
-    Raises:
-        KeyError: the task does not have this type.
-        ImportError: the class needs a package that is not installed.
-    """
-    import transformers
-
-    return getattr(transformers, model_classes(task)[model_type])
