@@ -53,16 +53,17 @@ class Case:
     trains: bool
 
 
-class LossAlone(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """A model of transformers that gives its loss alone: as a second result, logits would have a gradient of zeros."""
+class WithLoss(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
+    """A model that gives its loss alone: as a second result, logits would have a gradient of zeros."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, loss: Callable[[Any], Any]) -> None:
         super().__init__()
         self.model = model
+        self.loss = loss
 
     def forward(self, **inputs: torch.Tensor) -> Any:
-        """Return the loss of `inputs`, which hold labels."""
-        return self.model(**inputs).loss
+        """Return the loss of what the model gives for `inputs`."""
+        return self.loss(self.model(**inputs))
 
 
 def language_model(name: str, vocabulary: int, *, trains: bool) -> Case:
@@ -75,36 +76,27 @@ def language_model(name: str, vocabulary: int, *, trains: bool) -> Case:
     model, ids = kind(config), torch.randint(0, vocabulary, (BATCH, LENGTH))
     if not trains:
         return Case(model, {"input_ids": ids}, trains=False)
-    return Case(
-        LossAlone(model), {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}, trains=True
-    )
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    return Case(WithLoss(model, lambda outputs: outputs.loss), inputs, trains=True)
+
+
+def convolutions(_vocabulary: int) -> Case:
+    """Return four blocks of convolution, normalization, rectifier and pooling, and a classifier, with its loss."""
+    layers: list[nn.Module] = []
+    for narrow, wide in itertools.pairwise((3, 32, 64, 128, 256)):
+        layers += [nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2)]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
+    classes = torch.arange(BATCH) % 10
+    loss = partial(nn.functional.cross_entropy, target=classes)
+    return Case(WithLoss(model, loss), {"input": torch.randn(BATCH, 3, 64, 64)}, trains=True)
 
 
 CASES: dict[str, Callable[..., Case]] = {
     "bert-training": partial(language_model, "BertForMaskedLM", trains=True),
     "llama-training": partial(language_model, "LlamaForCausalLM", trains=True),
     "llama-inference": partial(language_model, "LlamaForCausalLM", trains=False),
-    "convolution-training": lambda _: Case(ConvNet(), {"x": torch.randn(BATCH, 3, 64, 64)}, trains=True),
+    "convolution-training": convolutions,
 }
-
-
-class ConvNet(nn.Module):  # type: ignore[misc]  # PyTorch has no types here
-    """Four blocks of convolution, normalization, rectifier and pooling, and a classifier; gives its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        widths = (3, 32, 64, 128, 256)
-        blocks = [
-            nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU(), nn.MaxPool2d(2))
-            for narrow, wide in itertools.pairwise(widths)
-        ]
-        self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(widths[-1], 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the cross entropy of `x`: float32 [N, 3, H, W], against classes 0, 1, 2, ..."""
-        logits = self.classifier(self.blocks(x).mean((2, 3)))
-        return nn.functional.cross_entropy(logits, torch.arange(len(x)) % 10)
 
 
 def model_step(case: Case, backend: Any = "") -> Step:

@@ -2,7 +2,7 @@
 
 MiniLM in int8 on documentation strings, as jsonl, gz, Parquet and plain text. One run of `onnxtool infer` is what all
 others are compared with, file by file, the manifest and the rejected lines included: parts, arrays of jobs as Slurm and
-Kubernetes number them, processes of one machine, and Ray where it is installed. Then runs are killed at random moments
+Kubernetes number them, processes of one machine, and Ray. Then runs are killed at random moments
 and run again until they end: workers and drivers by SIGKILL, on a disk and in an object store whose server fails
 (`moto` has to be installed), and of Ray the driver, and whole nodes. `--overhead` measures Ray beside local workers.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import importlib.util
 import json
 import os
 import random
@@ -102,18 +101,15 @@ def by_processes(arguments: tuple[str, ...], count: int, engine: str = "local") 
     run("encode", "run", *arguments, "--engine", engine, "--processes", str(count))
 
 
-def check_ways(folder: Path, model: Path, texts: list[str], *, has_ray: bool) -> int:
+def check_ways(folder: Path, model: Path, texts: list[str]) -> int:
     """Print a table of all ways to encode, and return how many differ from one run."""
     ways: dict[str, Callable[[tuple[str, ...]], None]] = {
         **{f"{count} parts": partial(by_parts, count=count) for count in (1, 2, 3, 7)},
         "array of Slurm, 3": partial(by_parts, count=3, scheduler="slurm"),
         "job of Kubernetes, 3": partial(by_parts, count=3, scheduler="kubernetes"),
         **{f"{count} processes": partial(by_processes, count=count) for count in (1, 2, 3)},
+        **{f"{count} processes of Ray": partial(by_processes, count=count, engine="ray") for count in (1, 2, 3, 4)},
     }
-    if has_ray:
-        ways |= {
-            f"{count} processes of Ray": partial(by_processes, count=count, engine="ray") for count in (1, 2, 3, 4)
-        }
     print(f"| as one run | {' | '.join(KINDS)} |\n|---|{'---|' * len(KINDS)}", flush=True)
     expected = {}
     for kind in KINDS:
@@ -181,16 +177,19 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
     return counts
 
 
-def check_kills(folder: Path, model: Path, texts: list[str], kills: int, *, has_ray: bool) -> int:
+def check_kills(folder: Path, model: Path, texts: list[str], kills: int) -> int:
     """Print a table of killed runs, and return how many ended in other bytes."""
     print("\n| killed | workers | drivers | nodes | jobs | other bytes | half files |")
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
     wrong = 0
-    for name in ("local", *(("ray",) if has_ray else ()), ""):
-        title = f"engine {name}, on a disk" if name else "parts, in a store that fails"
-        kill = partial(kill_runs, engine=name) if name else kill_in_store
+    ways: dict[str, Callable[..., dict[str, int]]] = {
+        "engine local, on a disk": partial(kill_runs, engine="local"),
+        "engine ray, on a disk": partial(kill_runs, engine="ray"),
+        "parts, in a store that fails": kill_in_store,
+    }
+    for title, kill in ways.items():
         found = kill(folder, model, texts, kills)
-        print(f"| {title} | {' | '.join(str(found[column]) for column in _COLUMNS)} |", flush=True)
+        print(f"| {title} | {' | '.join(map(str, found.values()))} |", flush=True)
         wrong += found["wrong"] + found["half"]
     return wrong
 
@@ -206,11 +205,15 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
     from tests.encoding.store_server import STORES, store_server
 
     with store_server(STORES[0]) as store:
+
+        def without_names(folder: str) -> Files:
+            return {key.removeprefix(folder): content for key, content in store.objects(folder).items()}
+
         os.environ.update(store.kind.environment(store.address))
         store.faults.error, store.faults.after, store.faults.dropped = 0.03, 0.02, 0.02
         corpus = write(folder, "jsonl", texts)
         run("infer", *what(model, corpus, f"{store.uri}/whole"), "--force")
-        expected = store.outcome("whole")
+        expected = without_names("whole")
         while counts["workers"] < kills:
             counts["jobs"] += 1
             store.contents.delete(*store.objects("vectors"))
@@ -224,7 +227,7 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
                     process.wait()
             run(*part)
             run("encode", "merge", "--output", f"{store.uri}/vectors", "--read_back")
-            counts["wrong"] += store.outcome("vectors") != expected
+            counts["wrong"] += without_names("vectors") != expected
     return counts
 
 
@@ -238,15 +241,13 @@ def measure_overhead(folder: Path, model: Path, num_texts: int, rounds: int, cou
     ray.init(include_dashboard=False, log_to_driver=False)
     print("\n| workers | local texts/s | Ray texts/s | Ray / local, of the same round |\n|---:|---:|---:|---|")
     for workers in counts:
-        rates: dict[str, list[float]] = {"local": [], "ray": []}
-        for _ in range(rounds):
-            for engine, found in rates.items():
-                options = VectorOptions(provider="cpu", shard_size=SHARD, split_bytes=SPLIT)
-                chosen = RunOptions(engine=engine, processes=workers, workers=2 // workers, force=True)
-                report = encode_parts(model, corpus, folder / "vectors", options, chosen)
-                found.append(report.texts_per_s)
-        ratios = sorted(one / other for one, other in zip(rates["ray"], rates["local"], strict=True))
-        local, cluster = (statistics.median(rates[engine]) for engine in ("local", "ray"))
+        rates = []
+        for engine in rounds * ("local", "ray"):
+            options = VectorOptions(provider="cpu", shard_size=SHARD, split_bytes=SPLIT)
+            chosen = RunOptions(engine=engine, processes=workers, workers=2 // workers, force=True)
+            rates.append(encode_parts(model, corpus, folder / "vectors", options, chosen).texts_per_s)
+        ratios = sorted(one / other for other, one in zip(rates[::2], rates[1::2], strict=True))
+        local, cluster = statistics.median(rates[::2]), statistics.median(rates[1::2])
         shown = f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
         print(f"| {workers} | {local:.0f} | {cluster:.0f} | {shown} |", flush=True)
     ray.shutdown()
@@ -262,9 +263,6 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="of --overhead")
     parser.add_argument("--only", choices=("ways", "kills", "overhead"))
     arguments = parser.parse_args()
-    has_ray = importlib.util.find_spec("ray") is not None
-    if not has_ray:
-        print("Ray is not installed: its rows are left out", file=sys.stderr)
     print(f"On {describe_machine()}, {arguments.texts} texts in shards of {SHARD}:\n")
     wrong = 0
     with tempfile.TemporaryDirectory() as name:
@@ -272,10 +270,10 @@ def main() -> int:
         _, _, int8 = make_minilm(folder)
         texts = documentation_texts(arguments.texts)
         if arguments.only in (None, "ways"):
-            wrong += check_ways(folder, int8, texts, has_ray=has_ray)
+            wrong += check_ways(folder, int8, texts)
         if arguments.only in (None, "kills"):
-            wrong += check_kills(folder, int8, texts, arguments.kills, has_ray=has_ray)
-        if arguments.overhead and has_ray:
+            wrong += check_kills(folder, int8, texts, arguments.kills)
+        if arguments.overhead:
             measure_overhead(folder, int8, arguments.overhead, arguments.rounds, arguments.workers)
     return 1 if wrong else 0
 

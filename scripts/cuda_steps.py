@@ -367,16 +367,14 @@ def tensorrt(run: Run, precision: str) -> Result:
 
     result, name = Result(), "TensorrtExecutionProvider"
     if run.device != "cuda" or name not in onnxruntime.get_available_providers():
-        result.notes.append(f"TensorRT {precision}: left out, it needs CUDA and an onnxruntime with {name}")
+        result.row(f"TensorRT {precision}", **{"left out": f"it needs CUDA and an onnxruntime with {name}"})
         return result
     onnxruntime.preload_dlls()
     options = {"trt_fp16_enable": precision == "fp16"}
     providers = [(name, options), "CUDAExecutionProvider", "CPUExecutionProvider"]
     session = onnxruntime.InferenceSession(str(run.files("fp32")[0]), providers=providers)
     if session.get_providers()[0] != name:
-        result.notes.append(
-            f"TensorRT {precision}: left out, onnxruntime cannot start it, as the log of this step says"
-        )
+        result.row(f"TensorRT {precision}", **{"left out": "onnxruntime cannot start it, as this step's log says"})
         return result
     tokens = tokens_of((run.work / "texts.txt").read_text("utf-8").split("\n"), run, "cpu")
     feeds = {one.name: tokens[one.name].numpy() for one in session.get_inputs()}

@@ -6,19 +6,10 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.machine import describe_machine
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What one process took."""
-
-    wall_s: float
-    cpu_s: float
-    peak_mb: float
 
 
 @dataclass(frozen=True)
@@ -74,19 +65,13 @@ def run(*command: str) -> str:
     return done.stdout
 
 
-def measure(words: Sequence[str]) -> Usage:
-    """Run a command to its end and return what it took.
+def measure(words: Sequence[str]) -> list[float]:
+    """Run a command to its end and return its wall seconds, processor seconds and peak megabytes.
 
     Raises:
         SystemExit: the command failed; what it said is printed.
     """
-    printed = run(sys.executable, "-S", "-c", _LAUNCHER, *words)
-    return Usage(*(float(figure) for figure in printed.split()))
-
-
-def median(usages: Sequence[Usage]) -> Usage:
-    """Return the median of each figure."""
-    return Usage(*(statistics.median(getattr(one, field.name) for one in usages) for field in fields(Usage)))
+    return [float(figure) for figure in run(sys.executable, "-S", "-c", _LAUNCHER, *words).split()]
 
 
 def compare(commands: Sequence[Command], rounds: int) -> None:
@@ -94,16 +79,14 @@ def compare(commands: Sequence[Command], rounds: int) -> None:
 
     In turns, because what else the machine does then bears on all of them alike.
     """
-    usages: list[list[Usage]] = [[] for _ in commands]
-    for _ in range(rounds):
-        for command, found in zip(commands, usages, strict=True):
-            found.append(measure(command.words))
-    medians = [median(found) for found in usages]
+    turns = [[measure(command.words) for command in commands] for _ in range(rounds)]
+    medians = [
+        [statistics.median(column) for column in zip(*usages, strict=True)] for usages in zip(*turns, strict=True)
+    ]
     print(f"\n{rounds} rounds in turns; {describe_machine()}\n")
     print("| command | wall s | CPU s | peak MB | nodes | attention | file MB | first / this: wall, CPU, peak |")
     print("|---|---:|---:|---:|---:|---:|---:|---|")
     for command, usage in zip(commands, medians, strict=True):
-        figures = [(getattr(medians[0], one.name), getattr(usage, one.name)) for one in fields(Usage)]
-        cells = " | ".join(f"{own:.3g}" for _, own in figures)
-        ratios = ", ".join(f"{first / own:.2f}" for first, own in figures)
+        cells = " | ".join(f"{figure:.3g}" for figure in usage)
+        ratios = ", ".join(f"{first / own:.2f}" for first, own in zip(medians[0], usage, strict=True))
         print(f"| {command.name} | {cells} | {describe(command.output)} | {ratios} |", flush=True)

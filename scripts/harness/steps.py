@@ -21,11 +21,10 @@ _LINES = 6  # of a failed step's log
 
 @dataclass
 class Result:
-    """The rows of a table, what is wrong in them, and what was left out and why."""
+    """The rows of a table, and what is wrong in them."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def row(self, name: str, **figures: Any) -> None:
@@ -156,17 +155,11 @@ def print_tables(outcomes: Sequence[Outcome]) -> None:
     for table in dict.fromkeys(one.step.table for one in outcomes):
         rows = [row for one in outcomes if one.step.table == table and one.result for row in one.result.rows]
         _print_table(table, rows)
-    times = [
-        {
-            "step": one.step.name,
-            "seconds": one.result.seconds if one.result else "",
-            "result": one.state.split("\n")[0] + (", kept" if one.kept else ""),
-        }
-        for one in outcomes
-    ]
+    times = []
+    for one in outcomes:
+        state = one.state.split("\n")[0] + (", kept" if one.kept else "")
+        times.append({"step": one.step.name, "seconds": one.result.seconds if one.result else "", "result": state})
     _print_table("Steps", times)
-    for note in (note for one in outcomes if one.result for note in one.result.notes):
-        print(f"- {note}")
 
 
 def _print_table(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
