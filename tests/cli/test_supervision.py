@@ -48,6 +48,14 @@ def test_the_exit_code_is_the_childs() -> None:
     assert process.returncode == 2
 
 
+def test_a_library_that_does_not_survive_the_end_of_python_changes_no_exit_code() -> None:
+    """As threads of obstore, which abort after everything is done; what is registered for the end still runs."""
+    before = "import atexit\nclass Thread:\n    def __del__(self):\n        os.abort()\nthread = Thread()\n"
+    process = run("atexit.register(print, 'last'); print('done')", before=before)
+    assert process.communicate() == ("done\nlast\n", "")
+    assert process.returncode == 2
+
+
 def test_what_libraries_print_is_not_ahead_of_an_error() -> None:
     """Panics of Rust and aborts of C++ print to the descriptor, which `-v` shows; Python's own stderr stays."""
     prints = "os.write(2, b'panicked'); warnings.warn('odd'); print('error: one', file=sys.stderr)"
