@@ -18,30 +18,11 @@ import onnx_ir.passes.common as common
 from onnxtool.autodiff.builder import Builder, Tensor
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.errors import GradientError
+from onnxtool.graph.edit import bodies, reads
 
 Differentiate = Callable[[ir.Graph, str, Sequence[str]], Mapping[str, ir.Value]]
 _LOSS = "loss"
 _MOST_OUTPUTS = range(1 << 31)
-
-
-def reads(node: ir.Node) -> list[ir.Value | None]:
-    """Return the values that a node reads: its inputs, then values its subgraphs may read from outside, each once."""
-    inside: dict[ir.Value | None, None] = {}
-    for graph in _bodies(node):
-        inside.update(dict.fromkeys(graph.outputs))
-        for inner in ir.traversal.RecursiveGraphIterator(graph):
-            inside.update(dict.fromkeys(inner.inputs))
-    return [*node.inputs, *inside]
-
-
-def _bodies(node: ir.Node) -> list[ir.Graph]:
-    bodies: list[ir.Graph] = []
-    for attribute in node.attributes.values():
-        if attribute.type is ir.AttributeType.GRAPH:
-            bodies.append(attribute.as_graph())
-        elif attribute.type is ir.AttributeType.GRAPHS:
-            bodies.extend(attribute.as_graphs())
-    return bodies
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class _Body:
         own = {*self.arguments, *self.graph.initializers.values()}
         nodes = list(ir.traversal.RecursiveGraphIterator(self.graph))
         own.update(value for node in nodes for value in node.outputs)
-        own.update(value for node in nodes for graph in _bodies(node) for value in _given(graph))
+        own.update(value for node in nodes for graph in bodies(node) for value in _given(graph))
         for node in nodes:
             for index, value in enumerate(node.inputs):
                 if value is not None and value not in own:
@@ -149,7 +130,7 @@ class _Body:
             self.graph.initializers.pop(str(copy.name), None)
             ir.convenience.replace_all_uses_with(copy, value)
         self.graph.inputs[:] = inputs
-        for graph in (self.graph, *(one for node in self.graph.all_nodes() for one in _bodies(node))):
+        for graph in (self.graph, *(one for node in self.graph.all_nodes() for one in bodies(node))):
             for value in _given(graph):
                 is_constant = str(value.name) in graph.initializers
                 if is_constant:

@@ -13,12 +13,13 @@ from difflib import get_close_matches
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor, UnknownDtypeError, sum_to
-from onnxtool.autodiff.control import control_rules, reads
+from onnxtool.autodiff.control import control_rules
 from onnxtool.autodiff.expansion import check_prepared, expand_functions, known_branch, replace_sequences
 from onnxtool.autodiff.rules import NON_DIFFERENTIABLE, QUANTIZERS, READERS, RULES
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule
 from onnxtool.autodiff.rules.tensor import add_up
 from onnxtool.errors import GradientError
+from onnxtool.graph.edit import reads
 from onnxtool.graph.shapes import infer_types
 from onnxtool.model_file.domains import settle_imports
 from onnxtool.options import checked

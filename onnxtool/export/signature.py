@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError, first_line
 from onnxtool.export.modalities.modality import Axis, Modality, Sizes, usual_sizes
+from onnxtool.graph.edit import bodies, drop_unused, reads
 from onnxtool.reports import Dimension
 
 Shape = tuple[Dimension, ...]
@@ -172,10 +173,11 @@ def _name_outputs(outputs: Any) -> dict[str, Any]:
 
 
 _SCOPES_KEY = "pkg.torch.onnx.name_scopes"
+_NO_MODULE = "_empty_nn_module_stack_from_metadata_hook"  # torch.export's for nodes of its own
 
 
-def tidy(model: ir.Model, signature: Signature) -> None:
-    """Make the graph match the signature, in place.
+def tidy(model: ir.Model, signature: Signature, module: Any) -> None:
+    """Make the graph that was traced of a module match the signature, in place.
 
     Raises:
         ExportError: an input is missing or has a fixed size, or an output is missing: the trace did not match the
@@ -184,7 +186,7 @@ def tidy(model: ir.Model, signature: Signature) -> None:
     _check_inputs(model, signature)
     _select_outputs(model.graph, signature)
     _name_axes(model, signature)
-    name_nodes(model.graph)
+    order_and_name(model.graph, module)
     strip(model)
     _pad_pools_by_negative_zero(model.graph)
 
@@ -259,28 +261,89 @@ def _renamed(size: int | ir.SymbolicDim, renames: dict[str, str]) -> int | str |
     return re.sub(r"\w+", lambda match: renames.get(match[0], match[0]), str(size.value))
 
 
-def name_nodes(graph: ir.Graph) -> None:
-    """Name nodes after the module that made them, `encoder.layer.0/MatMul`, which makes diffs and profiles readable."""
-    seen: dict[str, int] = {}
-    for node in graph:
-        module = _module_of(node)
-        if module is None:
+def order_and_name(graph: ir.Graph, module: Any) -> None:
+    """Order nodes as the outputs need them, and name nodes, values and constants after the submodule that made them.
+
+    `encoder.layer.0/MatMul` makes diffs and profiles readable, and the file depends on its computation alone. An
+    exporter's order and numbers are those of one process: Gemma 3 loops over a set of its kinds of layers, whose order
+    differs from process to process, and numbers also count what is dropped.
+
+    Args:
+        graph: the graph, with its subgraphs; names of inputs and outputs stay.
+        module: the traced module; names of its parameters and buffers stay.
+    """
+    kept = {str(value.name) for value in (*graph.inputs, *graph.outputs)} | weights_of(module).keys()
+    modules = {name for name, _ in module.named_modules()}
+    counts, named = dict.fromkeys(kept, 1), set[ir.Value]()
+
+    def unique(name: str) -> str:
+        found, counts[name] = name, counts.get(name, 0)
+        while counts.get(found):
+            found = f"{name}_{counts[name]}"
+            counts[name] += 1
+        counts[found] = 1
+        return found
+
+    def name(value: ir.Value, stem: str) -> None:
+        if value.name not in kept and value not in named:
+            value.name = unique(stem)
+            named.add(value)
+
+    def settle(part: ir.Graph) -> None:
+        nodes = list(_needed(part))
+        part.remove(set(part).difference(nodes), safe=True)
+        part.extend(nodes)
+        for value in part.inputs:
+            name(value, "input")
+        for node in nodes:
+            node.name = unique("/".join(filter(None, (_module_of(node, modules), node.op_type))))
+            for place, read in enumerate(node.inputs):
+                if read is not None and read.is_initializer():
+                    name(read, f"{node.name}/{place}")
+            for output in node.outputs:
+                name(output, f"{node.name}/output")
+            for body in bodies(node):
+                settle(body)
+
+    settle(graph)
+    drop_unused([value for value in graph.initializers.values() if value.name not in kept])
+
+
+def _needed(graph: ir.Graph) -> Iterator[ir.Node]:
+    """Yield the nodes that the outputs need, each after those that it needs, in the order of its inputs."""
+    known: set[ir.Node] = set()
+    waiting = [(value.producer(), False) for value in reversed(graph.outputs)]
+    while waiting:
+        node, is_ready = waiting.pop()
+        if node is None or node.graph is not graph or node in known:
             continue
-        name = "/".join(part for part in (module, node.op_type) if part)
-        seen[name] = seen.get(name, -1) + 1
-        node.name = f"{name}_{seen[name]}" if seen[name] else name
+        if is_ready:
+            known.add(node)
+            yield node
+        else:
+            waiting.append((node, True))
+            waiting += [(value.producer(), False) for value in reversed(reads(node)) if value is not None]
 
 
-def _module_of(node: ir.Node) -> str | None:
-    """Return the path of the module that made a node, empty for the model itself; None if unknown."""
+def weights_of(module: Any, *, tied: bool = True) -> dict[str, Any]:
+    """Return a module's parameters and buffers by name; tied ones under each of their names, or the first alone."""
+    both = (module.named_parameters, module.named_buffers)
+    return {name: tensor for named in both for name, tensor in named(remove_duplicate=not tied)}
+
+
+def _module_of(node: ir.Node, modules: Collection[str]) -> str:
+    """Return the path of the module that made a node; empty for the model itself, and where it is unknown."""
     scopes = node.metadata_props.get(_SCOPES_KEY)
     if scopes is not None:
         # dynamo's list ends with the name of the operator's own FX node; before that are the modules, outermost first.
         modules = [str(scope) for scope in ast.literal_eval(scopes)][:-1]
-        return (modules or [""])[-1]
+        return (modules or [""])[-1].removeprefix(_NO_MODULE)
+    found = ""
     if (node.name or "").startswith("/"):  # TorchScript's: /model/encoder/layer.0/MatMul_3
-        return ".".join(str(node.name).split("/")[2:-1])
-    return None
+        for part in str(node.name).split("/")[2:-1]:
+            found = f"{found}.{part}".removeprefix(".")
+            found = found if found in modules else re.sub(r"_\d+$", "", found)  # the number of a later call
+    return found
 
 
 def strip(model: ir.Model) -> None:

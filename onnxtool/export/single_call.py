@@ -72,7 +72,7 @@ class SingleCallPipeline:
         if head is not None:
             head, signature = keep_read_rows(model, head, signature)
         graph = trace(strategy.exporter, model, sample, signature, opset, timeout_s=strategy.timeout_s)
-        tidy(graph, signature)
+        tidy(graph, signature, model)
         if head is not None:
             append_head(graph, head, keep_raw=self.keep_raw)
             graph.metadata_props.update({} if head.stored is None else head.stored.metadata)

@@ -28,7 +28,7 @@ from onnx_ir.tensor_adapters import TorchTensor
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.modality import Axis
-from onnxtool.export.signature import Signature
+from onnxtool.export.signature import Signature, weights_of
 from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.model_file.domains import default_opset
 from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
@@ -219,7 +219,8 @@ def trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatur
     """
     import torch
 
-    weights = _weights_of(model, taken={*signature.inputs, *signature.outputs})
+    taken = {*signature.inputs, *signature.outputs}
+    weights = {name: tensor for name, tensor in weights_of(model, tied=False).items() if name not in taken}
     axes = {
         name: {axis: size for axis, size in enumerate(shape) if isinstance(size, str)}
         for name, shape in {**signature.inputs, **signature.outputs}.items()
@@ -241,12 +242,6 @@ def trace_torchscript(model: Any, sample: Mapping[str, Any], signature: Signatur
     _attach(graph.graph, weights)
     _transpose(graph.graph)
     return graph
-
-
-def _weights_of(model: Any, taken: set[str]) -> dict[str, Any]:
-    """Return a module's parameters and buffers by name, tied ones once, none under a name in `taken`."""
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: tensor for name, tensor in tensors.items() if name not in taken}
 
 
 def _with_weights_as_inputs(

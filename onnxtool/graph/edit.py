@@ -20,6 +20,27 @@ def producer(value: ir.Value | None, *operators: str, domain: str = "") -> ir.No
     return node
 
 
+def bodies(node: ir.Node) -> list[ir.Graph]:
+    """Return the subgraphs of a node: branches of an If, the body of a Loop or Scan."""
+    found: list[ir.Graph] = []
+    for attribute in node.attributes.values():
+        if attribute.type is ir.AttributeType.GRAPH:
+            found.append(attribute.as_graph())
+        elif attribute.type is ir.AttributeType.GRAPHS:
+            found.extend(attribute.as_graphs())
+    return found
+
+
+def reads(node: ir.Node) -> list[ir.Value | None]:
+    """Return the values that a node reads: its inputs, then values its subgraphs may read from outside, each once."""
+    inside: dict[ir.Value | None, None] = {}
+    for body in bodies(node):
+        for inner in body:
+            inside.update(dict.fromkeys(reads(inner)))
+        inside.update(dict.fromkeys(body.outputs))
+    return [*node.inputs, *inside]
+
+
 def only_consumer(value: ir.Value, *operators: str, domain: str = "") -> ir.Node | None:
     """Return the only node that reads `value` if it is one of `operators`, else None.
 

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from onnxtool.checkpoint.text_files import iterate_texts
 from onnxtool.errors import FusionError, OnnxtoolError, PassError, ProviderError
+from onnxtool.graph.edit import bodies
 from onnxtool.graph.shapes import find_turns
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
@@ -450,16 +451,10 @@ def _needed(graph: ir.Graph) -> set[ir.Node]:
         if node.op_type in _OF_SIZES:  # a pass reads the sizes elsewhere
             continue
         waiting += [value.producer() for value in node.inputs if value is not None]
-        for inner in (inner for attribute in node.attributes.values() for inner in _graphs(attribute)):
+        for inner in bodies(node):
             waiting += [value.producer() for value in inner.outputs]
             waiting += list(inner)  # what reads values of the graph outside
     return {node for node in needed if node.graph is graph}
-
-
-def _graphs(attribute: ir.Attr) -> Sequence[ir.Graph]:
-    if attribute.type == ir.AttributeType.GRAPH:
-        return (attribute.as_graph(),)
-    return attribute.as_graphs() if attribute.type == ir.AttributeType.GRAPHS else ()
 
 
 def _count_fusions(stats: Stats, attentions: int) -> tuple[FusionCount, ...]:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,7 @@ from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature, detect_signature, tidy
 from onnxtool.export.source import Source
-from onnxtool.export.tracing import trace_torchscript
+from onnxtool.export.tracing import EXPORTERS, trace, trace_torchscript
 from onnxtool.model_file.weights import write_inline
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import open_session
@@ -110,7 +111,7 @@ def test_zeros_around_a_picture_count_in_a_maximum(padding: int, tmp_path: Path)
     outputs = {"output": ("batch_size", 1, "output_height", "output_width")}
     with quiet():
         graph = trace_torchscript(_Named(model), {"x": sample}, Signature(SHAPES, outputs), None)
-    tidy(graph, Signature(SHAPES, outputs, (), {}, {}))
+    tidy(graph, Signature(SHAPES, outputs, (), {}, {}), model)
     write_inline(graph, tmp_path / "m.onnx")
     found = open_session(tmp_path / "m.onnx", provider="cpu").run({"x": sample.numpy()})["output"]
     np.testing.assert_array_equal(found, model(sample).numpy())
@@ -130,3 +131,32 @@ class _Named(nn.Module):
         """Pass `x` on."""
         output: torch.Tensor = self.model(x)
         return output
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_the_order_in_which_a_model_goes_through_a_set_is_in_no_file(
+    exporter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gemma 3 makes the angles of each kind of its layers in the order of a set, which every process draws anew."""
+    from transformers import Gemma3TextConfig, Gemma3TextModel
+    from transformers.models.gemma3 import modeling_gemma3
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "num_attention_heads": 4}
+    kinds = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(**sizes, vocab_size=99, num_key_value_heads=2, num_hidden_layers=2, layer_types=kinds)
+    torch.manual_seed(0)
+    model = Gemma3TextModel(config).eval()
+    model.config.use_cache = False
+    ids = torch.ones(2, 5, dtype=torch.int64)
+    found = Signature(
+        dict.fromkeys(("input_ids", "attention_mask"), ("batch_size", "sequence")),
+        {"last_hidden_state": ("batch_size", "sequence", 32)},
+    )
+    row = next(one for one in EXPORTERS if one.name == exporter)
+    files = []
+    for order in (kinds, kinds[::-1]):
+        monkeypatch.setattr(modeling_gemma3, "set", lambda _kinds, order=order: order, raising=False)
+        graph = trace(row, model, {"input_ids": ids, "attention_mask": ids}, found, None)
+        tidy(graph, found, model)
+        files.append(ir.to_proto(graph).SerializeToString(deterministic=True))
+    assert files[0] == files[1]

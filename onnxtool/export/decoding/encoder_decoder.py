@@ -239,7 +239,7 @@ def _trace(
     )
     tensors = {plain[name]: sample[name].clone() for name in signature.inputs}
     graph = trace(strategy.exporter, traced_model, tensors, short, opset, timeout_s=strategy.timeout_s)
-    tidy(graph, short)
+    tidy(graph, short, model)
     for value in (*graph.graph.inputs, *graph.graph.outputs):
         value.name = named[str(value.name)]
     return graph

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from onnxtool.errors import ExportError
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE
-from onnxtool.export.signature import name_nodes, rename_axes, strip
+from onnxtool.export.signature import order_and_name, rename_axes, strip
 from onnxtool.export.tracing import guarded, operators_apart, patched, reason_of
 from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.graph.writer import Writer, scoped
@@ -296,7 +296,7 @@ def _traced_step(model: Any, opset: int | None, *, parallel: bool) -> tuple[ir.M
         hint=WITHOUT_CACHE,
     )
     _name(traced, step)
-    name_nodes(traced.graph)
+    order_and_name(traced.graph, model)
     return traced, {cache_name(path): axes for path, axes in step.cache.items()}
 
 

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Sequence
 import onnx_ir as ir
 
 from onnxtool.autodiff.builder import Builder, Tensor
-from onnxtool.autodiff.control import reads
 from onnxtool.autodiff.engine import gradient_of
+from onnxtool.graph.edit import reads
 
 _ELEMENTWISE = frozenset(
     (

@@ -19,9 +19,8 @@ import onnx_ir.passes.common as common
 from onnx import TensorProto
 
 from onnxtool.autodiff import differentiate
-from onnxtool.autodiff.control import reads
 from onnxtool.errors import ArtifactError, first_line
-from onnxtool.graph.edit import attribute, constant
+from onnxtool.graph.edit import attribute, constant, reads
 from onnxtool.graph.shapes import infer_types
 from onnxtool.training.graphs.decomposition import (
     CLASS_LOSSES,

@@ -197,7 +197,7 @@ def _export(architecture: Architecture, exporter: str, attention: str) -> ir.Mod
     sample = to_tensors(model, _feeds(architecture.inputs, _TRACED))
     row = next(row for row in EXPORTERS if row.name == exporter)
     graph = trace(row, model, sample, signature, None)
-    tidy(graph, signature)
+    tidy(graph, signature, model)
     return graph
 
 
