@@ -191,6 +191,8 @@ def _evaluate(config: ReleaseConfig, precision: str, data: Path) -> Step:
         base = _last(config)
         if precision != first:
             base = made[f"optimize {first}"].folder / file_name(config, first)
+        # Files of two releases have one name.
+        base_name = "" if base is None else base.name if precision != first else f"{base.parent.name}/{base.name}"
         gates = tuple(gate for gate in asked.get("fail_if", ()) if base is not None or not needs_base(parse_gate(gate)))
         collection = open_collection(data, asked.get("split", "test"))
         sources, _ = find_sources(collection.corpus)
@@ -213,13 +215,13 @@ def _evaluate(config: ReleaseConfig, precision: str, data: Path) -> Step:
                     "num_queries": report.num_queries,
                     "measures": report.measures,
                     "differences": {} if report.against is None else report.against.measures,
-                    "base": "" if base is None else base.name,
+                    "base": base_name,
                 }
             )
 
         inputs = {
             "model": file_sha256(path),
-            "base": "" if base is None else file_sha256(base),
+            "base": "" if base is None else f"{base_name} {file_sha256(base)}",
             "collection": digest_of(texts),
             "options": to_json({**asked, "fail_if": gates}),
             "versions": to_json(versions()),

@@ -211,7 +211,7 @@ def test_a_new_release_is_compared_with_the_last(folder: Path) -> None:
     (folder / "release.toml").write_text(f'last = "before"\n{CONFIG}')
     make_release(read_config(folder / "release.toml"), force=True)
     found = read_facts(folder / "out").models[0].evaluations[0]
-    assert found.base == "mini.onnx"
+    assert found.base == "before/mini.onnx"
     assert found.differences["nDCG@10"].change == 0
 
 
