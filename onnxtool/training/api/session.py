@@ -204,8 +204,13 @@ class BoundSession:
         """Set an input, an array or an OrtValue, for the next run.
 
         Raises:
-            InputError: the dtype or rank differs from the model's, or a label is not a valid class.
+            InputError: it is neither, the dtype or rank differs from the model's, or a label is not a valid class.
         """
+        if not isinstance(tensor, np.ndarray | ort.OrtValue):
+            raise InputError(
+                f"the input {name} of {self.path} is a {type(tensor).__name__}",
+                "pass a NumPy array, such as tensor.numpy(), or an OrtValue",
+            )
         if name in self._labels:  # not every execution provider checks indices
             self._check_labels(name, tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
         if not isinstance(tensor, np.ndarray):

@@ -49,9 +49,10 @@ def test_arrays_of_strings_are_fed(session: BoundSession, dtype: Any) -> None:
         (np.zeros((1, 2), np.float32), r"is tensor\(string\), not tensor\(float\)"),
         (np.array([["one", 2]], object), "takes strings, not 2"),
         (np.array(["one", "one"]), "has the shape"),
+        ([["one", "two"]], "is a list"),
     ],
 )
 def test_what_is_no_array_of_strings_is_refused(session: BoundSession, words: Any, message: str) -> None:
-    """An element that is none, a dtype, a rank."""
+    """An element that is none, a dtype, a rank, a list."""
     with pytest.raises(InputError, match=message):
         session.feed("words", words)
