@@ -141,10 +141,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]  # PyTorch has no type
         return func(*args, **(kwargs or {}))
 
 
-def products_step(case: Case) -> Step:
+def products_step(case: Case) -> tuple[Step, int]:
     """Return a function that does nothing of a step but its products, as eager PyTorch does them.
 
-    Attention counts as the products that it is made of.
+    Attention counts as the products that it is made of. The second result is the number of floating-point operations:
+    two for each multiplication and addition.
     """
     step = model_step(case)
     with sdpa_kernel(SDPBackend.MATH), _Recorder() as recorder:
@@ -155,26 +156,20 @@ def products_step(case: Case) -> Step:
             for func, args in recorder.calls:
                 func(*args)
 
-    return products
-
-
-def count_flops(case: Case) -> int:
-    """Return the floating-point operations of the products of a step: two for each multiplication and addition."""
-    step = products_step(case)
     with FlopCounterMode(display=False) as counter:
-        step()
-    return int(counter.get_total_flops())
+        products()
+    return products, int(counter.get_total_flops())
 
 
-def make_step(case: Case, way: str) -> Step:
-    """Return one step of a case in one of `WAYS`."""
+def make_step(case: Case, way: str) -> tuple[Step, int]:
+    """Return one step of a case in one of `WAYS`, and the operations of `products`."""
     if way == "products":
         return products_step(case)
     if way in OPTIONS:
         from onnxtool.torch_backend import OrtBackend, OrtBackendOptions
 
-        return model_step(case, OrtBackend(OrtBackendOptions(**OPTIONS[way])))
-    return model_step(case, "" if way == "eager" else way)
+        return model_step(case, OrtBackend(OrtBackendOptions(**OPTIONS[way]))), 0
+    return model_step(case, "" if way == "eager" else way), 0
 
 
 def main() -> None:
@@ -193,8 +188,7 @@ def main() -> None:
         name, way = arguments.serve
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        case = CASES[name](vocabulary)
-        serve_steps(make_step(case, way), greeting=count_flops(case) if way == "products" else 0)
+        serve_steps(*make_step(CASES[name](vocabulary), way))
         return
     print(f"{describe_machine(threads)}; {arguments.blocks} blocks of {arguments.steps} steps, {vocabulary} words\n")
     print("| case | way | wall ms | of eager | processor ms | of eager | GFLOP/s of the products |")
