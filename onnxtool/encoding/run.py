@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.encoding.encoder import SplitEncoder, Task
-from onnxtool.encoding.files import entry, model_on_this_machine
+from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
 from onnxtool.encoding.locations import AnyLocation, Location, parse_location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.merge import publish, reasons_of
@@ -33,6 +33,10 @@ from onnxtool.reports import PlannedFile, WritePlan
 from onnxtool.runtime.providers import resolve_provider
 from onnxtool.runtime.timing import peak_rss_bytes
 
+_KEPT = (
+    "what an earlier run encoded is kept, because the collection's files have the sizes that they had; for texts that "
+    f"were edited within these, {START_AGAIN}"
+)
 _REPEATS = 2
 """In a store that cannot replace a file atomically, the same command elsewhere may see half a record and drop it."""
 
@@ -118,7 +122,7 @@ def _corpus_report(
         raise OutputExistsError(f"another run is replacing {folder.path}", "wait for it, or pass another --output")
     num_padding = sum(shard.num_padding for shard in manifest.shards)
     return CorpusReport(
-        **{**vars(merged), "notes": tuple(job.notes(merged.num_truncated))},
+        **{**vars(merged), "notes": (*job.notes(merged.num_truncated), *_kept(num_earlier != 0))},
         model=str(model_path),
         provider=session.provider,
         task=job.model.task,
@@ -137,6 +141,10 @@ def _corpus_report(
         vectors_as=str(job.description["as"]),
         dimensions=job.description["dimensions"],  # type: ignore[arg-type]  # JSON
     )
+
+
+def _kept(is_kept: bool) -> tuple[str, ...]:
+    return (_KEPT,) if is_kept else ()
 
 
 @checked
@@ -201,7 +209,7 @@ def encode_part(
         splits=format_ranges(wanted),
         num_splits=len(wanted),
         **_figures_of_work(num_splits, tally, start),
-        notes=opened.notes,
+        notes=(*opened.notes, *_kept(num_splits < len(wanted))),
     )
 
 
@@ -257,7 +265,7 @@ def encode_parts(
     with folder.locked():
         merged = publish(folder, read_run(folder), strict=run.strict)
     return RunReport(
-        **{**vars(merged), "notes": (*opened.notes, *merged.notes)},
+        **{**vars(merged), "notes": (*opened.notes, *merged.notes, *_kept(num_splits < len(opened.sizes)))},
         engine=run.engine,
         processes=workers.num_processes if num_splits else 0,
         **_figures_of_work(num_splits, tally, start),

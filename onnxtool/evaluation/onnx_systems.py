@@ -138,7 +138,9 @@ class OnnxReranker(Reranking):
         """Return the score of each pair."""
         asked = [TextInput(document, query=query) for query, document in pairs]
         long = LongTexts(self._options.long, self._options.overlap)
-        return [answer.candidates[0].score for answer in self._model.answer(asked, long=long).answers]
+        answers = self._model.answer(asked, long=long).answers
+        self._num_cut += sum(answer.truncated for answer in answers)
+        return [answer.candidates[0].score for answer in answers]
 
 
 def open_model(path: Path, options: EvaluateOptions) -> System:

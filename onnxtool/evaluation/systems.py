@@ -132,6 +132,7 @@ class Reranking(System):
 
     def __init__(self, options: EvaluateOptions) -> None:
         self._options = options
+        self._num_cut = 0  # pairs so far
 
     @abstractmethod
     def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
@@ -154,8 +155,6 @@ class Reranking(System):
         pairs = [
             (query, document) for query, documents in found.run.items() for document in documents if document in texts
         ]
-        if others := len(wanted - texts.keys()):
-            self.note = f"{others} of the candidates are not among the documents, and are left out"
         if not pairs:
             raise InputError(
                 f"{options.candidates or BM25} has no document of {collection.corpus} for a query",
@@ -168,6 +167,11 @@ class Reranking(System):
             scores = self.scores([(collection.queries[query], texts[document]) for query, document in part])
             for (query, document), score in zip(part, scores, strict=True):
                 run[query][document] = score
+        counts = (
+            (len(wanted - texts.keys()), "candidates are not among the documents, and are left out"),
+            (self._num_cut, "pairs are longer than the model takes, and cut; --long window reads each whole"),
+        )
+        self.note = "; ".join(f"{count} {what}" for count, what in counts if count)
         return replace(found, run={query: _ordered(documents) for query, documents in run.items()})
 
 

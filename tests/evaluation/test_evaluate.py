@@ -30,7 +30,17 @@ from onnxtool.optimize.quantization import candidates
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines
 from tests.infer.test_late_interaction import encoder
-from tests.infer.tiny_models import POOLED, VOCABULARY, WORDS, ids_of, model_for, splade_terms, table, write_model
+from tests.infer.tiny_models import (
+    POOLED,
+    VOCABULARY,
+    WORDS,
+    TinyModel,
+    ids_of,
+    model_for,
+    splade_terms,
+    table,
+    write_model,
+)
 from tests.workshop import Workshop
 
 V = len(VOCABULARY)
@@ -157,7 +167,7 @@ def test_a_reranker_orders_the_candidates(tmp_path: Path, data: Path) -> None:
     options = EvaluateOptions(candidates=candidates, num_candidates=4)
     report = evaluate_model(path, data, options, run_path=run_path)
     assert report.model.kind == "reranker"
-    assert "1 of the candidates are not among the documents, and are left out" in report.notes
+    assert "1 candidates are not among the documents, and are left out" in report.notes
     for place, (query, found) in enumerate(read_run(run_path).items()):
         pair, numbers = ids_of(TEXTS.queries[query]), (1, 2, 3, 4) if place else (2, 3, 4)
         logits = {f"d{n}": float(values[[*pair, *ids_of(TEXTS.documents[f"d{n}"])]].sum()) for n in numbers}
@@ -166,14 +176,16 @@ def test_a_reranker_orders_the_candidates(tmp_path: Path, data: Path) -> None:
 
 
 def test_bm25_finds_the_candidates_of_a_reranker(tmp_path: Path, data: Path) -> None:
-    """And is a base to compare with."""
-    path = write_model(tmp_path, model_for("text-classification", table(V, 1) / 4, "logits", pooled=True))
+    """And is a base to compare with; pairs that are cut are said."""
+    names = {"onnxtool.task": "text-classification", "onnxtool.files": "model", "onnxtool.max_length": "6"}
+    path = write_model(tmp_path, TinyModel(table(V, 1) / 4, "logits", metadata=names, pooled=True))
     report = evaluate(path, data, against="bm25", num_candidates=100)
     assert report.against is not None
     assert report.against.base.kind == "bm25"
     for one in report.queries:
         assert set(one.top) <= set(TEXTS.documents)
     assert any("which BM25 found" in note for note in report.notes)
+    assert any("pairs are longer than the model takes, and cut" in note for note in report.notes)
 
 
 def test_an_unchanged_model_passes_every_gate(tmp_path: Path, data: Path) -> None:
