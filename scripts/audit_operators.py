@@ -170,7 +170,11 @@ def _audit(sample: Sample) -> dict[str, str]:
             _run(compiled, sample.tensors)  # compiles, and may draw numbers while it does
             actual = _run(compiled, sample.tensors)
     except Exception as error:  # noqa: BLE001 - what it is, is the finding
-        return _finding("crashed" if _is_traceable(sample) else "not traceable", error)
+        try:
+            _run_traced(sample, sample.tensors)
+        except Exception:  # noqa: BLE001 - then it is none of the backend's doing
+            return _finding("not traceable", error)
+        return _finding("crashed", error)
     try:
         _require_close(actual, expected)
     except AssertionError as error:
@@ -230,14 +234,6 @@ def _placement(backend: Any) -> dict[str, str]:
 
 def _draws(backend: Any) -> bool:
     return any(node.reason == RANDOM for graph in backend.graphs for node in graph.report.eager)
-
-
-def _is_traceable(sample: Sample) -> bool:
-    try:
-        _run_traced(sample, sample.tensors)
-    except Exception:  # noqa: BLE001 - then it is none of the backend's doing
-        return False
-    return True
 
 
 def _run_traced(sample: Sample, tensors: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

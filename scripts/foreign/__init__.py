@@ -1,1 +1,1 @@
-"""ONNX files that packages of others ship: which, what goes into them, and how a result is judged."""
+"""ONNX files that packages of others ship: which, and what goes into them."""

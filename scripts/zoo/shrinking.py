@@ -136,21 +136,12 @@ def shrink(base: Any, effort: str = "all") -> Any:
     values |= {name: shrink(part, effort) for name, part in parts.items() if hasattr(part, "to_dict")}
     values |= copy.deepcopy(_OVERRIDES.get(base.model_type, {}))
     values |= _special_ids(fields, values)
-    values = {name: value for name, value in values.items() if name in fields.names or name in _ALWAYS_ACCEPTED}
-    try:
-        return type(base)(**values)
-    except Exception:  # noqa: BLE001  some classes take their parts as dictionaries only
-        return type(base)(
-            **{name: value.to_dict() if hasattr(value, "to_dict") else value for name, value in values.items()}
-        )
+    # Every class takes a padding id, though not all of them list it.
+    return type(base)(**{name: value for name, value in values.items() if name in {*fields.names, "pad_token_id"}})
 
 
 def _limit(name: str) -> float:
     return next((limit for pattern, limit in _LIMITS.items() if re.fullmatch(pattern, name)), math.inf)
-
-
-# Taken by every class, though not all of them list it.
-_ALWAYS_ACCEPTED = ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id")
 
 
 class _Fields:
@@ -210,9 +201,7 @@ def _cut_depth(fields: _Fields) -> dict[str, Any]:
         return {}
     depth = fields.number(main) or 0
     by_layer = {
-        name: list(value)
-        for name in fields.names
-        if _is_list(value := fields.get(name)) and len(value) == depth > 3 and name != "out_features"
+        name: list(value) for name in fields.names if _is_list(value := fields.get(name)) and len(value) == depth > 3
     }
     kept = _layers_of_each_kind(depth, by_layer)
     depths = {name: number for name in _DEPTHS if (number := fields.number(name))}
@@ -232,8 +221,7 @@ def _layers_of_each_kind(depth: int, by_layer: Mapping[str, list[Any]]) -> list[
 
 
 def _entries_of(entries: list[Any], kept: list[int]) -> list[Any]:
-    are_indices = all(isinstance(entry, int) for entry in entries) and entries == sorted(set(entries))
-    if are_indices and not all(isinstance(entry, bool) for entry in entries):
+    if all(isinstance(entry, int) for entry in entries) and entries == sorted(set(entries)):  # indices of layers
         return [entry for entry in entries if entry < len(kept)]
     return [entries[index] for index in kept]
 
