@@ -131,6 +131,7 @@ def test_a_checkpoint_becomes_artifacts_that_train(workshop: Workshop, tmp_path:
     ("arguments", "message", "hint"),
     [
         (("--train", "fc1.bias", "--freeze", "fc1.bias"), "fc1.bias cannot be trained and frozen at once", "one list"),
+        (("--freeze", "*"), "there is no parameter to optimize", "freeze fewer"),
         (("--freeze", "fc2.wieght"), "no parameter called 'fc2.wieght'", "did you mean fc2.weight"),
         (("--loss_input", "logits"), "no value called 'logits'", "its outputs are"),
         (("--loss", "none"), "has the shape", "reduce it"),

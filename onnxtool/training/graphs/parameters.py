@@ -52,13 +52,13 @@ def select_parameters(
     """
     tied = aliases or {}
     trained, frozen = ([tied.get(entry, entry) for entry in listed_names(entries)] for entries in (trained, frozen))
-    check_disjoint(trained, frozen)
     inputs = list(_inputs(model))
     names = [tensor.name for tensor in model.graph.initializer]
     floats = matchable_parameters(model, parameters)
     matched = {name: name for name in floats} | {other: name for other, name in tied.items() if name in floats}
     to_train, optional = _resolved(trained, [*inputs, *names], matched, "train")
     to_freeze, also_frozen = _resolved(frozen, names, matched, "freeze")
+    check_disjoint(to_train, to_freeze)
     kept = to_freeze | (also_frozen - to_train)
     return Selection(
         tuple(name for name in (*inputs, *names) if name in to_train | (optional - kept)),

@@ -99,7 +99,9 @@ class Optimizer(ForwardBlock):
         """Add the optimizer step for the given (trained, frozen) parameters, and return the output names."""
         trained = parameters[0]
         if not trained:
-            raise ArtifactError("there is no parameter to optimize", "train at least one")
+            raise ArtifactError(
+                "there is no parameter to optimize", "freeze fewer, or write no optimizer (--optimizer none)"
+            )
         other = [tensor.name for tensor in trained if tensor.data_type != TensorProto.FLOAT]
         if other:
             raise ArtifactError(f"the parameters {', '.join(other[:5])} are not float32", "freeze or convert them")
