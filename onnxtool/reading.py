@@ -27,6 +27,7 @@ Lines: TypeAlias = IO[bytes] | gzip.GzipFile
 MOST_BYTES = 1 << 28  # records and reports of the largest corpora
 MOST_CONFIG_BYTES = 1 << 20  # a configuration that people write has a few lines
 MOST_LINE_BYTES = 1 << 24
+_MOST_WRITTEN_BYTES = 8 * MOST_LINE_BYTES
 MOST_DEPTH = 128
 MOST_DIGITS = 4300  # Python's limit for converting a number
 STDIN = Path("-")
@@ -178,6 +179,18 @@ def lines_of(file: Lines, *, skips: bool = False) -> Iterator[tuple[bytes | None
         yield None, size
         if not skips:
             return
+
+
+def written_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file that onnxtool wrote: one has a text of up to MOST_LINE_BYTES, escaped, and its vector.
+
+    Raises:
+        OSError: it cannot be read, or has a longer line.
+    """
+    with open_lines(path) as file:
+        while line := file.readline(_MOST_WRITTEN_BYTES + 1):
+            require_size(len(line), path, _MOST_WRITTEN_BYTES)
+            yield line
 
 
 def _require_shallow(value: Any) -> None:

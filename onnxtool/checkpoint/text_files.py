@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +69,11 @@ def is_beside_documents(name: str) -> bool:
     return name.rstrip("/").partition(".")[0].lower() in _BESIDE_DOCUMENTS
 
 
+def are_queries(path: Any) -> bool:
+    """Whether the texts of a file are a test collection's queries, by its name or its folder's, here or in a store."""
+    return "queries" in (path.name.partition(".")[0].lower(), path.parent.name.lower())
+
+
 def documents_of_collection(folder: object, names: Collection[str]) -> str | None:
     """Return the file among `names`, the contents of `folder`, with the documents of a test collection.
 
@@ -116,6 +122,8 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
         path /= documents
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     parse = _Undecided() if path == STDIN else _FORMATS.get(suffix)
+    if parse is parse_object:
+        parse = partial(parse_object, is_query=are_queries(path))
     if parse is None:
         raise InputError(
             f"cannot tell the format of {path} from its suffix {path.suffix!r}",
@@ -188,8 +196,8 @@ def decode_line(raw: bytes | None) -> str:
         ) from None
 
 
-def parse_object(line: str) -> TextInput:
-    """Read the text of a JSON object: `id` and `contents`, or BEIR's `_id`, `text` and `title`.
+def parse_object(line: str, *, is_query: bool = False) -> TextInput:
+    """Read the text of a JSON object: `id` and `contents`, or BEIR's `_id`, `text` and, except of a query, `title`.
 
     Raises:
         LineError: it is none.
@@ -200,7 +208,7 @@ def parse_object(line: str) -> TextInput:
         raise LineError(f"is not JSON: {error}", 'each line is an object such as {"id": "1", …}') from None
     if not isinstance(entry, dict):
         raise LineError(f"is not a JSON object: {line[:60]}", 'write {"id": "1", "contents": "a text"}')
-    return named_text(entry)
+    return named_text(entry, is_query=is_query)
 
 
 def parse_tabbed(line: str) -> TextInput:
@@ -217,8 +225,8 @@ def parse_tabbed(line: str) -> TextInput:
     return TextInput(contents.strip(), name.strip())
 
 
-def named_text(entry: dict[str, Json]) -> TextInput:
-    """Read id and text from the fields of an object or the columns of a row.
+def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
+    """Read id and text from the fields of an object or the columns of a row; BEIR reads queries without their titles.
 
     Raises:
         LineError: the id is not a string or an integer, or the text is not a string.
@@ -226,7 +234,7 @@ def named_text(entry: dict[str, Json]) -> TextInput:
     name = entry.get("id", entry.get("_id"))
     if isinstance(name, bool) or not isinstance(name, str | int):
         raise LineError("has no id that is a string or an integer", 'add "id" to the object')
-    contents = entry["contents"] if "contents" in entry else _beir_text(entry)
+    contents = entry["contents"] if "contents" in entry else entry.get("text") if is_query else _beir_text(entry)
     if not isinstance(contents, str):
         raise LineError("has no contents that is a string", 'add "contents", the text, to the object', str(name))
     query = entry.get("query")

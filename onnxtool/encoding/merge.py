@@ -27,7 +27,7 @@ from onnxtool.encoding.splits import ShardName, format_ranges
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import checked
-from onnxtool.reading import lines_of, load_array, open_lines, parse_json
+from onnxtool.reading import load_array, parse_json, written_lines
 from onnxtool.reports import from_json
 
 _RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
@@ -249,7 +249,7 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
     """
     first, last = paths[0], paths[-1]
     is_table = first.suffix == ".parquet"
-    lines = [] if is_table else _read_lines(last)
+    lines = [] if is_table else [*written_lines(last)]
     rows = _table(first).select(["id"]).to_pylist() if is_table else [parse_json(line) for line in lines]
     names = [str(row["id"]) for row in rows]
     has_passages = bool(is_table and "begin" in _table(first).column_names) or (not is_table and "begin" in rows[0])
@@ -266,11 +266,6 @@ def drop_texts(paths: Sequence[Path], targets: Sequence[Path], dropped: Sequence
             _write_lines(targets[-1], [line for line, is_kept in zip(lines, kept, strict=True) if is_kept])
             _write_arrays(paths[:-1], targets[:-1], kept)
     return ids, int(kept.sum())
-
-
-def _read_lines(path: Path) -> list[bytes]:
-    with open_lines(path) as file:
-        return [line or b"" for line, _ in lines_of(file)]
 
 
 def _write_lines(path: Path, lines: Sequence[bytes]) -> None:

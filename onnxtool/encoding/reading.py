@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from onnxtool.encoding.files import on_this_machine
 from onnxtool.encoding.locations import AnyLocation
-from onnxtool.encoding.manifest import read_manifest
+from onnxtool.encoding.manifest import file_sha256, read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
 from onnxtool.encoding.pipeline import document_of
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import AnyVectors, SparseVectors, TokenVectors
 from onnxtool.options import checked
-from onnxtool.reading import lines_of, load_array, open_lines, parse_json
+from onnxtool.reading import load_array, parse_json, written_lines
 from onnxtool.reports import short_repr
 
 _COLUMNS = ("vector", "vectors", "indices", "values")
@@ -62,10 +62,12 @@ def read_shards(folder: AnyLocation, vocabulary: Sequence[str] = ()) -> Iterator
         with ExitStack() as stack:
             try:
                 paths = [stack.enter_context(on_this_machine(output.path / file.name)) for file in shard.files]
-                read = _read(paths, vocabulary)
-                if len(read.ids) != len(read.vectors):
-                    raise ValueError(f"it has {len(read.ids)} ids and {len(read.vectors)} vectors")
-                yield read
+                for path, file in zip(paths, shard.files, strict=True):
+                    if file_sha256(path) != file.sha256:
+                        raise InputError(
+                            f"{output.path / file.name} has other contents than were written", "encode the corpus again"
+                        )
+                yield _read(paths, vocabulary)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise InputError(
                     f"{output.path / shard.files[0].name} cannot be read: {error}", "encode the corpus again"
@@ -79,8 +81,7 @@ def _read(paths: Sequence[Path], vocabulary: Sequence[str]) -> Shard:
     if first.suffix != ".npy":
         raise ValueError(f"a shard is read from npy or parquet, and this one ends in {first.suffix}")
     *arrays, names = paths
-    with open_lines(names) as file:
-        ids = [str(parse_json(line or b"")["id"]) for line, _ in lines_of(file)]
+    ids = [str(parse_json(line)["id"]) for line in written_lines(names)]
     loaded = [load_array(path) for path in arrays]
     if len(loaded) == 1:
         return Shard(ids, loaded[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from onnxtool.checkpoint.picture_files import find_pictures
 from onnxtool.checkpoint.text_files import (
     LineError,
     TextInput,
+    are_queries,
     decode_line,
     documents_of_collection,
     is_beside_documents,
@@ -71,6 +72,11 @@ class Source:
     def suffix(self) -> str:
         """The format of its lines, by its name without `.gz`."""
         return Path(self.name.lower().removesuffix(".gz")).suffix
+
+    @cached_property
+    def is_queries(self) -> bool:
+        """Whether its texts are queries, which have no titles."""
+        return are_queries(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +287,7 @@ def _picture(source: Source) -> Document:
 
 def _document(source: Source, number: int, before: int, line: _Line) -> Document | Reject | None:
     try:
-        text = _text(line, source.suffix)
+        text = _text(line, source)
     except LineError as error:
         return Reject(source.name, number, error.reason, error.id)
     if text is None:
@@ -291,18 +297,17 @@ def _document(source: Source, number: int, before: int, line: _Line) -> Document
     return Reject(source.name, number, reason, name) if reason else Document(name, text.contents, source.name, number)
 
 
-def _text(line: _Line, suffix: str) -> TextInput | None:
+def _text(line: _Line, source: Source) -> TextInput | None:
     if isinstance(line, LineError):
         raise line
     if isinstance(line, dict):
-        return named_text(line)  # type: ignore[arg-type]  # other types than text are refused
+        return named_text(line, is_query=source.is_queries)  # type: ignore[arg-type]  # other types than text are refused
     decoded = decode_line(line)
     if not decoded.strip():
         return None
-    return _PARSERS[suffix](decoded)
-
-
-_PARSERS: dict[str, Callable[[str], TextInput]] = {".txt": TextInput, ".jsonl": parse_object, ".tsv": parse_tabbed}
+    if source.suffix == ".jsonl":
+        return parse_object(decoded, is_query=source.is_queries)
+    return parse_tabbed(decoded) if source.suffix == ".tsv" else TextInput(decoded)
 
 
 def _name_of_line(source: Source, number: int) -> str:

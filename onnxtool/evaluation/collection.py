@@ -346,12 +346,12 @@ def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:
     found: dict[str, dict[str, int]] = {}
     repeated = 0
     for place, cells in (line for path in paths for line in _judgement_lines(path)):
-        if len(cells) not in (3, 4) or not re.fullmatch(r"[+-]?[0-9]{1,9}", cells[-1].strip()):
+        if len(cells) not in (3, 4) or not re.fullmatch(r"[+-]?[0-9]{1,9}(\.0+)?", cells[-1].strip()):
             raise InputError(
                 f"{place} is no judgement: {' '.join(cells)[:80]!r}",
                 "write `query-id<TAB>corpus-id<TAB>score`, or as TREC does `query 0 document grade`",
             )
-        query, document, grade = cells[0].strip(), cells[-2].strip(), int(cells[-1])
+        query, document, grade = cells[0].strip(), cells[-2].strip(), int(float(cells[-1]))
         grades = found.setdefault(query, {})
         if grades.setdefault(document, grade) != grade:
             raise InputError(

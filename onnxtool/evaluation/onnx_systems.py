@@ -103,9 +103,12 @@ class OnnxVectors(VectorSystem):
         elif report.num_truncated:
             num_long = report.num_truncated
             self.note = f"{num_long} documents are longer than the model takes, and cut; --long window reads each whole"
-        for shard in read_shards(folder, self._documents.tokenizer.vocabulary):
-            restored = shard._replace(vectors=self._restored(shard.vectors))
-            yield by_document(restored) if options.long == "window" else restored
+        try:
+            for shard in read_shards(folder, self._documents.tokenizer.vocabulary):
+                restored = shard._replace(vectors=self._restored(shard.vectors))
+                yield by_document(restored) if options.long == "window" else restored
+        except InputError as error:
+            raise InputError(error.message, f"remove {folder}, or pass another --cache") from error
 
     def _restored(self, vectors: Any) -> Any:
         return vectors if self._stored is None else self._stored.restore(vectors)

@@ -12,6 +12,7 @@ from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, Optiona
 from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 
 DEFAULT_SPLIT = "test"
+DEFAULT_CANDIDATES = 100
 DEFAULT_MEASURES = ("nDCG@10", "MRR@10", "Recall@100", "MAP")
 BM25 = "bm25"
 DENSE, SPARSE, LATE_INTERACTION, RERANKER = "dense", "sparse", "late interaction", "reranker"
@@ -28,7 +29,7 @@ class EvaluateOptions(Described, ProviderOptions):
         against: another ONNX file, a checkpoint that sentence-transformers runs in PyTorch, or `bm25`.
         candidates: a run in TREC format, whose documents a reranker reorders; None for BM25's results.
         depth: number of documents kept per query.
-        num_candidates: number of documents per query that a reranker reorders.
+        num_candidates: number of documents per query that a reranker reorders; None for 100.
         keep_own_ids: whether a document with the query's own id is ranked even if it is not judged relevant.
         cache: folder for document vectors; None for the user's cache folder.
         long: whether long documents are truncated (`truncate`) or read in windows, of which the best counts (`window`).
@@ -67,8 +68,9 @@ class EvaluateOptions(Described, ProviderOptions):
         ),
     ] = UNSET
     num_candidates: Annotated[
-        int, Option("Documents per query that a reranker reorders.", minimum=1, maximum=100_000)
-    ] = 100
+        int | None,
+        Option("Documents per query that a reranker reorders.", minimum=1, maximum=100_000, default="100"),
+    ] = None
     depth: Annotated[int, Option("Documents kept per query.", minimum=1, maximum=1_000_000)] = 1000
     keep_own_ids: Annotated[
         bool,

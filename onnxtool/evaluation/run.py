@@ -27,7 +27,7 @@ from onnxtool.evaluation.measures import (
     parse_measures,
 )
 from onnxtool.evaluation.onnx_systems import open_model
-from onnxtool.evaluation.options import BM25, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
+from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
@@ -80,7 +80,10 @@ def evaluate_model(
     options = options or EvaluateOptions()
     measures, gates, collection = check_evaluation(model_path, data, options)
     model = open_model(Path(model_path), options)
+    base = None if options.against is None else _open_base(options.against, options, model.kind)
+    kinds = {system.kind for system in (model, base) if system is not None}
     others = {
+        "--num_candidates": options.num_candidates is not None and RERANKER not in kinds,
         "--keep_special": options.keep_special and model.kind != SPARSE,
         "--dimensions": options.dimensions is not None and model.kind == RERANKER,
     }
@@ -88,7 +91,6 @@ def evaluate_model(
         raise InputError(
             f"{' and '.join(given)} was passed, which changes nothing: {model_path} is a model of the kind {model.kind}"
         )
-    base = None if options.against is None else _open_base(options.against, options, model.kind)
     found, seconds = _retrieve(model, collection)
     values = compute(measures, collection.judgements, found.run)
     times = _time_queries([system for system in (model, base) if system is not None], collection)
@@ -308,7 +310,8 @@ def _notes(
         notes.append(model.note)
     if model.kind == RERANKER:
         source = "BM25" if options.candidates is None else str(options.candidates)
-        notes.append(f"the model orders {options.num_candidates} documents of a query at most, which {source} found")
+        num = options.num_candidates or DEFAULT_CANDIDATES
+        notes.append(f"the model orders {num} documents of a query at most, which {source} found")
     return notes
 
 

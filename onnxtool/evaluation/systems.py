@@ -18,7 +18,7 @@ from onnxtool.encoding.reading import Shard
 from onnxtool.encoding.sources import Document
 from onnxtool.errors import InputError, imported
 from onnxtool.evaluation.collection import Collection, read_documents, read_run
-from onnxtool.evaluation.options import BM25, RERANKER, EvaluateOptions
+from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, RERANKER, EvaluateOptions
 from onnxtool.evaluation.report import Terms
 from onnxtool.evaluation.search import Best, Run, search
 from onnxtool.infer.vectors import SparseVectors, concatenated
@@ -223,7 +223,7 @@ def first_stage(collection: Collection, options: EvaluateOptions) -> Found:
     Raises:
         InputError: the run cannot be read, or has none of the queries.
     """
-    options = replace(options, depth=options.num_candidates)
+    options = replace(options, depth=options.num_candidates or DEFAULT_CANDIDATES)
     if options.candidates is None:
         return Bm25(options).retrieve(collection)
     given = read_run(options.candidates)

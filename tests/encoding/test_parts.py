@@ -38,6 +38,7 @@ from onnxtool.encoding.shards import ShardFormat
 from onnxtool.encoding.sources import Document
 from onnxtool.encoding.splits import ShardName, Window
 from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.reading import MOST_LINE_BYTES
 from tests.encoding.corpora import (
     OPTIONS,
     collection,
@@ -161,6 +162,17 @@ def test_ids_that_occur_twice_are_an_error_where_that_is_asked(tmp_path: Path) -
     rejects = [json.loads(line) for line in (tmp_path / "vectors.rejects.jsonl").read_text().splitlines()]
     assert [(line["line"], line["id"]) for line in rejects] == [(4, "d1"), (71, "d1"), (81, "d60")]
     assert {line["reason"] for line in rejects} == {"repeats the id of an earlier line"}
+
+
+def test_a_repeated_text_is_dropped_next_to_the_longest(tmp_path: Path) -> None:
+    """A written line holds a text of the most bytes, escaped, and its vector."""
+    lines = [
+        f"{json.dumps({'id': name, 'contents': text})}\n" for name, text in (("a", '"' * MOST_LINE_BYTES), ("b", ""))
+    ]
+    path, target = tmp_path / "part.jsonl", tmp_path / "target.jsonl"
+    path.write_text("".join([*lines, lines[1]]))
+    assert drop_texts([path], [target], [2]) == (["b"], 2)
+    assert target.read_text() == "".join(lines)
 
 
 def test_shards_of_several_windows_are_those_of_one_run(

@@ -240,7 +240,7 @@ def test_ids_that_do_not_fit_the_vectors_are_an_error(tmp_path: Path, model: Pat
     _encode(model, corpus)
     names = tmp_path / "vectors" / "part-00000.ids.jsonl"
     names.write_text("".join(names.read_text().splitlines(keepends=True)[1:]))
-    with pytest.raises(InputError, match=r"part-00000.npy cannot be read: it has \d+ ids and \d+ vectors"):
+    with pytest.raises(InputError, match=r"part-00000.ids.jsonl has other contents than were written"):
         list(read_shards(tmp_path / "vectors"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,21 @@ def test_both_layouts_hold_the_same(tmp_path: Path) -> None:
         assert found.judgements == TEXTS.judgements
         assert {one.id: one.contents for one in read_documents(found)} == dict(TEXTS.documents)
         assert found.notes == ()
+
+
+def test_a_query_is_its_text_and_a_grade_may_have_a_point(tmp_path: Path) -> None:
+    """Titles are of documents, as for beir's loader; `1.0` is 1 in a tsv file too."""
+    folder = write_beir(tmp_path, TEXTS)
+    for name, texts in (("queries", TEXTS.queries), ("corpus", TEXTS.documents)):
+        write_lines(folder / f"{name}.jsonl", texts, title="of it")
+    qrels = folder / "qrels" / "test.tsv"
+    qrels.write_text(re.sub(r"([0-9])\n", r"\1.0\n", qrels.read_text()))
+    found = open_collection(folder)
+    assert (dict(found.queries), found.judgements) == (dict(TEXTS.queries), TEXTS.judgements)
+    assert all(one.contents.startswith("of it ") for one in read_documents(found))
+    (folder / "queries").mkdir()
+    (folder / "queries.jsonl").rename(folder / "queries" / "test-00000-of-00001.jsonl")
+    assert dict(open_collection(folder).queries) == dict(TEXTS.queries)
 
 
 def test_files_may_be_packed(tmp_path: Path) -> None:

@@ -243,6 +243,19 @@ def test_vectors_of_documents_are_kept_by_the_contents(tmp_path: Path, data: Pat
     assert len(set((data / "cache").iterdir())) > len(folders)
 
 
+def test_a_kept_vector_that_changed_is_refused(tmp_path: Path, data: Path) -> None:
+    """By its file, whose size is the same."""
+    path = write_dense(tmp_path)
+    evaluate(path, data)
+    (vectors,) = (data / "cache").glob("*/part-00000.npy")
+    content = bytearray(vectors.read_bytes())
+    content[-1] ^= 1
+    vectors.write_bytes(content)
+    with pytest.raises(InputError, match="part-00000.npy has other contents than were written") as caught:
+        evaluate(path, data)
+    assert "pass another --cache" in caught.value.hint
+
+
 def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -> None:
     """Documents that are judged and not there, those without a text, those whose id is taken, and empty results."""
     with (data / "corpus.jsonl").open("a") as file:
@@ -271,6 +284,7 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--dimensions", "6"), 1, "the vectors of this model have 6"),
         (("--measure", "Recall@2000"), 1, "Recall@2000 is not known of the 1000 best documents"),
         (("--keep_special",), 1, "--keep_special was passed, which changes nothing"),
+        (("--num_candidates", "100"), 1, "--num_candidates was passed, which changes nothing"),
         (("--cache", "/dev/null/x"), 1, "pass another --cache"),
     ],
 )
