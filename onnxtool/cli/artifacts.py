@@ -128,7 +128,7 @@ def _phone_blocks(build: PhoneBuild | None) -> list[Block]:
 def _proof_blocks(proof: ArtifactVerification | None) -> list[Block]:
     """Describe how far one training step from the written files differs from PyTorch."""
     if proof is None:
-        return [Note("loss and gradients were not compared with PyTorch; those of a checkpoint are (--model_name)")]
+        return [Note("loss and gradients were not compared with PyTorch: this takes --model_name, without --no_verify")]
     facts = [
         ("Verified against", f"{proof.reference} in PyTorch, one step from the written files"),
         ("Loss", f"{proof.loss:.6g}, PyTorch {proof.reference_loss:.6g}, relative difference {proof.loss_error:.1e}"),

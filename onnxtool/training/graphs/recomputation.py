@@ -102,6 +102,19 @@ class _Plan:
         """Return whether a copy reads a value directly: it is kept, or shared by all layers, as a mask is."""
         return value in self.kept or value.producer() is None or value.producer() not in self._trained
 
+    def of_equal_shape(self, value: ir.Value) -> ir.Value:
+        """Return a kept value that has the shape of `value` by the operators between them, or `value` itself."""
+        found: ir.Value | None = value
+        while found is not None and found not in self.kept:
+            node = found.producer()
+            is_alike = node is not None and (
+                node.op_type in _ALONG_AN_AXIS
+                or node.op_type == "Dropout"
+                or (node.op_type in _ELEMENTWISE and len(node.inputs) == 1)
+            )
+            found = node.inputs[0] if node is not None and is_alike else None
+        return value if found is None else found
+
     def _is_cheap(self, node: ir.Node) -> bool:
         if node.op_type == "Dropout":
             return len(node.outputs) > 1 and node.outputs[1] in self.kept
@@ -130,6 +143,8 @@ class _Copies:
         for use in list(value.uses()):
             if use.node in readers:
                 use.node.replace_input_with(use.idx, copy.value)
+            elif use.node not in self._plan.forward and use.node.op_type in _SHAPES:  # which would keep it until then
+                use.node.replace_input_with(use.idx, self._plan.of_equal_shape(value))
         self.count += 1
 
     def _incoming_gradient(self, value: ir.Value, readers: Sequence[ir.Node]) -> ir.Value | None:
