@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +137,8 @@ class BenchmarkOptions(ProviderOptions):
         for name in ("batch_sizes", "sequence_lengths"):
             if not getattr(self, name):
                 raise OptionError(f"{name} is empty", "pass at least one")
+            if twice := [one for one, count in Counter(getattr(self, name)).items() if count > 1]:
+                raise OptionError(f"{name} has {twice[0]} more than once", "pass each number once")
         if self.given != NO_INPUTS and self.texts:
             raise OptionError(
                 "texts are timed with the inputs that they become", "leave --sample_inputs and --input_shape out"

@@ -135,7 +135,7 @@ def iterate_texts(path: Path) -> Iterator[TextInput]:
         is_empty = False
         yield text
     if is_empty:
-        raise InputError(f"{path} has no texts", "put one on each line")
+        raise InputError(f"{'standard input' if path == STDIN else path} has no texts", "put one on each line")
 
 
 def count_lines(path: Path) -> int:

@@ -61,7 +61,7 @@ def run_answers(
     from onnxtool.infer.run import given_texts, run_texts, stream_texts, write_texts
 
     generation = replace(generation, top_k=options.top_k)
-    writes = stream or writes_text(options.model_path, generation)
+    writes = writes_text(options.model_path, generation) or stream
     if writes:
         refuse({"query", "overlap", "vectors"}, "the model writes text;")
     if stream:
@@ -178,7 +178,7 @@ def _vector(shape: tuple[int, ...], vector: tuple[float, ...]) -> str:
 def _ranking_blocks(report: InferReport) -> list[Block]:
     blocks: list[Block] = []
     for ranking in report.rankings:
-        blocks.append(Heading("Scores" if ranking.query is None else _one_line(ranking.query)))
+        blocks.append(Heading("Scores" if ranking.query is None else _one_line(ranking.query) or "An empty query"))
         rows: list[Sequence[str]] = []
         for rank, place in enumerate(ranking.order, start=1):
             answer = report.answers[place]

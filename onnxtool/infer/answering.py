@@ -177,7 +177,14 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
         raise InputError(
             f"--long {options.long} was passed, but queries are looked up, of any length", "leave --long out"
         )
-    read = queries.read([text.contents for text in texts])
+    if options.representation is not None:
+        raise InputError(
+            f"--representation {options.representation} was passed, but queries are looked up as terms",
+            "leave --representation out",
+        )
+    prompt = None if options.prompt == QUERY else options.prompt  # asks for the lookup, also without such a prompt
+    before = queries.prompts.find(prompt, QUERY)
+    read = queries.read([text.contents for text in texts], prompt=prompt)
     rows = queries.weigh(read).without(queries.tokenizer.framing_ids).terms(options.top_k or _TOP_TERMS)
     most = queries.table.max_tokens
     return InferReport(
@@ -195,7 +202,10 @@ def answer_queries(queries: StaticQueries, texts: Sequence[TextInput], options: 
             )
             for text, ids, row in zip(texts, read, rows, strict=True)
         ),
-        notes=("queries are looked up in the checkpoint's table; the model did not run",),
+        notes=(
+            "queries are looked up in the checkpoint's table; the model did not run",
+            *([f"{before!r} stands before each text"] if before else []),
+        ),
     )
 
 
@@ -357,8 +367,7 @@ def _notes(model: TextModel, asked: Asked, counts: Counts) -> list[str]:
     notes = list(model.reading_notes)
     if asked.task is None and (note := model.route_note):
         notes.append(note)
-    if prompt := model.prompts.find(asked.prompt, asked.task):
-        notes.append(f"{prompt!r} stands before each text")
+    notes += model.prompt_notes(asked.prompt, asked.task)
     limit = model.limit_of(asked.task)
     total = counts.texts
     if limit is not None and counts.cut:

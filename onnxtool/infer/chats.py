@@ -89,7 +89,7 @@ def _require_whole(texts: Sequence[EncodedText], limit: Limit, first: int) -> No
         if text.truncated:
             raise InputError(
                 f"text {number} has more than {limit.tokens} tokens ({limit.source})",
-                "cut it (--long truncate), or read it in windows (--long window)",
+                "cut it (--long truncate), or read it in windows (--long window), unless the model writes text",
             )
 
 

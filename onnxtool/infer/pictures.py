@@ -385,7 +385,8 @@ def _refuse_unused(options: InferOptions) -> None:
     alone = {
         "--text": options.texts,
         "--task": options.text_task,
-        **options.description.given,
+        **{said: said for said in options.description.given.values()},
+        "--representation": options.representation,
         "--long": options.long,
         "--overlap": options.overlap,
         "--top_k": options.top_k,

@@ -165,9 +165,11 @@ def write_texts(
 
 
 def _load_writer(options: InferOptions, generation: GenerateOptions) -> tuple[Writer, LongTexts]:
-    if given := options.description.given:
+    of_texts = {"--task": options.text_task, "--representation": options.representation}
+    given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
+    if given := [*options.description.given.values(), *given]:
         raise OptionError(
-            f"{options.model_path} writes after texts, and {' and '.join(given.values())} was passed", "leave it out"
+            f"{options.model_path} writes after texts, and {' and '.join(given)} was passed", "leave it out"
         )
     if options.query is not None:
         raise InputError(

@@ -191,6 +191,12 @@ class TextModel:
         path = self.session.model.path
         return self if self._file_for(task) == path or self.open_partner is None else self._partner
 
+    def prompt_notes(self, prompt: str | None, task: str | None = None) -> tuple[str, ...]:
+        """Say where the prompt stands, if there is one."""
+        before = self.prompts.find(prompt, task)
+        where = "stands before each text" if self.chats is None else "is the system message of each text"
+        return (f"{before!r} {where}",) if before else ()
+
     @property
     def route_note(self) -> str:
         """A note for users who state no task; empty if one file reads all texts."""

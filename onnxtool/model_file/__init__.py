@@ -256,13 +256,11 @@ def _check_free(output: Path, *, force: bool) -> None:
     with _disk_failures(output):
         is_file, exists = target.is_file(), target.exists()
     if exists and not is_file:  # a rename would replace /dev/null
-        raise OutputWriteError(
-            f"cannot write {output}: it is not a regular file", "pass the file to write with --output"
-        )
+        raise OutputWriteError(f"cannot write {output}: it is not a regular file", "pass the path of a file to write")
     if target != output and not exists and not force:
         raise OutputExistsError(
             f"{output} is a symbolic link to {target}, which is not there",
-            "pass --force to write that file, or another --output",
+            "pass --force to write that file, or another path",
         )
     if exists and not force:
         raise _output_exists(output)
@@ -424,7 +422,7 @@ def _check_sidecar_files(targets: Sequence[tuple[Path, Path]]) -> None:
 
 
 def _output_exists(output: Path) -> OutputExistsError:
-    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another --output")
+    return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another path")
 
 
 @contextmanager

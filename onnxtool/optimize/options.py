@@ -8,7 +8,7 @@ from typing import Annotated
 
 from onnxtool.errors import OptionError
 from onnxtool.options import NOTHING, UNSET, Force, Option, OptionalPath, PathField
-from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
+from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import (
     AUTO,
     BF16,
@@ -181,6 +181,11 @@ class OptimizeOptions(ProviderOptions):
         if self.calibration is not None and precision not in (*QUANTIZED, "auto"):
             raise OptionError(
                 f"--calibration is for int8, int4 and auto, and the precision is {precision}", "pass --precision int8"
+            )
+        if given != NO_INPUTS and precision == FP32 and not self.verify and not self.timing:
+            raise OptionError(
+                "inputs are for the comparison and the timing, which --no_verify and --no_timing leave out",
+                "leave out --sample_inputs and --input_shape",
             )
         if self.calibration is not None and given.samples:
             raise OptionError("a model is calibrated on texts or on samples", "leave --calibration out")

@@ -154,6 +154,7 @@ def test_a_fixed_graph_is_not_timed_as_another_shape(tmp_path: Path, batch_size:
         ({"batch_sizes": (10**6,)}, "batch_sizes"),
         ({"sequence_lengths": (10**9,)}, "sequence_lengths"),
         ({"batch_sizes": (65_536,), "sequence_lengths": (65_536,)}, "batches of 4294967296 tokens"),
+        ({"batch_sizes": (1, 4, 1)}, "batch_sizes has 1 more than once"),
         ({"runs": 10**9}, "runs"),
         ({"duration_s": float("inf")}, "duration_s"),
     ],

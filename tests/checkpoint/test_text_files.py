@@ -93,6 +93,13 @@ def test_bytes_that_are_not_utf_8_are_named_by_their_line(tmp_path: Path) -> Non
         read_texts(path)
 
 
+def test_standard_input_without_texts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`-` alone would say nothing."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    with pytest.raises(InputError, match="standard input has no texts"):
+        read_texts(Path("-"))
+
+
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     """Missing, without a text, of another format, or a folder."""
     (tmp_path / "empty.txt").write_text(" \n\n")

@@ -224,7 +224,7 @@ def test_the_result_goes_to_a_file_which_is_not_overwritten(folder: Path) -> Non
     assert refused.returncode == 1
     assert refused.stderr.splitlines() == [
         "error: out/answers.md exists already",
-        "hint: pass --force to replace it, or another --output",
+        "hint: pass --force to replace it, or another path",
     ]
     assert (folder / "out" / "answers.md").read_text() == "mine"
     assert run_infer(folder, *options, "--force").returncode == 0

@@ -82,6 +82,9 @@ def test_what_is_written_is_streamed_to_stdout_and_nothing_else(t5: Path) -> Non
         (("--decoding", "beams"), 2, "'beams' is not one of 'greedy', 'sample'"),
         (("--temperature", "0"), 2, "0.0 is not in the range x>0."),
         (("--long", "window"), 1, "reads a text at once, in no windows"),
+        (("--task", "query"), 2, "--task query was passed"),
+        (("--representation", "dense"), 2, "--representation dense was passed"),
+        (("--stop", ""), 1, "one of the texts that end an answer is empty"),
         (("--encoder_path", "none.onnx"), 1, "is not there: none.onnx"),
         (("--benchmark", "--max_new_tokens", "3"), 2, "leave out --max_new_tokens"),
     ],
@@ -101,7 +104,8 @@ def test_a_model_that_writes_nothing_says_so(tmp_path: Path) -> None:
     model = TinyModel(table(15, 15), "logits", metadata={"onnxtool.task": "text-generation"})
     model.write(tmp_path / "decoder.onnx")
     write_checkpoint(tmp_path / "decoder")
-    process = run_infer(tmp_path, "--model_path", "decoder.onnx", "--text", "a cat", "--max_new_tokens", "3")
+    options = ("--max_new_tokens", "3", "--query", "a dog")
+    process = run_infer(tmp_path, "--model_path", "decoder.onnx", "--text", "a cat", *options)
     assert process.returncode == 1
     assert "decoder.onnx writes no text: it has no cache" in process.stderr
     assert "--task text-generation-with-past" in process.stderr

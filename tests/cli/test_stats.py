@@ -240,7 +240,8 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
         (["missing.onnx"], 1, "no such model file: missing.onnx"),
         (["model.onnx", "missing.onnx"], 1, "no such model file: missing.onnx"),
         (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),
-        (["."], 1, ". is a folder"),
+        (["."], 1, ". is a folder\nhint: pass base.onnx"),
+        (["checkpoint"], 1, "checkpoint is a folder\nhint: export it first, if it is a checkpoint"),
         (["model.onnx", "--output", "model.onnx"], 1, "model.onnx exists already"),
         ([], 2, "Missing argument 'MODEL'"),
         (["model.onnx", "base.onnx", "third.onnx"], 2, "unexpected extra argument"),
@@ -252,6 +253,7 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
 def test_errors_have_a_hint_and_leave_stdout_empty(folder: Path, arguments: list[str], code: int, message: str) -> None:
     """What fails says what and how to go on, on stderr: 1 for failures, 2 for usage."""
     (folder / "text.onnx").write_text("not a model\n" * 100)
+    (folder / "checkpoint").mkdir(exist_ok=True)
     result = run_onnxtool(folder, "stats", *arguments)
     assert (result.returncode, result.stdout) == (code, "")
     assert message in result.stderr

@@ -195,7 +195,9 @@ def test_a_message_is_put_into_the_chat_template(
     )
     model = with_settings(loaded["llama"], tmp_path, {**TOKENS, "max_new_tokens": 5})
     (tmp_path / "chat_template.jinja").write_text(template)
-    answer = Writer(model, GenerateOptions(chat=True)).write(["a dog"], prompt="on the mat").answers[0]
+    report = Writer(model, GenerateOptions(chat=True)).write(["a dog"], prompt="on the mat")
+    assert report.notes == ("'on the mat' is the system message of each text",)
+    answer = report.answers[0]
     tokenizer = AutoTokenizer.from_pretrained(generators.checkpoint(workshop, "llama"))
     messages = [{"role": "system", "content": "on the mat"}, {"role": "user", "content": "a dog"}]
     chat = tokenizer.apply_chat_template(messages, chat_template=template, add_generation_prompt=True, tokenize=False)
@@ -242,7 +244,7 @@ def test_an_answer_ends_where_the_model_takes_no_more(loaded: dict[str, LoadedMo
     assert report.answers[0].finish_reason == "limit"
     assert report.answers[0].num_tokens + len(report.answers[0].token_ids) == 64
     assert "1 of 1 answers end where the model takes no more: 64 tokens" in report.notes
-    with pytest.raises(InputError, match="has 64 tokens, and text and answer may have 64 together"):
+    with pytest.raises(InputError, match="has more than 64 tokens, and text and answer may have 64 together"):
         Writer(loaded["llama"], GenerateOptions(max_new_tokens=5)).write(["cat " * 90])
 
 

@@ -191,6 +191,8 @@ def test_a_corpus_of_pictures_is_stored_in_bits(clip: Clip, tmp_path: Path) -> N
         ({"texts": ("cat",)}, "takes images, and --text was passed"),
         ({"images": ("missing.png",)}, "no such image: missing.png"),
         ({"images": ("0.png",), "top_k": 3}, "--top_k was passed, which is for texts"),
+        ({"images": ("0.png",), "representation": "sparse"}, "--representation was passed"),
+        ({"images": ("0.png",), "normalize": False}, "--no_normalize was passed"),
         ({"images": ("0.png",), "text_model": Path("m.onnx")}, "--text_model was passed"),
         ({"images": ("0.png",), "query": "cat"}, "the model of texts is not named"),
     ],

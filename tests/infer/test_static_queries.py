@@ -181,6 +181,16 @@ def test_the_prompt_of_queries_stands_before_them(tmp_path: Path) -> None:
     assert vectors.terms() == [{"the": 2.5, "cat": 1.5}]
 
 
+def test_a_prompt_that_is_passed_stands_before_queries(tmp_path: Path) -> None:
+    """In answers as in vectors, and a note says so."""
+    path = inference_free(tmp_path, prompts={"query": "the "})
+    report = run_texts(InferOptions(path, texts=("cat",), task="query", prompt="dog "))
+    vectors = load(path).encode(["cat"], task="query", prompt="dog ")
+    assert isinstance(vectors, SparseVectors)
+    assert [{one.label: one.score for one in answer.candidates} for answer in report.answers] == vectors.terms()
+    assert "'dog ' stands before each text" in report.notes
+
+
 def test_a_query_is_cut_to_the_limit_of_its_tokenizer(tmp_path: Path) -> None:
     """Special tokens do not count: there are none."""
     path = inference_free(tmp_path, max_tokens=2)
@@ -218,6 +228,7 @@ def test_queries_never_go_through_the_model(tmp_path: Path) -> None:
         ({"texts": ()}, "no texts to run"),
         ({"texts": ("cat",), "query": "dog"}, "a pair was passed"),
         ({"texts": ("cat",), "long": "window"}, "--long window was passed"),
+        ({"texts": ("cat",), "representation": "dense"}, "--representation dense was passed"),
     ],
 )
 def test_options_that_mean_nothing_for_a_lookup_are_refused(

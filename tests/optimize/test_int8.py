@@ -107,6 +107,14 @@ def test_a_bound_that_nobody_checks_is_refused(exported: Path, precision: str) -
         OptimizeOptions(exported, precision=precision, max_error=0.001, verify=False)
 
 
+def test_inputs_that_nothing_runs_on_are_refused(exported: Path) -> None:
+    """Without comparison and timing, a file in float32 is written without a run."""
+    shapes = ("input_ids:1,8",)
+    with pytest.raises(OptionError, match="which --no_verify and --no_timing leave out"):
+        OptimizeOptions(exported, input_shapes=shapes, verify=False, timing=False)
+    assert OptimizeOptions(exported, input_shapes=shapes, verify=False, timing=False, precision="int8").given
+
+
 def test_texts_without_int8_are_refused(exported: Path) -> None:
     """They would do nothing."""
     with pytest.raises(OptionError, match="--calibration is for int8, int4 and auto, and the precision is fp16"):

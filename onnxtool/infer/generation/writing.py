@@ -20,7 +20,7 @@ from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import InputError, first_line
 from onnxtool.infer.chats import CUT, Chats, LongTexts
-from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, find_encoder
+from onnxtool.infer.generation.graphs import ENCODER_MASK, IDS, MASK, cache_of, find_encoder
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.loading import load
 from onnxtool.infer.options import LongText
@@ -165,10 +165,9 @@ class Writer:
             first_seconds = first_seconds or to_first
             written |= dict(zip(batch, answers, strict=True))
         report = self._report(inputs, read, [written[number] for number in range(len(read))])
-        before = self._model.prompts.find(prompt)
         return replace(
             report,
-            notes=(f"{before!r} stands before each text", *report.notes) if before else report.notes,
+            notes=(*self._model.prompt_notes(prompt), *report.notes),
             generation_ms=seconds * 1e3,
             first_token_ms=first_seconds * 1e3,
             throughput_tokens_per_s=report.num_generated / seconds if seconds else 0.0,
@@ -192,8 +191,9 @@ class Writer:
                 raise InputError(f"text {number} has no tokens to write after", "pass a text with a word in it")
             longest = self._limit_after(len(start))
             if len(start) >= longest:
+                more = "more than " if text.truncated and not self._start else ""
                 raise InputError(
-                    f"text {number} has {len(start)} tokens, and text and answer may have {longest} together",
+                    f"text {number} has {more}{len(start)} tokens, and text and answer may have {longest} together",
                     "pass a shorter text"
                     + (
                         "" if self.settings.max_new_tokens is not None else ", or --max_new_tokens for as many after it"
@@ -411,7 +411,13 @@ def _settings(folder: CheckpointFolder, options: GenerateOptions) -> tuple[Gener
         )
     if settings.max_length is None and settings.max_new_tokens is None:
         settings.max_new_tokens = _DEFAULT_NEW_TOKENS
-    return settings, (*stops, *options.stop)
+    stops = (*stops, *options.stop)
+    if "" in stops:
+        raise InputError(
+            "one of the texts that end an answer is empty, and would end each after its first token",
+            f"leave it out of --stop, or of stop_strings in {GENERATION_CONFIG}",
+        )
+    return settings, stops
 
 
 @contextmanager
@@ -431,18 +437,25 @@ def _followed(folder: CheckpointFolder) -> Iterator[None]:
             yield
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError, UserWarning) as error:
         raise InputError(
-            f"transformers cannot write as {GENERATION_CONFIG} in {folder.label} says: {first_line(error)}",
-            "correct that file, or pass other settings as options",
+            f"transformers cannot write as {GENERATION_CONFIG} in {folder.label}, or an option instead of it, says: "
+            f"{first_line(error)}",
+            "pass other settings as options, or correct that file",
         ) from error
     finally:
         logging.set_verbosity(verbosity)
 
 
 def writes_text(model_path: Path, options: GenerateOptions) -> bool:
-    """Whether text generation is requested: by a generation option, or by a model that does nothing else."""
-    return options.asks_for_text or any(
-        info.name == ENCODER_MASK for info in ModelFile.open(model_path).structure.inputs
-    )
+    """Whether text generation is requested: by a generation option, or by a model that does nothing else.
+
+    Raises:
+        InputError: an option requests it, and the model has no cache.
+    """
+    model = ModelFile.open(model_path)
+    if options.asks_for_text:
+        cache_of(model)
+        return True
+    return any(info.name == ENCODER_MASK for info in model.structure.inputs)
 
 
 @checked

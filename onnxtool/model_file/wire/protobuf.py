@@ -115,7 +115,9 @@ def opened(path: Path) -> Iterator[Data]:
     except FileNotFoundError:
         raise ModelFileError(f"no such model file: {path}", "check the path") from None
     except IsADirectoryError:
-        raise ModelFileError(f"{path} is a folder", "pass the .onnx file in it") from None
+        found = next(iter([*sorted(path.glob("*.onnx")), *sorted(path.glob("*/*.onnx"))]), None)
+        hint = "export it first, if it is a checkpoint: no .onnx file is in it" if found is None else f"pass {found}"
+        raise ModelFileError(f"{path} is a folder", hint) from None
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except ValueError:  # a path with a NUL in it
