@@ -153,7 +153,7 @@ class SplitEncoder:
         begins_inside = self.splits[number].begin > 0
         num_texts = self._num_texts.pop(number)
         self._begun.write_split(
-            number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.rejects)
+            number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.tag, end.rejects)
         )
 
     def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:

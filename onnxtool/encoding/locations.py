@@ -111,7 +111,7 @@ def parse_location(value: AnyLocation) -> Location:
         raise InputError(
             f"the address {address} contains credentials or a query, which manifests and logs would show",
             "leave them out; credentials are read from the environment, such as AWS_ACCESS_KEY_ID or "
-            "FSSPEC_SFTP_USERNAME",
+            "FSSPEC_SFTP_USERNAME, and files whose names have ? or # are read by the address of their folder",
         )
     _require_known(scheme, address)
     key = parts.path.removeprefix("/").removesuffix("/")

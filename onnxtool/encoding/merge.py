@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
             remove_records(folder)
             return _report(folder, merged)
         return _unmerged(folder, run, problems)
+    _require_one_version(splits)
     repeated = find_repeated([written.texts for written in shards.values()])
     names, lines_before = [*shards], _lines_before(splits)
     if strict and repeated:
@@ -173,6 +175,15 @@ def _read(
                 records.forget(number, [])
     splits = [split for split in found if not isinstance(split, str)]
     return splits, shards, dict(sorted(problems.items()))
+
+
+def _require_one_version(splits: Sequence[SplitRecord]) -> None:
+    """Refuse ranges of a file that was replaced between them, by one of the same size."""
+    for number, (one, other) in enumerate(pairwise(splits), start=1):
+        if other.begins_inside and one.tag and other.tag and one.tag != other.tag:
+            raise InputError(
+                f"splits {number - 1} and {number} were read from different versions of a file", START_AGAIN
+            )
 
 
 def _lines_before(splits: Sequence[SplitRecord]) -> list[int]:

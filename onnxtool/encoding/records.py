@@ -115,12 +115,14 @@ class SplitRecord(NamedTuple):
         begins_inside: whether it is a range that starts inside a file, so that its lines are counted from the end of
             the previous split.
         rejects: lines without a text.
+        tag: tells its last file from another version, in a store; otherwise empty.
     """
 
     num_shards: int
     num_texts: int
     num_lines: int
     begins_inside: bool
+    tag: str
     rejects: tuple[Reject, ...]
 
 

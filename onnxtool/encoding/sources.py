@@ -50,6 +50,7 @@ class Source:
         name: name relative to the corpus, used for rejected lines and ids of plain text.
         names_ids: whether ids of plain text start with the name, because there are several files.
         is_picture: whether the file itself is one document, named after it.
+        seen: its size and time when it was found; None if not known.
     """
 
     path: Location
@@ -57,6 +58,7 @@ class Source:
     size_bytes: int
     names_ids: bool
     is_picture: bool = False
+    seen: Entry | None = None
 
     @property
     def is_packed(self) -> bool:
@@ -160,7 +162,9 @@ def find_sources(corpus: Location) -> tuple[tuple[Source, ...], tuple[str, ...]]
         names = [name for name in found if alone or name.lower().endswith(SUFFIXES)]
         several = len(names) > 1
         sources = tuple(
-            Source(corpus if alone else corpus / name, name, found[name].size_bytes, names_ids=several)
+            Source(
+                corpus if alone else corpus / name, name, found[name].size_bytes, names_ids=several, seen=found[name]
+            )
             for name in names
         )
     except FileNotFoundError:
@@ -237,6 +241,7 @@ class SourceReader:
     Attributes:
         read_bytes: bytes read of all files, by their sizes on disk, or of the range.
         num_lines: lines, or rows, read of the last file.
+        tag: tells the last file from another version, in a store; otherwise empty.
     """
 
     def __init__(
@@ -245,6 +250,7 @@ class SourceReader:
         self._sources = sources
         self._begin, self._end, self._lines_before = begin, end, lines_before
         self.read_bytes = self.num_lines = 0
+        self.tag = ""
 
     def __iter__(self) -> Iterator[Document | Reject]:
         """Yield the result of each line, in order, skipping blank lines.
@@ -261,17 +267,20 @@ class SourceReader:
             if source.is_picture:
                 yield _picture(source)
             else:
+                # A store's listing may round times, and tag files differently from the answer for one.
+                first = source.seen if isinstance(source.path, Path) and source.seen else entry(source.path)
                 for number, line, read_bytes in _lines(source, self._begin, self._end):
                     self.read_bytes, self.num_lines = before + read_bytes - self._begin, number
                     found = _document(source, number, self._lines_before, line)
                     if found is not None:
                         yield found
                 now = entry(source.path)
-                if now is None or now.size_bytes != source.size_bytes:
+                if now is None or now != first or now.size_bytes != source.size_bytes:
                     raise InputError(
-                        f"{source.path} had {source.size_bytes} bytes, and has {now.size_bytes if now else 'none'} now",
+                        f"{source.path} has changed while it was read",
                         f"let nothing write into the collection while it is read, and {START_AGAIN}",
                     )
+                self.tag = now.tag
             before += source.size_bytes
             self.read_bytes = (before if self._end is None else self._end) - self._begin
 

@@ -106,10 +106,12 @@ class SplitEnd(NamedTuple):
         num_shards: number of shards.
         num_lines: lines, or rows, of its last file that belong to this split.
         rejects: lines without a text; in a range of a file, counted from its start.
+        tag: as in SourceReader.
     """
 
     num_shards: int
     num_lines: int
+    tag: str
     rejects: tuple[Reject, ...]
 
 
@@ -184,7 +186,7 @@ class SplitWindows:
                 yield window
             if not found:
                 break
-        end = SplitEnd(number, self._reader.num_lines, tuple(self._rejects))
+        end = SplitEnd(number, self._reader.num_lines, self._reader.tag, tuple(self._rejects))
         yield Window((), name, "", self._newly_read(), end=end)
 
     def _texts(self) -> Iterator[Document]:

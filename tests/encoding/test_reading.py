@@ -74,7 +74,12 @@ def test_a_file_that_grows_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     next(lines)
     with path.open("a") as file:
         file.write('{"id": "d2"')
-    with pytest.raises(InputError, match=r"corpus\.jsonl had \d+ bytes, and has \d+ now"):
+    with pytest.raises(InputError, match=r"corpus\.jsonl has changed while it was read"):
+        list(lines)
+    lines = iter(SourceReader(find_sources(path)[0]))
+    next(lines)
+    path.write_bytes(path.read_bytes().replace(b"cat", b"cow"))
+    with pytest.raises(InputError, match="has changed while it was read"):
         list(lines)
 
 

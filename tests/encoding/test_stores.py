@@ -269,6 +269,18 @@ def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) 
     assert store.outcome("vectors") == expected
 
 
+@each_store
+def test_parts_of_two_versions_of_a_file_are_not_merged(store: Store, tmp_path: Path) -> None:
+    """Of the same size: a store tells them apart."""
+    model, texts = dense_model(tmp_path), make_texts(120)
+    options = replace(OPTIONS, split_bytes=2000)
+    for number, written in enumerate((texts, texts[::-1]), start=1):
+        place = store.put("corpus.jsonl", write_corpus(tmp_path / "corpus.jsonl", written))
+        encode_part(model, place, f"{store.uri}/vectors", options, PartOptions(part=f"{number}/2"))
+    with pytest.raises(InputError, match="splits 1 and 2 were read from different versions of a file"):
+        merge_parts(f"{store.uri}/vectors")
+
+
 def test_a_record_that_the_same_command_elsewhere_dropped_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
