@@ -25,7 +25,7 @@ from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, run_referen
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import Session, open_session
 
-_NONE, _NOT_VERIFIED, _VERIFIED = "none", "not verified", "verified"
+_NONE, _NOT_VERIFIED, _REFUSED, _VERIFIED = "none", "not verified", "refused", "verified"
 
 
 @short_repr
@@ -36,7 +36,7 @@ class CheckReport:
     Attributes:
         problems: the problems found; empty if there are none.
         num_files: number of files compared with their digests.
-        signature: `verified`, `none`, or `not verified` if no public key was given.
+        signature: `verified`, `refused`, `none`, or `not verified` if no public key was given.
         verified: model files that were run again and compared, with the largest difference.
         alone: model files that were run but not compared, because their inputs or outputs have a consumer's format.
         uploaded: the URL of the commit that published it; empty if unpublished.
@@ -93,6 +93,7 @@ def check_release(
                 verify_signature(folder, public_key, identity=identity, issuer=issuer)
                 signature = _VERIFIED
             except OnnxtoolError as error:
+                signature = _REFUSED
                 problems.append(error.message)
     elif expected:
         problems.append(f"{folder} has no signature")

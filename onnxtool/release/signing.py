@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ SIGNATURE_NAME = "model.sig"
 
 _MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD_TYPE = "application/vnd.in-toto+json"
+_DIGESTS = re.compile(r": Expected \W*Digest\(.*")  # of model-signing's messages, as Python writes bytes
 _MAKE_KEY = "make one: openssl ecparam -name prime256v1 -genkey -noout -out release.key"
 _MAKE_PUBLIC = "make it from the private key: openssl ec -in release.key -pubout -out release.pub"
 # Errors that cryptography and model-signing raise for bad keys, tokens and signatures besides their own.
@@ -145,5 +147,5 @@ def _refused(what: str, hint: str) -> Iterator[None]:
     except InvalidSignature as error:
         raise InputError(f"{what}: it is not one by this key", hint) from error
     except (*_FAILURES, UnsupportedAlgorithm, SigstoreError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
+        reason = _DIGESTS.sub("", " ".join(str(error).split())) or type(error).__name__
         raise InputError(f"{what}: {reason[:300]}", hint) from error
