@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -76,6 +76,12 @@ class RowCounts:
 
 class RefusalError(Exception):
     """The reason why no row may be left out."""
+
+
+def kind_of(inputs: object) -> tuple[tuple[str, str], ...]:
+    """Return the names of inputs with their texts: a trainer of several losses chooses by a dataset's name."""
+    named = inputs if isinstance(inputs, Mapping) else {}
+    return tuple(sorted((str(name), value if isinstance(value, str) else "") for name, value in named.items()))
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from onnxtool.training.trainer.fewer_rows import (
     RefusalError,
     RowCounts,
     RowReport,
+    kind_of,
     state_restored,
 )
 from onnxtool.training.trainer.losses import Batch, ComputeLoss, predicts_next, without_adapters
@@ -206,7 +207,7 @@ class LabelSparsity:
 
     def _plan(self, compute_loss: ComputeLoss, inputs: Mapping[str, Any], num_items: torch.Tensor | None) -> Plan | str:
         """Return how to prune, or why all rows go through the head."""
-        key = (self._model.training, num_items is None, *sorted(inputs))
+        key = (self._model.training, num_items is None, kind_of(inputs))
         if key not in self._plans:
             self._plans[key] = plan = self._checked(compute_loss, inputs, num_items)
             if isinstance(plan, str):

@@ -23,6 +23,7 @@ from onnxtool.training.trainer.fewer_rows import (
     RefusalError,
     RowCounts,
     RowReport,
+    kind_of,
     state_restored,
 )
 from onnxtool.training.trainer.losses import Batch, ComputeLoss
@@ -108,7 +109,8 @@ class UnpaddingCheck:
         for region in self.regions:
             region.has_noise = has_noise
         try:
-            loss: Any = self.compute_loss(self.model, self.inputs, False, self.num_items)
+            inputs = dict(self.inputs) if isinstance(self.inputs, Mapping) else self.inputs  # a loss may take some out
+            loss: Any = self.compute_loss(self.model, inputs, False, self.num_items)
         except MODEL_ERRORS as error:
             raise RefusalError(f"the loss without padding fails: {first_line(error)}") from error
         finally:
@@ -186,7 +188,7 @@ class Unpadding:
         if not reason:
             is_dense = num_tokens > _DENSE_SHARE * num_rows
             plans = self._plans.setdefault(
-                (self._model.training, num_items is None, are_labels_pruned, _names(inputs)), {}
+                (self._model.training, num_items is None, are_labels_pruned, kind_of(inputs)), {}
             )
             sides = {side for mask in masks if (side := _side(mask)) is not None}
             known = [plans[side] for side in sides or plans if side in plans]
@@ -253,10 +255,6 @@ def _texts(inputs: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     elif isinstance(inputs, list | tuple):
         for value in inputs:
             yield from _texts(value)
-
-
-def _names(inputs: Any) -> tuple[str, ...]:
-    return tuple(sorted(inputs)) if isinstance(inputs, Mapping) else ()
 
 
 def _side(mask: torch.Tensor) -> str | None:

@@ -221,6 +221,25 @@ def test_every_pooling_of_tokens_is_known_by_its_independence(read: Any) -> None
     assert rows.report().num_pruned_batches == 1, str(rows.report())
 
 
+def test_each_of_several_losses_is_checked() -> None:
+    """The trainer of sentence-transformers takes the name of the data out of the batch, and its loss by that."""
+    model, batch = model_of("bert"), ragged()
+    losses: dict[str, Any] = {"first": lambda states: states[:, 0].cos().sum(), "mean": lambda states: states.mean()}
+
+    def loss(model: Any, inputs: Any, _return_outputs: bool, _num_items: Any) -> torch.Tensor:
+        return losses[inputs.pop("dataset_name")](hidden(model, inputs))
+
+    rows = Unpadding(model)
+    for name in losses:
+        named = {**batch, "dataset_name": name}
+        require_same_step(
+            step_of(functools.partial(unpadded_loss, model, rows, dict(named), loss), model),
+            step_of(functools.partial(loss, model, dict(named), False, None), model),
+        )
+    assert rows.report().num_pruned_batches == 1
+    assert rows.report().reasons == (("the loss depends on the rows of padding", 1),)
+
+
 class AcrossRows(torch.nn.Module):
     """A layer's part that does not compute each row by itself."""
 
