@@ -234,9 +234,8 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
     inputs, stamp = model.structure.inputs, InputStamp.read(model)
     if stamp is not None and stamp.cases and not options.input_shapes:
         length = stamp.fixed_length(inputs)
-        if length is None or options.sequence_lengths != DEFAULT_LENGTHS:
-            return options
-        return replace(options, sequence_lengths=(length,))
+        lengths = _sizes(model, "--sequence_length", length, options.sequence_lengths, DEFAULT_LENGTHS)
+        return replace(options, sequence_lengths=lengths)
     fixed = FixedSizes.of(shaped(inputs, options.given.shapes))
     batches = _sizes(model, "--batch_size", fixed.batch_size, options.batch_sizes, DEFAULT_BATCH_SIZES)
     lengths = _sizes(model, "--sequence_length", fixed.sequence_length, options.sequence_lengths, DEFAULT_LENGTHS)

@@ -63,6 +63,10 @@ def read_picture(path: Path) -> Image:
                 return upright
     except FileNotFoundError:
         raise InputError(f"no such image: {path}", "check the path") from None
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a folder", "pass it with --input") from error
+    except PermissionError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", "check its permissions") from error
     except InputError:
         raise
     except Exception as error:  # decoders raise arbitrary errors on damaged files

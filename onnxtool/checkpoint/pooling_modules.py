@@ -74,6 +74,9 @@ class Pooling(PoolingModule):
     @classmethod
     def read(cls, stored: StoredModule) -> Pooling:
         """Read the modes, in the notation of any version; the default is the mean."""
+        name = stored.file("config.json")
+        if stored.folder and not stored.settings and stored.files.locate(name) is None:
+            raise stored.files.malformed(name, "it is missing or unreadable, and says how states are pooled")
         modes = _stated_modes(stored.settings)
         unknown = [mode for mode in modes if mode not in POOLING_MODES]
         if unknown:

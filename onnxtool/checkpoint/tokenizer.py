@@ -64,6 +64,8 @@ class TextTokenizer:
         self._path = folder.locate(TOKENIZER_NAME) or folder.path / TOKENIZER_NAME
         try:
             stored = read_text(self._path)
+        except PermissionError as error:
+            raise InputError(f"cannot read {self._path}: {error.strerror}", "check its permissions") from error
         except (OSError, UnicodeDecodeError) as error:
             raise self._unreadable(first_line(error)) from error
         content = stored if effective is None or effective.content is None else effective.content

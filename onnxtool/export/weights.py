@@ -11,6 +11,8 @@ with 5.23.
 from __future__ import annotations
 
 import copy
+import errno
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -471,6 +473,8 @@ def _numbered_lists(name: str) -> Iterator[str]:
 def _header(path: Path, label: str) -> Iterator[StoredTensor]:
     from safetensors import SafetensorError, safe_open
 
+    if not os.access(path, os.R_OK):  # which safetensors reports as a file that is not there
+        raise CheckpointError(f"cannot read {path}: {os.strerror(errno.EACCES)}", "check its permissions")
     try:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118  not a mapping

@@ -264,6 +264,9 @@ def _check_free(output: Path, *, force: bool) -> None:
         )
     if exists and not force:
         raise _output_exists(output)
+    folder = next(parent for parent in target.absolute().parents if parent.exists())
+    if not os.access(folder, os.W_OK):
+        raise _output_write_error(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder)))
 
 
 def check_model_output(output: Path, *, force: bool) -> None:
@@ -444,10 +447,10 @@ def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
         free = shutil.disk_usage(folder).free
         return OutputWriteError(
             f"no space to write {output}: {error.strerror} ({free / 1e6:.0f} MB free)",
-            "free some space or pass an --output on another disk; nothing was changed",
+            "free some space or pass a path on another disk; nothing was changed",
         )
     place = os.fspath(error.filename) if error.filename else str(output)
     return OutputWriteError(
         f"cannot write {output}: {error.strerror} ({place})",
-        "pass an --output in a folder that you can write to",
+        "pass a path in a folder that you can write to",
     )

@@ -30,6 +30,7 @@ _OTHER_INPUTS = {
     "image_": "what belongs to an image",
     "bbox": "the places of words on a page",
 }
+_WITHOUT = "for texts (--task feature-extraction keeps an encoder)"
 
 
 def text_feeds(model: ModelFile, arrays: Mapping[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
@@ -93,10 +94,11 @@ def _require_dtype(info: TensorInfo) -> None:
 
 
 def _unknown(info: TensorInfo, arrays: Mapping[str, NDArray[np.int64]]) -> InputError:
+    is_writer = info.name.startswith("decoder_")
+    way = "to write (--task text2text-generation-with-past)" if is_writer else _WITHOUT
     what = next((what for start, what in _OTHER_INPUTS.items() if info.name.startswith(start)), "")
     return InputError(
         f"the model has the input {info.name}, which no tokenizer gives ({', '.join(arrays)})"
         + (f": {what}" if what else ""),
-        "export the model for texts (--task feature-extraction keeps an encoder), or run it with "
-        "onnxtool.open_session and inputs of your own",
+        f"export the model {way}, or run it with onnxtool.open_session and inputs of your own",
     )

@@ -42,6 +42,8 @@ def saved(
     listed = [{"path": "", "type": first}]
     for place, kind in enumerate(pooling, start=1):
         listed.append({"path": f"{place}_{kind}", "type": f"sentence_transformers.models.{kind}"})
+        (folder / f"{place}_{kind}").mkdir(exist_ok=True)
+        (folder / f"{place}_{kind}" / "config.json").write_text("{}")
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "sentence_bert_config.json").write_text(json.dumps(transformer or {}))
     (folder / "config_sentence_transformers.json").write_text(json.dumps(encoder or {}))

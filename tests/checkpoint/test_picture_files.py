@@ -35,7 +35,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "program.eps": (lambda path: path.write_bytes(_EPS), "cannot identify image file"),
     "large.png": (lambda path: _bomb(path, 12_000), "an image of 12000 x 12000 pixels, more than"),
     "bomb.png": (lambda path: _bomb(path, 100_000), "could be decompression bomb"),
-    "folder.png": (lambda path: path.mkdir(), "Is a directory"),
+    "folder.png": (lambda path: path.mkdir(), r"folder\.png is a folder"),
     "missing.png": (lambda path: None, "no such image"),
     "name\0.png": (lambda path: None, "embedded null byte"),
 }

@@ -363,6 +363,13 @@ def test_an_unknown_splade_pooling_is_refused(tmp_path: Path, settings: dict[str
         read_pooling_modules(written(tmp_path, ("SpladePooling", settings)).sentence_modules, SpladePooling)
 
 
+def test_a_pooling_whose_file_is_missing_is_refused(tmp_path: Path) -> None:
+    """A checkpoint that was copied in part would be pooled by the mean, whatever it was trained with."""
+    stored = StoredModule("Pooling", "1_Pooling", {}, CheckpointFolder(tmp_path))
+    with pytest.raises(InputError, match=r"1_Pooling/config\.json is malformed: it is missing or unreadable"):
+        Pooling.read(stored)
+
+
 def test_modules_for_training_and_of_transformers_of_any_kind_are_passed_over(tmp_path: Path) -> None:
     """MLMTransformer is the Transformer of older sparse encoders."""
     folder = written(tmp_path, ("SpladePooling", {}), ("Dropout", {}), ("Normalize", {}))

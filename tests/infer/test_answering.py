@@ -156,6 +156,10 @@ def _watch_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 def test_an_input_that_no_tokenizer_gives_is_refused(tmp_path: Path) -> None:
     """It is named, with those that a tokenizer has."""
+    writer = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "decoder_input_ids"))
+    with pytest.raises(InputError, match="has the input decoder_input_ids") as caught:
+        infer(write_model(tmp_path, writer), ["red cat"])
+    assert "--task text2text-generation-with-past" in caught.value.hint
     model = model_for("fill-mask", table(V, V), "logits", inputs=("input_ids", "pixel_values"))
     with pytest.raises(InputError, match="has the input pixel_values, which no tokenizer gives"):
         infer(write_model(tmp_path, model), ["red cat"])

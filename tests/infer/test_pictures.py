@@ -21,6 +21,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.checkpoint.limits import graph_limit
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, TASK_OF_PICTURES
 from onnxtool.encoding import CorpusOptions, encode_corpus
@@ -103,6 +104,8 @@ def test_the_picture_side_takes_pixels_alone(clip: Clip) -> None:
     ]
     assert report.head == "embedding"
     assert any("as the model's own forward compares them" in note for note in report.notes)
+    with pytest.raises(InputError, match="fixed to --sequence_length 1; 8 was asked for"):
+        benchmark(clip.images, BenchmarkOptions(batch_sizes=(1,), sequence_lengths=(8,), runs=1))
     names = [weight.name for weight in onnx.load(clip.images).graph.initializer]
     assert not any("text" in name for name in names)
 
@@ -453,5 +456,5 @@ def test_queries_of_another_processor_are_refused(colpali: ColPali, clip: Clip, 
     )
     with pytest.raises(InputError, match="names the processor 'NeoMMEProcessor'"):
         run_texts(options)
-    with pytest.raises(InputError, match="does not describe a late-interaction encoder"):
+    with pytest.raises(InputError, match="are a page retriever's, whose texts are queries for images"):
         load(colpali.queries)

@@ -105,6 +105,16 @@ def test_an_output_that_exists_needs_force(tmp_path: Path) -> None:
     assert output.read_text() == "new"
 
 
+def test_an_output_in_a_folder_without_permission_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than after an hour of it."""
+    monkeypatch.setattr(os, "access", lambda path, mode: (Path(path), mode) != (tmp_path, os.W_OK))
+    for output in (tmp_path / "report.json", tmp_path / "new" / "report.json"):
+        with pytest.raises(OutputWriteError, match="Permission denied"):
+            check_writable(output, force=True)
+
+
 def test_a_sidecar_file_of_other_content_needs_force(tmp_path: Path) -> None:
     """A sidecar file that is there with the same content is no conflict, one with other content is."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.limits import EncodedText, Limit
+from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
 from onnxtool.checkpoint.pooling_module import PoolingModule
 from onnxtool.checkpoint.pooling_modules import apply_all
 from onnxtool.checkpoint.sentence_modules import TOKENS
@@ -60,6 +61,11 @@ class TokensOfTexts(VectorHead[TokenVectors]):
         """
         modules = folder.sentence_modules
         if not modules.is_late_interaction:
+            if any(folder.file_at(name) for name in PROCESSOR_NAMES):
+                raise InputError(
+                    f"the files in {folder.path} are a page retriever's, whose texts are queries for images",
+                    "pass the model of images, with --input, --query and this model as --text_model",
+                )
             raise InputError(
                 f"{folder.path} does not describe a late-interaction encoder",
                 "the files beside the model belong to another one; pass --model_name with the right folder",
