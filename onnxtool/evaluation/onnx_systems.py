@@ -96,7 +96,8 @@ class OnnxVectors(VectorSystem):
                 again = replace(corpus_options, force=True)
                 report = encode_corpus(self._path, collection.corpus, folder, again)
         except (OutputExistsError, OutputWriteError) as error:
-            raise type(error)(error.message, "pass another --cache, or wait for the run that writes there") from error
+            way = "wait for the run that writes there" if isinstance(error, OutputExistsError) else "make room there"
+            raise type(error)(error.message, f"pass another --cache, or {way}") from error
         rejects.update(report.rejects)
         if report.num_passages:
             self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"

@@ -285,7 +285,7 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--measure", "Recall@2000"), 1, "Recall@2000 is not known of the 1000 best documents"),
         (("--keep_special",), 1, "--keep_special was passed, which changes nothing"),
         (("--num_candidates", "100"), 1, "--num_candidates was passed, which changes nothing"),
-        (("--cache", "/dev/null/x"), 1, "pass another --cache"),
+        (("--cache", "/dev/null/x"), 1, "pass another --cache, or make room"),
     ],
 )
 def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, ...], code: int, message: str) -> None:
