@@ -29,15 +29,15 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from onnxtool.runtime.timing import interval_of_median
 from onnxtool.training import OrtTrainer
+from tests.training.trainer.trainers import losses_of
+from tests.training.trainer.word_texts import arguments, tokenizer
 
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORDS = tuple(f"w{number}" for number in range(995))
+WORDS, LONGEST = tuple(f"w{number}" for number in range(995)), 64
 TOLERANCE = 1e-5  # relative, of the losses of 50 steps
 MEASURED = 24  # first steps, which compile, and are measured by OrtTrainer itself
 
@@ -58,17 +58,6 @@ class Sizes:
         return kind(kind.config_class(vocab_size=1000, **sizes, **settings))
 
 
-def tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """A word is a token."""
-    vocabulary = {word: index for index, word in enumerate(SPECIAL + WORDS)}
-    words = Tokenizer(WordLevel(vocabulary, unk_token=SPECIAL[1]))
-    words.pre_tokenizer = Whitespace()
-    special = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=64, eos_token=SPECIAL[3], **special
-    )
-
-
 def texts(seed: int) -> list[str]:
     """Return 256 texts of 20 to 40 words."""
     draw = random.Random(seed)  # noqa: S311 - no secret
@@ -79,23 +68,8 @@ def bert(head: type[Any], sizes: Sizes, folder: Path) -> str:
     """Save a BERT with this head and its tokenizer, and return the folder."""
     rates = {"hidden_dropout_prob": sizes.dropout, "attention_probs_dropout_prob": sizes.dropout}
     sizes.of(head, max_position_embeddings=64, **rates).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tokenizer(WORDS, LONGEST).save_pretrained(folder)
     return str(folder)
-
-
-def arguments(steps: int, folder: str) -> dict[str, Any]:
-    """Return what is the same for the arguments of every trainer."""
-    return {
-        "output_dir": folder,
-        "max_steps": steps,
-        "per_device_train_batch_size": 8,
-        "logging_steps": 1,
-        "report_to": [],
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "learning_rate": 1e-4,
-    }
 
 
 class StepTimes(transformers.TrainerCallback):  # type: ignore[misc]  # transformers is not followed here
@@ -162,7 +136,7 @@ def supervised(sizes: Sizes, shared: dict[str, Any], _folder: Path, *, lora: boo
         "model": llama(sizes),
         "args": SFTConfig(**shared, **of_config, bf16=False, activation_checkpointing=False),
         "train_dataset": Dataset.from_dict({"text": texts(3)}),
-        "processing_class": tokenizer(),
+        "processing_class": tokenizer(WORDS, LONGEST),
         "peft_config": low_rank("CAUSAL_LM", ["q_proj", "v_proj"], sizes) if lora else None,
     }
 
@@ -180,7 +154,7 @@ def adapters(sizes: Sizes, shared: dict[str, Any], folder: Path) -> Made:
 
     kind = transformers.BertForSequenceClassification
     model = kind.from_pretrained(bert(kind, sizes, folder))
-    tokens = tokenizer()(texts(4), padding=True)["input_ids"]
+    tokens = tokenizer(WORDS, LONGEST)(texts(4), padding=True)["input_ids"]
     rows = [{"input_ids": row, "attention_mask": [int(i != 0) for i in row], "labels": row[0] % 2} for row in tokens]
     torch.manual_seed(1)
     model = get_peft_model(model, low_rank("SEQ_CLS", ["query", "value"], sizes))
@@ -193,7 +167,7 @@ def packed(sizes: Sizes, shared: dict[str, Any], _folder: Path) -> Made:
     return transformers.Trainer, {
         "model": llama(sizes),
         "args": transformers.TrainingArguments(**shared),
-        "train_dataset": Dataset.from_dict({"input_ids": tokenizer()(texts(5))["input_ids"]}),
+        "train_dataset": Dataset.from_dict({"input_ids": tokenizer(WORDS, LONGEST)(texts(5))["input_ids"]}),
         "data_collator": transformers.DataCollatorWithFlattening(),
     }
 
@@ -215,18 +189,14 @@ def run(make: Make, mixin: type[Any] | None, sizes: Sizes, steps: int) -> tuple[
     """Return the trainer after its steps, and the seconds of each."""
     torch._dynamo.reset()  # noqa: SLF001 - public by its documentation
     with tempfile.TemporaryDirectory() as folder:
-        library, made = make(sizes, arguments(steps, folder), Path(folder))
+        settings = {"max_steps": steps, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
+        library, made = make(sizes, arguments(Path(folder), **settings), Path(folder))
         trainer = library(**made) if mixin is None else type("Ort", (mixin, library), {})(**made, dynamic=True)
         trainer.remove_callback(transformers.PrinterCallback)
         clock = StepTimes()
         trainer.add_callback(clock)
         trainer.train()
         return trainer, [end - begin for begin, end in zip(*[iter(clock.times)] * 2, strict=True)][MEASURED:]
-
-
-def losses_of(trainer: Any) -> list[float]:
-    """Return the loss of each step."""
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def largest_difference(losses: list[float], others: list[float]) -> float:

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile.running import Ended, run_command
 from tests.hostile.surroundings import ENCODER, KINDS
 from tests.workshop import Workshop
-
-from fuzz_models import Ended, run_command  # isort: skip  scripts/ is on the path from tests.workshop on
 
 CASES = [
     ("tokenizer", 1),

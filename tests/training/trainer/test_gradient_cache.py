@@ -15,7 +15,8 @@ from onnxtool.training import OrtTrainer
 from onnxtool.training.trainer.gradient_cache import GradientCache
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
-from tests.training.trainer.test_library_trainers import SIZES, WORDS, arguments, figures_of, require_same, tokenizer
+from tests.training.trainer.test_library_trainers import SIZES, figures_of, require_same
+from tests.training.trainer.word_texts import WORDS, arguments, tokenizer
 
 ROWS, SIZE = 8, 3  # the last mini-batch has two rows
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-6, 1e-5

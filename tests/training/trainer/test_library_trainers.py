@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,10 @@ from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 from onnxtool.training.trainer.ort_trainer import ChangingNumbers, WholeTexts
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
+from tests.training.trainer.word_texts import arguments, texts, tokenizer
 
 TOLERANCE = 1e-5
 """Relative; float32 sums in another order."""
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORDS = tuple(f"w{number}" for number in range(95))
 
 
 class Weighted(torch.nn.Module):
@@ -66,30 +64,6 @@ def test_numbers_of_the_model_and_of_no_loss_stay() -> None:
     assert isinstance(loss.weight, float)
     with ChangingNumbers(None, dropout).as_tensors():
         pass
-
-
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import Whitespace
-
-    words = Tokenizer(WordLevel({word: index for index, word in enumerate(SPECIAL + WORDS)}, unk_token=SPECIAL[1]))
-    words.pre_tokenizer = Whitespace()
-    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-    special = dict(zip(names, SPECIAL, strict=True))
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=words, model_max_length=16, eos_token=SPECIAL[3], **special
-    )
-
-
-def texts(seed: int) -> list[str]:
-    draw = random.Random(seed)  # noqa: S311 - no secret
-    return [" ".join(draw.choices(WORDS, k=(8, 4)[number % 2])) for number in range(16)]
-
-
-def arguments(folder: Path) -> dict[str, Any]:
-    quiet = {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True}
-    return {**quiet, "max_steps": 3, "per_device_train_batch_size": 4, "logging_steps": 1, "learning_rate": 1e-3}
 
 
 SIZES: dict[str, Any] = {
