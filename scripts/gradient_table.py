@@ -3,7 +3,8 @@
     python scripts/gradient_table.py
 
 The errors are of float32 on two threads of the installed onnxruntime against PyTorch's autograd in float64, relative to
-the largest element of a gradient. All else follows from the tables of rules and of test cases, and a test compares it.
+the largest element of a gradient. The other cells follow from the tables of rules and of test cases, and a test
+compares them; the prose stands in the page alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+from harness.pages import replace, replace_rows
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -26,73 +28,43 @@ from tests.autodiff.cases import CASES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "gradients.md"
 _LOWEST_OPSET = 18
-_INTRODUCTION = """# Operators that have a gradient
-
-Written by `python scripts/gradient_table.py`. Every row is tested: float32 in onnxruntime on two threads against
-PyTorch's autograd in float64, with fixed and, where possible, dynamic axes; and, if onnx.reference computes the
-operator, float64 against finite differences of the forward graph (slopes). Errors are for float32 against PyTorch,
-relative to the largest element of a gradient or to one, on {machine}.
-
-Operators without a rule use the gradient of the function that defines them in ONNX, and so do operators whose rule
-does not cover an input or output, such as the second output of a loss. `If`, `Loop` and `Scan` have the gradients of
-their bodies: those of the branch taken, and those of all steps, whose states must keep their shape. Everything that is
-not in this table has none: the error lists all such nodes of a model, and the parameters to freeze to avoid them.
-`python scripts/check_gradients.py` compares the gradients of the onnx package's own test cases with finite differences.
-
-| operator | from opset | by its inputs | gradient from | tested against | cases | largest error |
-|---|---|---|---|---|---|---|
-"""
-_NETWORKS = """
-## Networks
-
-Small networks with random weights, as torch.onnx exports them. Each error is the largest over all parameters, compared
-with PyTorch in float64 and relative to the network's largest gradient. A test allows each parameter three times
-PyTorch's error.
-
-| network | parameters | error of the gradient graph | error of PyTorch in float32 |
-|---|---|---|---|
-"""
-_STOPS = """
-No gradient passes through {stops}: their derivative is zero, or they only take a shape, dtype or position.
-The same holds for integers and booleans, such as the results of `Cast` and comparisons and the indices of `TopK`.
-Quantized numbers are an exception. The gradient passes straight through QuantizeLinear and DequantizeLinear, which
-together act as fake quantization; any other consumer of the integers between them, such as `MatMulInteger`, is refused.
-"""
+_OPERATORS = ("operator", "from opset", "by its inputs", "gradient from", "tested against", "cases", "largest error")
+_NETWORKS = ("network", "parameters", "error of the gradient graph", "error of PyTorch in float32")
+_MACHINE, _STOPS = r"onnxruntime [\d.]+, CPU", r"(?<=^No gradient passes through ).*(?=: their)"
 
 
-def page(errors: Mapping[tuple[str, str], str], machine: str) -> str:
-    """Return the whole page.
+def page(errors: Mapping[tuple[str, str], str]) -> str:
+    """Return the whole page as it stands, with the operators of the rules and cases.
 
     Args:
         errors: the largest error of each operator, by domain and name.
-        machine: where they were measured.
     """
     operators = sorted({(case.domain, case.op_type) for case in CASES})
     rows = [_row(domain, op_type, errors.get((domain, op_type), "")) for domain, op_type in operators]
     whole = sorted(op_type for (_, op_type), inputs in NON_DIFFERENTIABLE.items() if inputs is ALL_INPUTS)
-    stops = ", ".join(f"`{op_type}`" for op_type in whole)
-    return _INTRODUCTION.format(machine=machine) + "".join(rows) + _STOPS.format(stops=stops)
+    text = replace_rows(PAGE.read_text(encoding="utf-8"), _OPERATORS, rows)
+    return replace(text, _STOPS, ", ".join(f"`{op_type}`" for op_type in whole))
 
 
-def measure_networks() -> str:
-    """Return a table of whole networks."""
+def measure_networks() -> list[tuple[str, str, str, str]]:
+    """Return the rows of whole networks."""
     rows = []
     for name in networks.NETWORKS:
         network = networks.make_network(name)
         errors = networks.measure(network, networks.exported(network)).values()
         ours, theirs = max(one.ours for one in errors), max(one.theirs for one in errors)
-        rows.append(f"| {name} | {len(errors)} | {_rounded_up(ours)} | {_rounded_up(theirs)} |\n")
-        print(rows[-1], end="", flush=True)
-    return _NETWORKS + "".join(rows)
+        rows.append((name, str(len(errors)), _rounded_up(ours), _rounded_up(theirs)))
+        print(*rows[-1], flush=True)
+    return rows
 
 
-def _row(domain: str, op_type: str, error: str) -> str:
+def _row(domain: str, op_type: str, error: str) -> tuple[str, ...]:
     cases = [case for case in CASES if (case.domain, case.op_type) == (domain, op_type)]
     against = "PyTorch, slopes" if any(case.reference for case in cases) else "PyTorch"
     source = "rule" if (domain, op_type) in RULES else "function"
     names = ", ".join(_names(domain, op_type))
     name = f"`{domain}.{op_type}`" if domain else f"`{op_type}`"
-    return f"| {name} | {_first_opset(domain, op_type)} | {names} | {source} | {against} | {len(cases)} | {error} |\n"
+    return name, _first_opset(domain, op_type), names, source, against, str(len(cases)), error
 
 
 def _first_opset(domain: str, op_type: str) -> str:
@@ -141,8 +113,9 @@ def _rounded_up(number: float) -> str:
 
 def main() -> None:
     """Measure, and write the page."""
-    tables = measure_networks()
-    PAGE.write_text(page(measure(), f"onnxruntime {onnxruntime.__version__}, CPU") + tables, encoding="utf-8")
+    networks_rows = measure_networks()
+    text = replace_rows(page(measure()), _NETWORKS, networks_rows)
+    PAGE.write_text(replace(text, _MACHINE, f"onnxruntime {onnxruntime.__version__}, CPU"), encoding="utf-8")
     print(f"wrote {PAGE}")
 
 

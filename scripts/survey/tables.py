@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import transformers
+from harness.pages import replace
 from zoo.tasks import TASKS, model_classes
 
 from survey.judging import PRECISIONS
 
-_INTRODUCTION = """# Coverage
-
-Every model type that transformers {version} lists for a task was tried as a tiny model with random weights. The command
-line exports it with its own verification enabled, and an independent program judges the result: PyTorch and onnxruntime
-on the same inputs, with several batches, lengths or sizes, padded on either side, within 1e-4 of the largest value.
-
-- *runnable*: a small model of the type can be built, saved, loaded, and run in PyTorch on its processor's output, and
-  two runs give the same result.
-- *right*: the file matches PyTorch on all cases; with an asterisk, with an axis that the export fixed and reported.
-- *refused*: an error, and no file. *wrong*: a file that differs, or that fails where PyTorch runs. *crashed*: an error
-  that is not onnxtool's, or a timeout or memory limit.
-- *fp32*, *int8*: the file after `onnxtool optimize` in that precision, compared with the exported file on the judge's
-  own inputs. The fp32 file must be within 1e-4 of the largest value; the int8 file must have a cosine of at least
-  0.97 on random ids. *refused*: no file. int8 is refused if the weights, which are random here, do not meet its error
-  bound. bf16, which another provider than the CPU's multiplies in, must have a cosine of at least 0.999. Two
-  numbers such as 1.90x, 1.02x are the times of the exported file on the CPU and on the provider, as ratios to that of
-  the optimized one on the provider.
-- *attention*: how many of the graph's attention blocks became a single operator in the optimized file, and how many
-  there are in total.
+# What the columns mean stands in the documentation, for the precisions of its table.
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "coverage.md"
+_OTHERS = """
+bf16, which another provider than the CPU's multiplies in, must have a cosine of at least 0.999. Two numbers such as
+1.90x, 1.02x are the times of the exported file on the CPU and on the provider, as ratios to that of the optimized one
+on the provider.
 """
 _VERDICTS = ("right", "refused", "wrong", "crashed")
 Results = Mapping[str, Mapping[str, Any]]
@@ -52,8 +41,9 @@ def render(results: Results) -> str:
         summary.append([*counts, _share(right, len(tried))])
         optimized.append(_optimized(task.name, types, precisions))
     columns = [f"{precision}: tried | right | refused | wrong | crashed | right %" for precision in precisions]
+    introduction = _PAGE.read_text(encoding="utf-8").partition("\n| task")[0]
     parts = [
-        _INTRODUCTION.format(version=transformers.__version__),
+        replace(introduction, r"(?<= that transformers )\S+(?= lists)", transformers.__version__) + _OTHERS,
         _table(
             "task | types | tried | runnable | right | of them fixed | refused | wrong | crashed | right %", summary
         ),

@@ -29,9 +29,8 @@ _ERROR = re.compile(r" (0|\d+e-\d+) \|$", re.MULTILINE)
 def test_the_page_is_up_to_date() -> None:
     """All but the errors, which are measured: python scripts/gradient_table.py writes it anew."""
     text = gradient_table.PAGE.read_text(encoding="utf-8")
-    machine = re.search(r"on (onnxruntime [\d.]+, CPU)", text)
-    assert machine is not None
-    assert _ERROR.sub("  |", text.partition(_NETWORKS)[0]) == gradient_table.page({}, machine[1])
+    operators, found, networks = text.partition(_NETWORKS)
+    assert _ERROR.sub("  |", operators) + found + networks == gradient_table.page({})
 
 
 def test_every_network_is_there() -> None:
