@@ -234,6 +234,9 @@ def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:
     inputs, stamp = model.structure.inputs, InputStamp.read(model)
     if stamp is not None and stamp.cases and not options.input_shapes:
         length = stamp.fixed_length(inputs)
+        is_fixed = all(isinstance(size, int) for info in inputs for size in info.shape[1:])
+        if length is None or (not is_fixed and options.sequence_lengths != DEFAULT_LENGTHS):
+            return options
         lengths = _sizes(model, "--sequence_length", length, options.sequence_lengths, DEFAULT_LENGTHS)
         return replace(options, sequence_lengths=lengths)
     fixed = FixedSizes.of(shaped(inputs, options.given.shapes))

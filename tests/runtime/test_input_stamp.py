@@ -166,6 +166,8 @@ def test_optimize_and_benchmark_make_pictures_of_a_size_that_the_model_takes(tmp
     assert [case.inputs["pixel_values"] for case in report.verification.cases] == [(1, 3, 32, 32), (2, 3, 32, 64)]
     timed = benchmark(path, BenchmarkOptions(runs=1, warmup=0, batch_sizes=(1, 3)))
     assert [(result.batch_size, result.sequence_length) for result in timed.results] == [(1, 1), (3, 1)]
+    larger = benchmark(path, BenchmarkOptions(runs=1, warmup=0, batch_sizes=(1,), sequence_lengths=(64,)))
+    assert [(result.batch_size, result.sequence_length) for result in larger.results] == [(1, 64)]
     unstamped = optimize_model(OptimizeOptions(_pictures(tmp_path / "plain.onnx"))).verification
     assert unstamped is not None
     assert unstamped.refused
