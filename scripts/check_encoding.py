@@ -10,7 +10,6 @@ and run again until they end: workers and drivers by SIGKILL, on a disk and in a
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import random
@@ -30,7 +29,10 @@ from bench_infer import make_minilm
 from documentation_texts import documentation_texts
 from harness.machine import describe_machine
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.encoding.corpora import contents_of, write_lines
+
 KINDS = ("jsonl", "jsonl.gz", "parquet", "txt")
 SHARD = 50
 SPLIT = 20_000  # bytes
@@ -44,16 +46,10 @@ def write(folder: Path, kind: str, texts: list[str]) -> Path:
     path = folder / f"corpus.{kind}"
     rows = [{"id": f"d{place}", "contents": text} for place, text in enumerate(texts)]
     rows.insert(len(rows) // 2, {"id": "d3", "contents": "again"})
-    if kind == "parquet":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=70)
-    elif kind == "txt":
+    if kind == "txt":
         path.write_text("\n".join(" ".join(text.split()) for text in texts), encoding="utf-8")
     else:
-        content = "".join(json.dumps(row) + "\n" for row in rows).encode() + b"{\n"
-        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+        write_lines(path, [*map(json.dumps, rows), "{", ""], rows_of_group=70)
     return path
 
 
@@ -61,13 +57,6 @@ def run(*arguments: str, environment: dict[str, str] | None = None) -> None:
     """Run a command to its end."""
     command = [*COMMAND, *arguments, "--quiet"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **(environment or {})})
-
-
-def files_of(folder: Path) -> Files:
-    """Return the vectors, the manifest and the rejected lines."""
-    beside = [folder.with_name(f"{folder.name}.{end}") for end in ("manifest.json", "rejects.jsonl")]
-    found = {path.name.removeprefix(folder.name): path.read_bytes() for path in beside if path.exists()}
-    return found | {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def what(model: Path, corpus: Path | str, output: Path | str) -> tuple[str, ...]:
@@ -116,7 +105,7 @@ def check_ways(folder: Path, model: Path, texts: list[str]) -> int:
         corpus, output = write(folder, kind, texts), folder / "whole" / "vectors"
         output.parent.mkdir(exist_ok=True)
         run("infer", *what(model, corpus, output), "--force")
-        expected[kind] = files_of(output)
+        expected[kind] = contents_of(output)
     wrong = 0
     for name, encode in ways.items():
         cells = []
@@ -124,7 +113,7 @@ def check_ways(folder: Path, model: Path, texts: list[str]) -> int:
             output = folder / "vectors"
             remove(output)
             encode(what(model, folder / f"corpus.{kind}", output))
-            same = files_of(output) == expected[kind]
+            same = contents_of(output) == expected[kind]
             wrong += not same
             cells.append(f"{len(expected[kind])} files" if same else "DIFFERENT")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
@@ -147,7 +136,7 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
     counts = dict.fromkeys(_COLUMNS, 0)
     whole = folder / "whole" / "vectors"
     run("infer", *what(model, corpus, whole), "--force")
-    expected = files_of(whole)
+    expected = contents_of(whole)
     output = folder / "vectors"
     targets = ("workers", "drivers", *(("nodes",) if engine == "ray" else ()))
     while sum(counts[name] for name in targets) < kills:
@@ -172,8 +161,8 @@ def kill_runs(folder: Path, model: Path, texts: list[str], kills: int, *, engine
                         counts[target] += 1
             if driver.wait() == 0:
                 break
-        counts["half"] += any(".partial" in name for name in files_of(output))
-        counts["wrong"] += files_of(output) != expected
+        counts["half"] += any(".partial" in name for name in contents_of(output))
+        counts["wrong"] += contents_of(output) != expected
     return counts
 
 
@@ -201,7 +190,6 @@ def kill_in_store(folder: Path, model: Path, texts: list[str], kills: int) -> di
     """Kill parts that write into a store, two at a time, until all is there; compare what is then in it."""
     chance = random.Random(1)  # noqa: S311  no secret
     counts = dict.fromkeys(_COLUMNS, 0)
-    sys.path.insert(0, str(ROOT))
     from tests.encoding.store_server import STORES, store_server
 
     with store_server(STORES[0]) as store:

@@ -107,13 +107,17 @@ def lines_with_faults(count: int, seed: int) -> list[str]:
     return [*lines, json.dumps({"id": f"{seed}-0", "contents": "again"}), "}"]
 
 
-def write_parquet(path: Path, lines: list[str]) -> None:
-    """Write the lines that are objects as rows, in row groups of 7."""
+def write_lines(path: Path, lines: Sequence[str], rows_of_group: int = 7) -> None:
+    """Write lines of JSON, compressed or not, or those that are objects as rows of Parquet, by the path's suffix."""
+    if path.suffix != ".parquet":
+        content = "\n".join(lines).encode("latin-1")
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+        return
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = [json.loads(line) for line in lines if line.startswith('{"')]
-    pq.write_table(pa.Table.from_pylist([{"id": "", "contents": None, **row} for row in rows]), path, 7)
+    rows = [{"id": "", "contents": None, **json.loads(line)} for line in lines if line.startswith('{"')]
+    pq.write_table(pa.Table.from_pylist(rows), path, rows_of_group)
 
 
 def collection(folder: Path, kind: str, count: int = 150) -> Path:
@@ -127,16 +131,13 @@ def collection(folder: Path, kind: str, count: int = 150) -> Path:
             written = collection(folder, name.partition(".")[2], count)
             written.rename(path / name)
         return path
-    if kind == "parquet":
-        write_parquet(path, lines)
-    elif kind == "txt":
+    if kind == "txt":
         path.write_text("\n".join(["", *make_texts(count, 2), ""]))
     elif kind == "tsv":
         rows = "".join(f"t{place % (count - 10)}\t{text}\n" for place, text in enumerate(make_texts(count, 3)))
         path.write_text(rows + "none\n")
     else:
-        content = "\n".join(lines).encode("latin-1")
-        path.write_bytes(gzip.compress(content) if kind.endswith("gz") else content)
+        write_lines(path, lines)
     return path
 
 
