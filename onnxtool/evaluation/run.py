@@ -89,7 +89,8 @@ def evaluate_model(
     }
     if given := [name for name, is_ignored in others.items() if is_ignored]:
         raise InputError(
-            f"{' and '.join(given)} was passed, which changes nothing: {model_path} is a model of the kind {model.kind}"
+            f"{' and '.join(given)} would change nothing: {model_path} is a model of the kind {model.kind}",
+            "leave it out",
         )
     found, seconds = _retrieve(model, collection)
     values = compute(measures, collection.judgements, found.run)
