@@ -201,7 +201,7 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]) -> None:
         "try:\n    run()\nexcept SystemExit:\n    pass\n"
         f"print(sorted({{*{HEAVY!r}, 'numpy', 'rich'}} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 

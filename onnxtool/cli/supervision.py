@@ -55,10 +55,10 @@ def supervised(run: Callable[[], int]) -> int:
         _die_with(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, before | ending)
         _quiet_libraries()
-        codes: list[int] = []
-        atexit.register(_leave, codes)
-        codes.append(run())
-        return codes[0]
+        code = run()
+        if "obstore" in sys.modules:
+            _leave(code)
+        return code
     asked, again, deadline = 0, math.inf, math.inf
     while True:
         wait = max(0.0, min(again - time.monotonic(), _LONGEST_WAIT))
@@ -79,18 +79,18 @@ def supervised(run: Callable[[], int]) -> int:
     os._exit(code)  # nothing needs finalizing, which would take some milliseconds
 
 
-def _leave(codes: list[int]) -> None:
-    """End this process before Python takes itself apart, which threads of libraries may not survive.
+def _leave(code: int) -> None:
+    """End this process before Python takes itself apart, but after what is registered for its end.
 
-    Those of obstore abort a process that has encoded into a store, once in eight times on a busy machine. This is
-    registered first and therefore called last, after what others have registered.
+    Threads of obstore may not survive that: they abort a process that has encoded into a store, once in eight times on
+    a busy machine.
     """
-    if codes:  # an exception that nobody caught ends the process as usual
+    atexit._run_exitfuncs()  # noqa: SLF001  there is no public name
+    for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    stream.flush()
-            os._exit(codes[0])
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
 
 
 def _alone(run: Callable[[], int]) -> int:

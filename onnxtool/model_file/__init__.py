@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -266,7 +267,9 @@ def _check_free(output: Path, *, force: bool) -> None:
         raise _output_exists(output)
     folder = next(parent for parent in target.absolute().parents if parent.exists())
     if not os.access(folder, os.W_OK):
-        raise _output_write_error(output, PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder)))
+        is_fixed = sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_RDONLY
+        reason = errno.EROFS if is_fixed else errno.EACCES
+        raise _output_write_error(output, OSError(reason, os.strerror(reason), str(folder)))
 
 
 def check_model_output(output: Path, *, force: bool) -> None:

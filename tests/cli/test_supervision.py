@@ -50,9 +50,12 @@ def test_the_exit_code_is_the_childs() -> None:
 
 def test_a_library_that_does_not_survive_the_end_of_python_changes_no_exit_code() -> None:
     """As threads of obstore, which abort after everything is done; what is registered for the end still runs."""
-    before = "import atexit\nclass Thread:\n    def __del__(self):\n        os.abort()\nthread = Thread()\n"
+    before = (
+        "import atexit\natexit.register(print, 'first of all')\nsys.modules['obstore'] = sys\n"
+        "class Thread:\n    def __del__(self):\n        os.abort()\nthread = Thread()\n"
+    )
     process = run("atexit.register(print, 'last'); print('done')", before=before)
-    assert process.communicate() == ("done\nlast\n", "")
+    assert process.communicate() == ("done\nlast\nfirst of all\n", "")
     assert process.returncode == 2
 
 

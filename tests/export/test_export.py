@@ -410,7 +410,7 @@ def test_what_was_chosen_is_in_the_metadata(workshop: Workshop, tmp_path: Path) 
     """Only what differs from the defaults, so that the defaults stay short."""
     options = ExportOptions(
         str(workshop.checkpoint("tiny-splade")), output=tmp_path / "m.onnx", keep_raw=True, text="a text", atol=2e-4,
-        exporter="torchscript", verify=False,
+        exporter="torchscript",
     )  # fmt: skip
     report = export_model(options)
     assert json.loads(report.metadata["onnxtool.options"]) == {"atol": 2e-4, "keep_raw": True, "text": "a text"}
