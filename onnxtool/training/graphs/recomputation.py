@@ -103,17 +103,16 @@ class _Plan:
         return value in self.kept or value.producer() is None or value.producer() not in self._trained
 
     def of_equal_shape(self, value: ir.Value) -> ir.Value:
-        """Return a kept value that has the shape of `value` by the operators between them, or `value` itself."""
-        found: ir.Value | None = value
-        while found is not None and found not in self.kept:
-            node = found.producer()
-            is_alike = node is not None and (
-                node.op_type in _ALONG_AN_AXIS
-                or node.op_type == "Dropout"
-                or (node.op_type in _ELEMENTWISE and len(node.inputs) == 1)
-            )
-            found = node.inputs[0] if node is not None and is_alike else None
-        return value if found is None else found
+        """Return a kept value that is known to have the shape of `value`, or `value` itself."""
+        waiting, seen = [value], {value}
+        while waiting:
+            found = waiting.pop()
+            if found in self.kept:
+                return found
+            alike = [one for one in _sources_of_equal_shape(found) if one not in seen]
+            waiting += alike
+            seen.update(alike)
+        return value
 
     def _is_cheap(self, node: ir.Node) -> bool:
         if node.op_type == "Dropout":
@@ -204,6 +203,18 @@ def sources(node: ir.Node) -> list[ir.Value]:
     if node.op_type == "Dropout":
         return [value for value in (node.inputs[0], node.outputs[1]) if value is not None]
     return [value for value in node.inputs if value is not None]
+
+
+def _sources_of_equal_shape(value: ir.Value) -> list[ir.Value]:
+    """Return the inputs of a value's operator that have its shape, by the operator or by the names of all axes."""
+    node = value.producer()
+    if node is None or node.op_type not in _ELEMENTWISE | _ALONG_AN_AXIS | {"Dropout"}:
+        return []
+    inputs = [one for one in node.inputs if one is not None]
+    if node.op_type not in _ELEMENTWISE or len(inputs) == 1:
+        return inputs[:1]
+    is_known = value.shape is not None and all(isinstance(size, int) or size.value for size in value.shape)
+    return [one for one in inputs if is_known and one.shape == value.shape]
 
 
 def _ancestors(values: Iterable[ir.Value]) -> set[ir.Node]:

@@ -23,13 +23,16 @@ ROWS, WIDTH, LAYERS = 256, 32, 6
 _RESIDUAL, _WITH_ATTENTION = "resnet", ("bert", "t5")
 
 
-def deep_model(*, dropout: float = 0.0, skip: bool = False, rows: Sequence[int | str] = (ROWS,)) -> onnx.ModelProto:
+def deep_model(
+    *, dropout: float = 0.0, skip: bool = False, rows: Sequence[int | str] = (ROWS,), gated: bool = False
+) -> onnx.ModelProto:
     """Make x [256, 32] -> six times a product, a gelu and a normalization -> y [256, 32].
 
     Args:
         dropout: after each normalization, with a fixed seed.
         skip: the first gelu is added to the last.
         rows: the axes of rows; with names, gradients ask for shapes.
+        gated: h * sigmoid(h) in place of the gelu, a product of two tensors of one shape.
     """
     draw = np.random.default_rng(0)
     nodes, tensors, hidden = [], [], "x"
@@ -41,7 +44,10 @@ def deep_model(*, dropout: float = 0.0, skip: bool = False, rows: Sequence[int |
             tensors.append(numpy_helper.from_array(array, f"{name}{layer}"))
         nodes.append(helper.make_node("MatMul", [hidden, f"w{layer}"], [f"p{layer}"]))
         nodes.append(helper.make_node("Add", [f"p{layer}", f"b{layer}"], [f"h{layer}"]))
-        nodes.append(helper.make_node("Gelu", [f"h{layer}"], [f"g{layer}"]))
+        if gated:
+            nodes.append(helper.make_node("Sigmoid", [f"h{layer}"], [f"e{layer}"]))
+        activation = ("Mul", [f"h{layer}", f"e{layer}"]) if gated else ("Gelu", [f"h{layer}"])
+        nodes.append(helper.make_node(*activation, [f"g{layer}"]))
         hidden = f"g{layer}"
         if skip and layer == LAYERS - 1:
             nodes.append(helper.make_node("Add", [hidden, "g0"], ["s"]))
@@ -77,8 +83,14 @@ def step(folder: Path, model: onnx.ModelProto, *, recompute: bool) -> tuple[list
 
 @pytest.mark.parametrize(
     ("options", "fewer"),
-    [({}, 4), ({"dropout": 0.3}, 4), ({"skip": True}, 4), ({"rows": ("batch_size", "sequence")}, 10)],
-    ids=["plain", "dropout", "skip connection", "axes with names"],
+    [
+        ({}, 4),
+        ({"dropout": 0.3}, 4),
+        ({"skip": True}, 4),
+        ({"rows": ("batch_size", "sequence")}, 10),
+        ({"rows": ("batch_size", "sequence"), "gated": True}, 15),
+    ],
+    ids=["plain", "dropout", "skip connection", "axes with names", "products of one shape"],
 )
 def test_gradients_are_the_same_and_fewer_tensors_live_at_once(
     tmp_path: Path, options: dict[str, Any], fewer: int
