@@ -17,7 +17,7 @@ from onnxtool.errors import ExportError
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
-from onnxtool.export.signature import Signature, detect_signature, tidy
+from onnxtool.export.signature import Signature, detect_signature, order_and_name, tidy
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS, trace, trace_torchscript
 from onnxtool.model_file.weights import write_inline
@@ -160,3 +160,24 @@ def test_the_order_in_which_a_model_goes_through_a_set_is_in_no_file(
         tidy(graph, found, model)
         files.append(ir.to_proto(graph).SerializeToString(deterministic=True))
     assert files[0] == files[1]
+
+
+def test_what_no_output_needs_is_dropped_and_the_rest_is_named_after_its_module() -> None:
+    """torch.export has a word of its own for nodes without a module; weights keep their names."""
+    graph = ir.from_onnx_text("""
+        <ir_version: 9, opset_import: ["": 17]>
+        g (float[N] x) => (float[N] y) <float[1] val_1 = {1.0}, float[1] val_2 = {2.0}, float[1] weight = {3.0}> {
+            dropped = Add(x, val_1)
+            sum = Add(x, val_2)
+            y = Mul(sum, weight)
+        }
+    """).graph
+    for node, scopes in zip(
+        graph, (["", "add"], ["", "_empty_nn_module_stack_from_metadata_hook", "add_1"], ["", "mul"]), strict=True
+    ):
+        node.metadata_props["pkg.torch.onnx.name_scopes"] = str(scopes)
+    module = nn.Module()
+    module.register_parameter("weight", nn.Parameter(torch.ones(1)))
+    order_and_name(graph, module)
+    assert [(node.name, node.outputs[0].name) for node in graph] == [("Add", "Add/output"), ("Mul", "y")]
+    assert list(graph.initializers) == ["weight", "Add/1"]
