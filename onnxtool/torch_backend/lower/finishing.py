@@ -21,6 +21,7 @@ from onnxtool.graph.exact_rules import exact_optimizer
 from onnxtool.graph.operators import MICROSOFT
 from onnxtool.graph.patterns import match_normalized, match_rotation, scaled
 from onnxtool.model_file.domains import default_opset
+from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.lower.torch_onnx import quiet
 from onnxtool.torch_backend.options import Transform
 from onnxtool.torch_backend.sessions import INPUTS_KEY, NUM_NODES_KEY
@@ -58,6 +59,7 @@ def finish(model: ir.Model, num_inputs: int, num_outputs: int, *, optimize: bool
 
         with unset_fake_temporarily(), quiet(), exact_optimizer():
             optimizer.optimize(model, onnx_shape_inference=False)
+        with unset_fake_temporarily():
             fuse(model)
     for node in list(model.graph):
         if not node.domain and (correct := ONNX_CORRECTIONS.get(node.op_type)):
@@ -239,15 +241,15 @@ def fuse(model: ir.Model) -> None:
     tables: dict[ir.Value, tuple[ir.Value, ...]] = {}
     for node in list(graph):
         if node.op_type == "Mul":
-            _fuse_normalization(graph, node)
+            attempted(_fuse_normalization, node, graph)
         elif node.op_type == "Add":
-            _fuse_rotation(graph, node, tables)
+            attempted(_fuse_rotation, node, graph, tables)
     passes.RemoveUnusedNodesPass()(model)
     if any(node.domain == MICROSOFT for node in graph):
         model.opset_imports[MICROSOFT] = 1
 
 
-def _fuse_normalization(graph: ir.Graph, node: ir.Node) -> None:
+def _fuse_normalization(node: ir.Node, graph: ir.Graph) -> None:
     """Replace `w * (x * (1 / sqrt(mean(x ** 2) + epsilon)))` with one node, which also outputs each row's factor.
 
     x: float32 [..., D]; w: [D], an input or a constant. The gradient reads the factor.
@@ -266,7 +268,7 @@ def _fuse_normalization(graph: ir.Graph, node: ir.Node) -> None:
     ir.convenience.replace_nodes_and_values(graph, reciprocal, [], [fused], [result, match.factor], fused.outputs)
 
 
-def _fuse_rotation(graph: ir.Graph, node: ir.Node, tables: dict[ir.Value, tuple[ir.Value, ...]]) -> None:
+def _fuse_rotation(node: ir.Node, graph: ir.Graph, tables: dict[ir.Value, tuple[ir.Value, ...]]) -> None:
     """Replace `x * cos + concat(-x[..., D/2:], x[..., :D/2]) * sin` with one node.
 
     x: float32 [B, N, S, D]; cos, sin: [1, 1, S, D], of angles whose two halves are equal.

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from onnxtool.torch_backend.lower.optional import attempted
+
 _RELU = (torch.relu, functional.relu, "relu", torch.relu_, "relu_")
 _LOG1P = (torch.log1p, "log1p", "log1p_")  # never decreases where it is defined; after relu, it always is
 _IN_PLACE = (torch.relu_, "relu_", "log1p_")
@@ -28,10 +30,10 @@ def take_maximum_first(graph: torch.fx.Graph) -> bool:
     modes = _numbers_of_modes(graph)
     moved = False
     for node in list(graph.nodes):
-        result = _result(node)
-        if result is None:
+        found = attempted(_maximum_of_activations, node)
+        if found is None:
             continue
-        chain = _activations(node.args[0])
+        result, chain = found
         if not chain or len({modes[part] for part in (*chain, node, result)}) > 1:
             continue
         node.replace_input_with(chain[0], chain[-1].args[0])
@@ -46,6 +48,12 @@ def take_maximum_first(graph: torch.fx.Graph) -> bool:
             graph.erase_node(activation)
         moved = True
     return moved
+
+
+def _maximum_of_activations(node: torch.fx.Node) -> tuple[torch.fx.Node, list[torch.fx.Node]] | None:
+    """Return the node with the maxima that `node` takes, and the activations before it."""
+    result = _result(node)
+    return None if result is None else (result, _activations(node.args[0]))
 
 
 def _numbers_of_modes(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:

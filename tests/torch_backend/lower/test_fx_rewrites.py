@@ -10,8 +10,12 @@ from torch._dynamo import maybe_mark_dynamic
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
+from onnxtool.torch_backend import OrtBackend
+from onnxtool.torch_backend.lower import finishing
+from onnxtool.torch_backend.lower.decisions import DECISIONS, Decision
 from onnxtool.torch_backend.lower.fx_rewrites.rewriter import rewritten
 from onnxtool.torch_backend.lower.torch_onnx import decompositions
+from onnxtool.torch_backend.nodes import call
 from tests.torch_backend.oracle import require_same
 
 aten = torch.ops.aten
@@ -193,3 +197,44 @@ def test_a_factor_of_rows_goes_where_it_is_smaller(factor: torch.Tensor) -> None
 def test_other_factors_of_rows_stay(function: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     before, after = operators(function, torch.rand(5, 9), torch.rand(5, 1), torch.rand(9, 3))
     assert before.count("mul") == after.count("mul")
+
+
+REDUCED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mean of a mask": lambda x, w: ((x @ w) * torch.ones(8, 6)).mean(),
+    "sum of dropout": lambda x, w: functional.dropout(x @ w, 0.1).sum(),
+    "sum of a number": lambda x, w: ((x @ w) * w.mean()).sum(),
+    "mean of a vector": lambda x, w: ((x @ w) * w[0]).mean(),
+    "mean of a batch": lambda x, w: ((x.view(2, 4, 6) @ w) * torch.ones(4, 1)).mean(),
+}
+
+
+@pytest.mark.parametrize("name", REDUCED)
+def test_gradients_of_a_masked_product_are_those_of_pytorch(name: str) -> None:
+    """The gradient of the loss has no dimensions, and is expanded times the mask."""
+    torch.manual_seed(0)
+    require_same(REDUCED[name], torch.rand(8, 6).requires_grad_(), torch.rand(6, 6).requires_grad_())
+
+
+def test_a_rewrite_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have inserted nodes by then."""
+
+    def faulty(node: torch.fx.Node) -> torch.fx.Node | None:
+        call(node, aten.neg.default, node.args[0])
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setitem(DECISIONS, aten.exp.default, Decision(fx_rewrites=(faulty,)))
+    x = torch.rand(3)
+    with pytest.warns(RuntimeWarning, match=r"faulty failed at exp.*IndexError.*please report"):
+        assert operators(lambda x: (x.exp(),), x) == (["exp"], ["exp"])
+
+
+def test_a_fusion_that_fails_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the ONNX graph as well."""
+
+    def faulty(*_: object) -> None:
+        raise IndexError("tuple index out of range")
+
+    monkeypatch.setattr(finishing, "_fuse_normalization", faulty)
+    x = torch.rand(3)
+    with pytest.warns(RuntimeWarning, match=r"faulty failed"):
+        assert torch.equal(torch.compile(lambda x: x * 3.0, backend=OrtBackend())(x), x * 3.0)

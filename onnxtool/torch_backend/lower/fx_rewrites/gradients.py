@@ -53,10 +53,11 @@ def _scaled_rows(node: Node) -> Node | None:
         return None
     matrix, factor = scaled.args
     rows = _shape(matrix)
-    if is_call(node, aten.mm.default) and _shape(node.args[1])[1] > rows[-1]:
+    if len(rows) != 2 or rows[1] < 2 or not _shape(source) == _shape(scaled) == rows:
         return None
-    is_known = len(rows) == 2 and _shape(source) == _shape(scaled) == rows and _shape(factor) in ((), (rows[0], 1))
-    return scaled if is_known and rows[1] > 1 and _are_float32(matrix, factor) else None
+    if is_call(node, aten.mm.default) and _shape(node.args[1])[1] > rows[1]:
+        return None
+    return scaled if _shape(factor) in ((), (rows[0], 1)) and _are_float32(matrix, factor) else None
 
 
 def _is_sum_of_rows(node: Node) -> bool:

@@ -17,6 +17,7 @@ from torch.utils._sympy.functions import FloorDiv
 
 from onnxtool.torch_backend.lower.decisions import decision
 from onnxtool.torch_backend.lower.fx_rewrites.arithmetic import empty_result
+from onnxtool.torch_backend.lower.optional import attempted
 from onnxtool.torch_backend.nodes import Node, tensor_of
 
 
@@ -24,7 +25,7 @@ def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Return a copy of `owner`, whose nodes have fake values in `meta["val"]`, with all rewrites applied.
 
     An empty result becomes a constant, regardless of what computes it. All other rewrites are listed by operator in
-    `lower/decisions.py`.
+    `lower/decisions.py`. One that fails at a node is left out there.
     """
     copies: dict[Node, Node] = {}
     graph = torch.fx.Graph()
@@ -35,7 +36,7 @@ def rewritten(owner: torch.fx.GraphModule) -> torch.fx.GraphModule:
         if node.op != "call_function":
             continue
         for rewrite in (empty_result, *decision(node.target).fx_rewrites):
-            replacement = rewrite(node)
+            replacement = attempted(rewrite, node)
             if replacement is not None and _same_kind(node, replacement):
                 node.replace_all_uses_with(replacement)
                 break
