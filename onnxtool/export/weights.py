@@ -42,6 +42,7 @@ _TRACES = (
 _ROUNDING = {"BF16": 1e-2, "F16": 1e-3}
 FLOAT_CHECKPOINT = "export the checkpoint that it was quantized from, and quantize the file with onnxtool optimize"
 _WEIGHTS, _PICKLE = "model.safetensors", "pytorch_model.bin"
+_MOST_SHARDS = 10_000  # each is looked up; the largest checkpoints have a few hundred
 _CONVERT = "load it with {} and save it with save_pretrained(...), which writes safetensors; or take its safetensors"
 # Other formats in which a folder may hold its weights.
 _OTHER_WEIGHTS = (
@@ -114,7 +115,10 @@ def _files(source: Source, name: str) -> tuple[Path, ...]:
         return ()
     if not isinstance(names, dict) or not names:
         raise source.malformed(index, "it has no weight_map, which says which shard holds each weight")
-    shards = {str(shard): source.locate(plain_name(str(shard))) for shard in sorted(set(map(str, names.values())))}
+    listed = sorted(set(map(str, names.values())))
+    if len(listed) > _MOST_SHARDS:
+        raise source.malformed(index, f"it lists {len(listed)} files, and a checkpoint has at most {_MOST_SHARDS}")
+    shards = {shard: source.locate(plain_name(shard)) for shard in listed}
     missing = [shard for shard, path in shards.items() if path is None]
     if missing:
         raise CheckpointError(
@@ -263,7 +267,10 @@ def account(model: Any, stored: Mapping[str, StoredTensor], label: str, prefix: 
     if coded:
         raise _coded(coded, [tensor.name for tensor in left.values()], label)
     _require_equal_ties(state, by_target, label)
-    computed = {target: tensor for target, tensor in left.items() if _is_computed(model, target, tensor, label)}
+    buffers: dict[str, list[Any]] = defaultdict(list)
+    for name, value in model.named_buffers():
+        buffers[_leaf(name)].append(value)
+    computed = {name: one for name, one in left.items() if _is_computed(model, name, one, buffers[_leaf(name)], label)}
     rest = {target: tensor.name for target, tensor in left.items() if target not in computed}
     known = _siblings_names(model, rest)
     unknown = sorted(name for target, name in rest.items() if target not in known)
@@ -374,18 +381,21 @@ def _require_equal_ties(state: Mapping[str, Any], by_target: Mapping[str, list[S
                 )
 
 
-def _is_computed(model: Any, name: str, tensor: StoredTensor, label: str) -> bool:
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _is_computed(model: Any, name: str, tensor: StoredTensor, buffers: Sequence[Any], label: str) -> bool:
     """Return whether a tensor without a parameter was stored by older versions but is computed by the model itself.
 
-    These are positions, masks and frequencies, and any buffer that the model does not store.
+    These are positions, masks and frequencies, and any buffer that the model does not store: `buffers` of that name.
 
     Raises:
         CheckpointError: it is such a tensor, but differs from what the model computes.
     """
     import torch
 
-    leaf = name.rpartition(".")[2]
-    buffers = [value for key, value in model.named_buffers() if key == name or key.rpartition(".")[2] == leaf]
+    leaf = _leaf(name)
     is_mask = leaf in ("bias", "masked_bias") and "attn" in name and len(tensor.shape) in (0, 4)
     if leaf != "position_ids" and not is_mask and not buffers:
         return False

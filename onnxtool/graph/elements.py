@@ -126,13 +126,13 @@ def move(node: onnx.NodeProto, scope: Scope, version: int) -> NDArray[Any] | Non
         return scope.sizes[reads[0]] if attributes.get("to") in (TensorProto.INT32, TensorProto.INT64) else None
     if node.op_type not in _MOVING or len(node.output) > 1:
         return None
-    moved = reads if node.op_type == "Concat" else reads[:1]
+    moved = dict.fromkeys(reads if node.op_type == "Concat" else reads[:1])
     if any(name not in scope.numbers for name in reads if name not in moved):
         return None
     # The operator moves indices into a list of the elements.
     elements: list[Size] = []
     given = {name: scope.numbers[name] for name in reads if name not in moved}
-    for name in dict.fromkeys(moved):
+    for name in moved:
         known = scope.sizes.get(name, scope.numbers.get(name))
         if known is None:
             return None

@@ -348,7 +348,8 @@ def _infer_by_names(
     opsets: Sequence[onnx.OperatorSetIdProto],
 ) -> dict[str, onnx.TypeProto]:
     """Return what onnx infers for inputs that hold axis names, which it follows only through Shape and Concat."""
-    inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in {*numbers, *named}]
+    given = {*numbers, *named}
+    inputs = [helper.make_value_info(name, kind) for name, kind in types.items() if name not in given]
     nodes = []
     for name, sizes in named.items():
         if sizes.ndim != 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,6 +47,7 @@ _MAPS = "onnxtool.maps"  # key under which a model keeps map types, by value nam
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _EXTERNAL_DATA, _DATA_LOCATION = 13, 14  # of TensorProto
 _EXTERNAL = 1
+_OTHER_FILES = 512  # that a process may have open
 
 
 def load_model(path: Path) -> ir.Model:
@@ -68,6 +70,7 @@ def load_model(path: Path) -> ir.Model:
         ) from error
     _refuse_references(path, model.graph)
     _refuse_hard_links(folder, model)
+    _allow_open_files(sum(len(graph.initializers) for graph in model.graphs()))
     for graph in model.graphs():
         ir.external_data.set_base_dir(graph, folder)
     # Tensors that are small, or in a graph inside a node, are read now: a round trip through protobuf loses the folder
@@ -127,6 +130,23 @@ def _refuse_references(path: Path, graph: ir.Graph) -> None:
             if attribute.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS):
                 for body in bodies:
                     _refuse_references(path, body)
+
+
+def _allow_open_files(num_weights: int) -> None:
+    """Raise this process's limit on open files if weights need it: onnx_ir opens the file again for each one it reads.
+
+    Systems allow 1,024 by default, and about a million on request.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * num_weights + _OTHER_FILES  # a copy of the model reads them as well
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):  # more than the system allows; what needs them fails, and says so
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def _refuse_hard_links(folder: Path, model: ir.Model) -> None:

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from onnxtool.errors import OnnxtoolError, PassError, first_line
 from onnxtool.graph.shapes import find_shapes
+from onnxtool.graph.wide_nodes import ease_wide_nodes
 from onnxtool.model_file.weights import release_weights
 from onnxtool.optimize.report import PassResult
 from onnxtool.progress import Stage, tell
@@ -95,6 +96,7 @@ def run_passes(
         PassError: a pass failed; the message names it.
     """
     results = {step.name: PassResult(step.name, 0, 0.0, "") for step in passes}
+    ease_wide_nodes(model)
     for _ in range(most_rounds):
         num_changes = 0
         for number, step in enumerate(passes):

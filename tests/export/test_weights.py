@@ -310,3 +310,12 @@ def test_a_module_in_a_pickle_is_read_where_pickles_are_allowed(folder: Path) ->
     with pytest.raises(CheckpointError, match="only in a pickle"):
         Source.find(str(folder)).read_tensors("2_Dense")
     assert Source.find(str(folder), allow_pickle=True).read_tensors("2_Dense")["linear.weight"][0, 0] == 3.0
+
+
+def test_an_index_of_more_shards_than_any_checkpoint_has_is_refused(folder: Path) -> None:
+    """Looking up each would take minutes."""
+    (folder / "model.safetensors").unlink()
+    index = {f"w{number}": f"model-{number}.safetensors" for number in range(20_000)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    with pytest.raises(CheckpointError, match="it lists 20000 files"):
+        Checkpoint.open(Source.find(str(folder)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -190,3 +191,23 @@ def test_weights_that_were_looked_at_are_let_go_and_can_be_read_again(tmp_path: 
     release_weights(model)
     assert tensor.raw is None
     np.testing.assert_array_equal(tensor.numpy(), weight)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files there have no such limit")
+def test_weights_may_outnumber_the_files_that_a_process_may_open(tmp_path: Path) -> None:
+    """A thousand by default; each weight that is read holds the file open."""
+    import resource
+
+    weights = [numpy_helper.from_array(np.full(300, number, np.float32), f"w{number}") for number in range(600)]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, [300])
+    nodes = [helper.make_node("Sum", [weight.name for weight in weights], ["y"])]
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", [], [output], weights)), tmp_path / "m.onnx")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (500, limits[1]))
+    try:
+        model = load_model(tmp_path / "m.onnx")
+        arrays = [value.const_value.numpy() for value in model.graph.initializers.values() if value.const_value]
+        assert len(arrays) == 600
+        release_weights(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)

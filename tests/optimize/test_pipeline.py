@@ -169,3 +169,29 @@ def test_new_constants_do_not_take_the_names_of_computed_values() -> None:
     assert set(model.graph.initializers) == {"w", "v0_1"}
     found = ort.InferenceSession(ir.to_proto(model).SerializeToString()).run(None, {"x": np.ones((1, 2), np.float32)})
     np.testing.assert_array_equal(found[0], [1, 1])
+
+
+def test_replacing_an_input_of_a_node_with_many_does_not_copy_the_others() -> None:
+    """Otherwise thousands of constants of one node take minutes."""
+    constants = [ir.node("Constant", [], {"value_float": float(number)}) for number in range(300)]
+    wide = ir.node("Sum", [node.outputs[0] for node in constants])
+    wide.outputs[0].name, wide.outputs[0].dtype, wide.outputs[0].shape = "y", ir.DataType.FLOAT, ir.Shape([])
+    graph = ir.Graph([], wide.outputs, nodes=[*constants, wide], opset_imports={"": 20})
+    seen: list[object] = []
+
+    def replace_some(model: ir.Model, _context: Context) -> Outcome:
+        held = wide.inputs
+        wide.replace_input_with(7, wide.inputs[9])
+        seen.append(wide.inputs is held)
+        wide.resize_inputs(200)
+        wide.resize_inputs(201)
+        wide.replace_input_with(200, wide.inputs[0])
+        return Outcome(model, 0)
+
+    model, _ = run_passes(ir.Model(graph, ir_version=9), [Pass("some", replace_some)], Context())
+    assert seen == [True]
+    assert len(constants[9].outputs[0].uses()) == 2
+    assert not constants[7].outputs[0].uses()
+    proto = run_passes(model, PRESETS["cpu"], Context())[0]
+    session = ort.InferenceSession(ir.to_proto(proto).SerializeToString(), providers=["CPUExecutionProvider"])
+    assert session.run(None, {})[0] == sum(range(200)) - 7 + 9
