@@ -75,6 +75,10 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
             f"sentence-transformers cannot load {name} as a {_CLASSES[kind]}: {type(error).__name__}: {error}",
             "pass the folder of the checkpoint, or an ONNX file",
         ) from error
+    if kind == RERANKER and model.num_labels != 1:
+        raise CheckpointError(
+            f"{name} has {model.num_labels} labels, and a reranker has one", "pass a reranker, or an ONNX file of one"
+        )
     if options.threads:
         import torch
 

@@ -275,6 +275,10 @@ class Target:
         """Return whether it should match the tokenizer's ids for a text; some are read differently for any model."""
         return True
 
+    def label_function(self, problem_type: Json, *, is_single: bool) -> str:
+        """Return the function of torch.nn that it applies to a classifier's logits; empty if the caller applies one."""
+        return ""
+
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
         """Convert the head's outputs to those of `uses`, in place, if they differ."""
 

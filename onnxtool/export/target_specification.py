@@ -17,8 +17,10 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.folder import ModuleFiles
 from onnxtool.checkpoint.limits import Text
 from onnxtool.checkpoint.pooling_module import POOLING_MASK
+from onnxtool.checkpoint.scores import score_function
 from onnxtool.checkpoint.tasks import LATE_INTERACTION
 from onnxtool.errors import OnnxtoolError, TargetError
 from onnxtool.export.checkpoint import Checkpoint
@@ -31,6 +33,7 @@ from onnxtool.export.source import Source
 from onnxtool.export.target import (
     DENSE,
     INFERENCE_FREE,
+    SCORES,
     SPARSE,
     TOKENS,
     Delivery,
@@ -350,6 +353,8 @@ def specify(
             f"{target.title} takes {use.kind} {how}; --head {head_name} was passed",
             "leave --head out, or pass --target plain",
         )
+    if kind == SCORES:
+        left_out = other_scores(target, source, is_single=outputs.get("logits", (0,))[-1] == 1)
     target.check_checkpoint(use, source, tokenizer)
     head = None if use.head == "none" else trained or read_head(use.head, source)
     for name in [head.source] if head else [info.name for info in use.outputs]:
@@ -379,6 +384,15 @@ def specify(
     )
     ignored = tuple(name for name in declared if name not in inputs)
     return TargetSpecification(target, model, declared, ignored, left_out)
+
+
+def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
+    """Say where a target turns logits into other scores than the checkpoint's library does."""
+    theirs = target.label_function(source.read("config.json").get("problem_type"), is_single=is_single)
+    own = score_function(source, is_single=is_single)
+    if theirs in ("", own):
+        return ""
+    return f"{target.title} scores by {theirs}, and the checkpoint by {own}: ask it for logits, and apply {own} to them"
 
 
 def _trained_head(source: Source, kind: str) -> Head | None:

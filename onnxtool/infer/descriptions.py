@@ -11,12 +11,13 @@ from functools import cached_property
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.pooling_module import ACTIVATIONS
 from onnxtool.checkpoint.pooling_modules import Normalize
+from onnxtool.checkpoint.scores import stated_activation
 from onnxtool.checkpoint.sentence_modules import MODULES_NAME, StoredModule
 from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.errors import OptionError
 from onnxtool.infer.heads import AnyHead, gives_states
 from onnxtool.infer.heads.embeddings import Embeddings
-from onnxtool.infer.heads.labels import Labels, Scores, stated_activation
+from onnxtool.infer.heads.labels import Labels, Scores
 from onnxtool.infer.heads.terms import Terms
 from onnxtool.infer.options import FILE_TASKS, FileDescription
 from onnxtool.model_file import ModelFile

@@ -180,10 +180,7 @@ def test_a_classifier_is_answered_with_labels(tmp_path: Path, problem_type: str 
     [
         ({}, lambda logit: 1 / (1 + math.exp(-logit))),
         ({"problem_type": "regression"}, lambda logit: logit),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logit: logit),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, lambda logit: logit),
         ({"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Tanh"}}, math.tanh),
-        ({"sentence_transformers": {"activation_fn": "evil.Function"}}, lambda logit: 1 / (1 + math.exp(-logit))),
     ],
 )
 def test_a_single_label_is_a_score(

@@ -19,6 +19,7 @@ from onnxtool.export.target import (
     Use,
     bound_texts,
 )
+from onnxtool.reports import Json
 
 
 class TransformersJs(Target):
@@ -42,6 +43,10 @@ class TransformersJs(Target):
     def write_files(self, to: Delivery) -> None:
         """State the text length."""
         bound_texts(to.folder, to.max_length)
+
+    def label_function(self, problem_type: Json, *, is_single: bool) -> str:
+        """Return what its pipeline applies, also to a single label or a regression."""
+        return "Sigmoid" if problem_type == "multi_label_classification" else "Softmax"
 
 
 TARGET = TransformersJs()

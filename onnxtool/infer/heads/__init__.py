@@ -88,7 +88,7 @@ _HEADS: dict[str, Callable[[ModelFile, CheckpointFolder, TextTokenizer], AnyHead
     "feature-extraction": _features,
     "fill-mask": lambda _model, folder, tokenizer: Masks.of(folder, tokenizer),
     "text-classification": _labels,
-    RANKING: lambda _model, folder, _tokenizer: Scores.of(folder),
+    RANKING: lambda _model, folder, _tokenizer: Scores.of(folder, ranks=True),
     "token-classification": lambda _model, folder, _tokenizer: Entities(LabelNames.of(folder)),
     "question-answering": _answer_spans,
     "text-generation": lambda _model, _folder, tokenizer: NextTokens(tokenizer),

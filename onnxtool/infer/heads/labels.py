@@ -13,8 +13,8 @@ import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats, activation_name, sigmoid
-from onnxtool.checkpoint.sentence_modules import ENCODER_NAME, as_object
+from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats
+from onnxtool.checkpoint.scores import score_function
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import (
     Answer,
@@ -27,10 +27,12 @@ from onnxtool.infer.heads.head import (
     softmax,
 )
 from onnxtool.infer.report import Scored
-from onnxtool.reports import Json
 
 _INDEX = re.compile("[0-9]{1,9}")
-_SOFTMAX = ("torch.nn.Softmax", "torch.nn.modules.activation.Softmax")  # over the last axis, the labels
+_FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
+    **{name: row.apply for name, row in ACTIVATIONS.items() if name != "RReLU"},  # in a CrossEncoder, it is random
+    "Softmax": softmax,
+}
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,10 @@ class LabelNames:
 
 @dataclass(frozen=True)
 class Labels(AnswerHead[Floats]):
-    """The labels of a text or pair, most probable first; a reading is float64 [L].
+    """The labels of a text or pair, largest score first; a reading is float64 [L].
 
-    Scores use a CrossEncoder's activation if the checkpoint names one. Otherwise they are a softmax, or independent
-    sigmoids if `problem_type` is multi-label.
+    Attributes:
+        function: the function applied to the logits; see `score_function`.
     """
 
     kind = "labels"
@@ -74,15 +76,14 @@ class Labels(AnswerHead[Floats]):
         Raises:
             InputError: the checkpoint names an unsupported activation.
         """
-        names, stated = LabelNames.of(folder), stated_activation(folder)
-        if stated is not None:
-            return cls(names, softmax if stated in _SOFTMAX else _activation(stated))
-        multiple = folder.read("config.json").get("problem_type") == "multi_label_classification"
-        return cls(names, sigmoid if multiple else softmax)
+        return cls(LabelNames.of(folder), _function_of(folder, is_single=False))
 
     def read(self, batch: Batch) -> list[Floats]:
-        """Return the probability of each label."""
-        return list(probabilities_of(batch.output(2, "logits"), self.function))
+        """Return the score of each label."""
+        logits = batch.output(2, "logits")
+        if logits.shape[1] == 1:
+            raise InputError("the model gives one logit, where its file says several", "pass --task text-ranking")
+        return list(probabilities_of(logits, self.function))
 
     def answer(self, reading: Floats, context: AnswerContext) -> Answer:
         """Answer with all labels, or the first `top_k`."""
@@ -105,9 +106,9 @@ class Scores(AnswerHead[Floats]):
     activation: Callable[[Floats], Floats]
 
     @classmethod
-    def of(cls, folder: CheckpointFolder) -> Scores:
-        """Read the activation of the checkpoint."""
-        return cls(LabelNames.of(folder)[0], score_activation(folder))
+    def of(cls, folder: CheckpointFolder, *, ranks: bool = False) -> Scores:
+        """Read the activation of the checkpoint; see `score_function`."""
+        return cls(LabelNames.of(folder)[0], _function_of(folder, is_single=True, ranks=ranks))
 
     def read(self, batch: Batch) -> list[Floats]:
         """Return the score of each text or pair."""
@@ -133,41 +134,16 @@ class Scores(AnswerHead[Floats]):
         return Answer((Scored(self.name, float(reading[0])),))
 
 
-def score_activation(folder: CheckpointFolder) -> Callable[[Floats], Floats]:
-    """Return the activation of a checkpoint with one label.
-
-    Like CrossEncoder of sentence-transformers: the one named in config_sentence_transformers.json or config.json, else
-    a sigmoid. transformers' regression logits are unchanged.
+def _function_of(folder: CheckpointFolder, *, is_single: bool, ranks: bool = False) -> Callable[[Floats], Floats]:
+    """Return the function that turns the logits of a checkpoint into scores.
 
     Raises:
-        InputError: it names an unsupported activation of torch.nn.
+        InputError: onnxtool does not compute it.
     """
-    stated = stated_activation(folder)
-    if stated is None:
-        is_regression = folder.read("config.json").get("problem_type") == "regression"
-        return ACTIVATIONS["Identity" if is_regression else "Sigmoid"].apply
-    return _activation(stated)
-
-
-def stated_activation(folder: CheckpointFolder) -> str | None:
-    """Return the class that a CrossEncoder applies to logits, e.g. `torch.nn.modules.linear.Identity`; None for none.
-
-    Without trust_remote_code, sentence-transformers uses its default instead of activations from outside torch.
-    """
-    config = folder.read("config.json")
-    stated: tuple[Json, ...] = (
-        folder.read(ENCODER_NAME).get("activation_fn"),
-        as_object(config.get("sentence_transformers")).get("activation_fn"),
-        config.get("sbert_ce_default_activation_function"),  # before version 4
-    )
-    return next((path for path in stated if isinstance(path, str) and path.startswith("torch.")), None)
-
-
-def _activation(path: str) -> Callable[[Floats], Floats]:
-    name = activation_name(path)
-    if name is None:
+    name = score_function(folder, is_single=is_single, ranks=ranks)
+    if name not in _FUNCTIONS:
         raise InputError(
-            f"the checkpoint turns logits into scores by {path}, which is not computed here",
+            f"the checkpoint turns logits into scores by {name}, which is not computed here",
             "run it with onnxtool.open_session, and apply that yourself",
         )
-    return ACTIVATIONS[name].apply
+    return _FUNCTIONS[name]
