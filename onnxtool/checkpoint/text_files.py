@@ -240,6 +240,10 @@ def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
     query = entry.get("query")
     if query is not None and not isinstance(query, str):
         raise LineError("has a query that is not a string", 'leave "query" out, or make it a text', str(name))
+    try:
+        f"{name}{contents}{query}".encode()
+    except UnicodeEncodeError:  # JSON can escape half of a pair of UTF-16
+        raise LineError("contains an unpaired surrogate", "remove it, or write both halves", str(name)) from None
     return TextInput(contents, str(name), query)
 
 

@@ -173,13 +173,17 @@ class TextTokenizer:
 
     def token(self, token_id: int) -> str:
         """Return the token as spelled in the vocabulary."""
-        # A model may have more rows than its tokenizer has tokens, because vocabularies are padded to multiples of 64.
         return self._tokenizer.id_to_token(token_id) or f"[{token_id}]"
 
     @cached_property
     def vocabulary(self) -> tuple[str, ...]:
-        """All tokens as spelled in the vocabulary, by id."""
-        return tuple(self.token(token_id) for token_id in range(self.vocabulary_size))
+        """All tokens as spelled in the vocabulary, by id, up to the largest: ids may have gaps."""
+        return tuple(map(self.token, range(max(self._tokenizer.get_vocab().values(), default=-1) + 1)))
+
+    def vocabulary_of(self, width: int) -> tuple[str, ...]:
+        """Return the vocabulary of a model, which may be wider: vocabularies are padded to multiples of 64."""
+        known = self.vocabulary
+        return known + tuple(map(self.token, range(len(known), width))) if width > len(known) else known
 
     def word(self, token_id: int) -> str:
         """Return the token as it appears in text, e.g. `Paris` for byte-level `ĠParis`."""

@@ -200,7 +200,8 @@ def _form(model: CorpusModel, options: VectorOptions) -> tuple[VectorForm, dict[
         dimensions=options.dimensions,
     )
     if isinstance(model, LoadedModel) and model.is_sparse:
-        return form, {"of": "terms", **VectorType("float32").describe(model.tokenizer.vocabulary_size)}, ()
+        terms = model.encode([_SAMPLE], prompt=options.prompt, task=model.task_of(options.text_task))
+        return form, {"of": "terms", **VectorType("float32").describe(terms.shape[1])}, ()
     notes: tuple[str, ...] = ()
     if isinstance(model, PictureModel) and measured:
         raise InputError("--calibration is a file of texts, but the corpus consists of images", "pass --ranges")

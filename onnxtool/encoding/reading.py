@@ -112,6 +112,8 @@ def _read_table(path: Path, vocabulary: Sequence[str]) -> Shard:
         vectors = TokenVectors(np.asarray(lists.offsets, np.int64), _rows(lists.values))
     else:
         indices, values = columns["indices"], columns["values"]
+        width = int(np.asarray(indices.values, np.int32).max(initial=-1)) + 1  # the model's may exceed its tokenizer's
+        vocabulary = (*vocabulary, *(f"[{number}]" for number in range(len(vocabulary), width)))
         vectors = SparseVectors(
             np.asarray(indices.offsets, np.int64),
             np.asarray(indices.values, np.int32),

@@ -302,8 +302,9 @@ def _document(source: Source, number: int, before: int, line: _Line) -> Document
     if text is None:
         return None
     name = text.id if text.id is not None else _name_of_line(source, before + number)
-    reason = _fault(name, text.contents)
-    return Reject(source.name, number, reason, name) if reason else Document(name, text.contents, source.name, number)
+    if not text.contents.strip():
+        return Reject(source.name, number, "has contents without any text", name)
+    return Document(name, text.contents, source.name, number)
 
 
 def _text(line: _Line, source: Source) -> TextInput | None:
@@ -321,17 +322,6 @@ def _text(line: _Line, source: Source) -> TextInput | None:
 
 def _name_of_line(source: Source, number: int) -> str:
     return f"{source.name}:{number}" if source.names_ids else str(number)
-
-
-def _fault(name: str, contents: str) -> str:
-    """Return why a text cannot be encoded, or an empty string."""
-    if not contents.strip():
-        return "has contents without any text"
-    try:
-        (name + contents).encode()
-    except UnicodeEncodeError:  # JSON can escape half of a pair of UTF-16
-        return "contains an unpaired surrogate"
-    return ""
 
 
 def _lines(source: Source, begin: int, end: int | None) -> Iterator[tuple[int, _Line, int]]:

@@ -377,6 +377,7 @@ def _judgement_lines(path: Path) -> Iterator[tuple[str, list[str]]]:
         if is_json:
             try:
                 cells = _cells(parse_json(line))
+                "".join(cells).encode()  # JSON can escape half of a pair of UTF-16
             except ValueError as error:
                 raise InputError(f"{path}:{number} is not JSON: {error}", "repair the line") from None
         elif number == 1 and cells[-1].strip().lower() in ("score", "relevance", "rel"):

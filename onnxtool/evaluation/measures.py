@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from subprocess import CalledProcessError
 from typing import Any
 
 import numpy as np
@@ -88,10 +87,16 @@ def parse_measures(names: Sequence[str]) -> dict[str, Any]:
         try:
             measure = library.parse_measure(f"{spelled}{name.strip()[len(word[0]) :]}")
             known = library.DefaultPipeline.supports(measure)
-        except (NameError, ValueError, TypeError, AttributeError, RecursionError, MemoryError) as error:
+        except Exception as error:  # noqa: BLE001  the library evaluates the text, and asserts about its parts
             raise _unknown(name, registry, str(error)) from None
         if not known:
             raise _unknown(name, registry, "no installed library computes it")
+        if measure.params.get("cutoff", 1) < 1:  # aborts the process in pytrec_eval
+            raise _unknown(name, registry, "it looks at no document")
+        try:
+            compute({name: measure}, {"": {"yes": 1, "no": 0}}, {"": {"yes": 1.0, "no": 0.0}})
+        except InputError as error:
+            raise _unknown(name, registry, error.message) from error
         measures[display_name(measure)] = measure
     if not measures:
         raise InputError("no measure to compute", f"pass e.g. --measure {DEFAULT_MEASURES[0]}")
@@ -104,7 +109,8 @@ def _unknown(name: str, registry: Mapping[str, str], reason: str) -> InputError:
     word = name.partition("@")[0].casefold()
     close = get_close_matches(word, registry, n=1)
     meant = f"did you mean {registry[close[0]]}? " if close and close[0] != word else ""
-    return InputError(f"no measure {name[:60]!r}: {reason}", f"{meant}write e.g. nDCG@10, MRR@10, Recall@100, MAP, P@5")
+    hint = f"{meant}write e.g. nDCG@10, MRR@10, Recall@100, MAP, P@5"
+    return InputError(f"no measure {name[:60]!r}: {reason[:200]}", hint)
 
 
 def display_name(measure: Any) -> str:
@@ -116,8 +122,8 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
     """Return each measure for each judged query; a query without results counts as 0.
 
     Documents with equal scores are ordered as in trec_eval, the last id in sort order first, whichever library computes
-    a measure: otherwise the libraries for MRR@10 and nDCG@10 would order them differently. They get numbers as the ids
-    of queries, because gdeval, a script, knows no others and cuts `PLAIN-3` to `3`.
+    a measure: otherwise the libraries for MRR@10 and nDCG@10 would order them differently. Queries and documents get
+    numbers as ids: gdeval, a script, cuts `PLAIN-3` to `3` and ids at spaces, and pytrec_eval cuts them at NUL.
 
     Args:
         measures: measures from `parse_measures`.
@@ -130,26 +136,33 @@ def compute(measures: Mapping[str, Any], judgements: Judgements, run: Mapping[st
     library = require_library()
     names = {measure: name for name, measure in measures.items()}
     found: PerQuery = {name: {} for name in measures}
-    numbers = {query: str(number) for number, query in enumerate(judgements)}
-    grades = {numbers[query]: dict(documents) for query, documents in judgements.items()}
-    results = {numbers[query]: _ranks(run[query]) for query in judgements if run.get(query)}
+    numbers, ids = _Numbers(), _Numbers()
+    grades = {numbers[query]: {ids[one]: grade for one, grade in all_.items()} for query, all_ in judgements.items()}
+    results = {numbers[query]: _ranks(run[query], ids) for query in judgements if run.get(query)}
     if not results:
         return {name: dict.fromkeys(judgements, 0.0) for name in measures}
     try:
         for value in library.iter_calc(list(measures.values()), grades, results):
             found[names[value.measure]][value.query_id] = float(value.value)
-    except CalledProcessError as error:
+    except Exception as error:  # of any of the libraries behind it
         raise InputError(
-            f"the script of ir_measures for nDCG with exponential gains and ERR fails: {error}",
-            "it knows grades up to 4, and ids of documents without spaces; leave these measures out",
+            f"ir_measures cannot compute {', '.join(measures)} of these judgements: {type(error).__name__}: {error}",
+            "leave the measure out; nDCG with exponential gains and ERR, computed by gdeval, know grades up to 4",
         ) from error
     return {name: {query: values.get(numbers[query], 0.0) for query in numbers} for name, values in found.items()}
 
 
-def _ranks(scores: Mapping[str, float]) -> dict[str, float]:
-    """Replace scores by distinct ones, in the order of trec_eval."""
+class _Numbers(dict[str, str]):
+    """A number for each id, counted as they come."""
+
+    def __missing__(self, key: str) -> str:
+        return self.setdefault(key, str(len(self)))
+
+
+def _ranks(scores: Mapping[str, float], ids: _Numbers) -> dict[str, float]:
+    """Replace scores by distinct ones, in the order of trec_eval, and ids by numbers."""
     ordered = sorted(scores, key=lambda document: (scores[document], document), reverse=True)
-    return {document: float(-rank) for rank, document in enumerate(ordered)}
+    return {ids[document]: float(-rank) for rank, document in enumerate(ordered)}
 
 
 def mean_of(values: Mapping[str, float]) -> Measure:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError
-from onnxtool.evaluation.collection import Collection, open_collection, sample_documents, sample_queries
+from onnxtool.evaluation.collection import Collection, open_collection, read_documents, sample_documents, sample_queries
 from onnxtool.evaluation.measures import (
     PerQuery,
     compute,
@@ -28,7 +28,7 @@ from onnxtool.evaluation.measures import (
 )
 from onnxtool.evaluation.onnx_systems import open_model
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
-from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport
+from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
 from onnxtool.infer.descriptions import stated_task
@@ -92,6 +92,9 @@ def evaluate_model(
             f"{' and '.join(given)} would change nothing: {model_path} is a model of the kind {model.kind}",
             "leave it out",
         )
+    _require_figures(gates, measures, model, base)
+    if run_path is not None:
+        _require_plain_ids(chain(collection.queries, (document.id for document in read_documents(collection))))
     found, seconds = _retrieve(model, collection)
     values = compute(measures, collection.judgements, found.run)
     times = _time_queries([system for system in (model, base) if system is not None], collection)
@@ -125,7 +128,7 @@ def evaluate_model(
     )
     report = replace(report, gates=tuple(_check_gates(gates, report)))
     if run_path is not None:
-        write_text(Path(run_path), run_text(found.run, Path(model_path).stem), force=force)
+        write_text(Path(run_path), _run_text(found.run, Path(model_path).stem), force=force)
         report = replace(report, run_path=str(run_path))
     return report
 
@@ -157,6 +160,12 @@ def check_evaluation(
             "check the grades of the judgements, or leave out --fail_if",
         )
     find_sources(collection.corpus)
+    # A library may not compute a measure of these grades.
+    compute(
+        measures,
+        collection.judgements,
+        {q: {"": 0.0} | dict.fromkeys(d, 1.0) for q, d in collection.judgements.items()},
+    )
     return measures, gates, collection
 
 
@@ -183,17 +192,21 @@ def _own_files(path: Path, model_name: str | None) -> str | None:
     return None
 
 
-def run_text(run: Run, name: str) -> str:
-    """Write a run in TREC format: `query Q0 document rank score name`.
+def _require_plain_ids(ids: Iterable[str]) -> None:
+    """Refuse ids with spaces, which separate the columns of a run, before anything is encoded.
 
     Raises:
-        InputError: an id contains a space, which separates columns.
+        InputError: one has a space, or is empty.
     """
-    for key in {*run, *(document for documents in run.values() for document in documents)}:
+    for key in ids:
         if len(key.split()) != 1:
             raise InputError(
                 f"the id {key!r} has a space or is empty, and TREC's format has no place for it", "rename it"
             )
+
+
+def _run_text(run: Run, name: str) -> str:
+    """Write a run in TREC format: `query Q0 document rank score name`."""
     tag = "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
     return "".join(
         f"{query} Q0 {document} {rank} {np.float32(score)!s} {tag}\n"
@@ -350,6 +363,22 @@ def _figures_of(system: SystemReport) -> dict[str, float | None]:
     """Return the figures that gates may name in addition to measures; terms only for sparse vectors."""
     figures = vars(system) | ({} if system.terms is None else vars(system.terms))
     return {name: figures.get(name) for name in _OF_SYSTEMS}
+
+
+def _require_figures(gates: Sequence[Gate], measures: Iterable[str], model: System, base: System | None) -> None:
+    """Refuse gates on figures that a system will not have, before anything is encoded.
+
+    Raises:
+        GateError: there is one.
+    """
+
+    def expected(system: System) -> dict[str, Json]:
+        terms = Terms(0.0, 0.0, 0.0) if system.kind == SPARSE else None
+        query_ms = None if system.kind == BM25 else 0.0
+        report = SystemReport(system.name, system.kind, "", system.size_bytes, query_ms, 0.0, terms)
+        return {**dict.fromkeys((*measures, _OVERLAP), 0.0), **_figures_of(report)}
+
+    check_gates(gates, expected(model), None if base is None else expected(base))
 
 
 def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCheck]:

@@ -103,7 +103,7 @@ class _Comparison:
     def __init__(self, queries: Any, similarity: str) -> None:
         self._similarity = similarity
         self._tokens = queries if isinstance(queries, TokenVectors) else None
-        self._terms = _matrix(queries, 0, len(queries)) if isinstance(queries, SparseVectors) else None
+        self._terms = queries if isinstance(queries, SparseVectors) else None
         self._rows = None if self._tokens or self._terms is not None else self._prepared(queries)
 
     def scores(self, vectors: Any, start: int, stop: int) -> NDArray[np.float32]:
@@ -112,7 +112,9 @@ class _Comparison:
             part = vectors.take(range(start, stop))
             return self._tokens.max_similarities(part, is_mean=self._similarity == MEANMAXSIM)
         if self._terms is not None:
-            products = (self._terms @ _matrix(vectors, start, stop).T).toarray()
+            width = 1 + max(int(one.indices.max(initial=0)) for one in (self._terms, vectors))
+            queries = _matrix(self._terms, 0, len(self._terms), width)
+            products = (queries @ _matrix(vectors, start, stop, width).T).toarray()
             return np.where(products == 0, -np.inf, products).astype(np.float32)
         assert self._rows is not None  # noqa: S101  of dense vectors
         documents = self._prepared(vectors[start:stop])
@@ -143,10 +145,18 @@ class _Comparison:
         return np.asarray(normalize(rows)) if self._similarity == COSINE else rows
 
 
-def _matrix(vectors: SparseVectors, start: int, stop: int) -> Any:
-    """Return texts from `start` to `stop` as a matrix of SciPy, float64 [N, V] in compressed rows."""
+def _matrix(vectors: SparseVectors, start: int, stop: int, width: int) -> Any:
+    """Return texts from `start` to `stop` as a matrix of SciPy, float64 [N, `width`] in compressed rows.
+
+    SciPy trusts the indices, so the width comes from them, and not from a vocabulary.
+
+    Raises:
+        InputError: an index is negative.
+    """
     from scipy.sparse import csr_matrix
 
+    if vectors.indices.min(initial=0) < 0:
+        raise InputError("a term has a negative id", "encode the documents again")
     first, last = vectors.indptr[start], vectors.indptr[stop]
     return csr_matrix(
         (
@@ -154,5 +164,5 @@ def _matrix(vectors: SparseVectors, start: int, stop: int) -> Any:
             vectors.indices[first:last],
             vectors.indptr[start : stop + 1] - first,
         ),
-        shape=(stop - start, len(vectors.vocabulary)),
+        shape=(stop - start, width),
     )

@@ -181,15 +181,21 @@ class Bm25(System):
     name = kind = BM25
 
     def __init__(self, options: EvaluateOptions) -> None:
+        """Load the library, before another system encodes anything.
+
+        Raises:
+            InputError: bm25s is not installed.
+        """
         self._options = options
+        self._library = imported("bm25s", "BM25 needs bm25s", "pip install 'onnxtool-cli[evaluate]'")
 
     def retrieve(self, collection: Collection) -> Found:
         """Index the documents and search them.
 
         Raises:
-            InputError: bm25s is not installed, or no document has a word.
+            InputError: no document has a word.
         """
-        bm25s = imported("bm25s", "BM25 needs bm25s", "pip install 'onnxtool-cli[evaluate]'")
+        bm25s = self._library
         rejects: Counter[str] = Counter()
         tell("indexing for BM25")
         ids, texts = [], []

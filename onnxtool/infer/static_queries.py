@@ -39,9 +39,9 @@ class StaticQueries:
         if stored is None:
             return None
         table = SparseStaticEmbedding.read(stored)
-        if len(table.weights) < tokenizer.vocabulary_size:
+        if len(table.weights) < len(tokenizer.vocabulary):
             raise InputError(
-                f"{folder.path} has {len(table.weights)} weights for the {tokenizer.vocabulary_size} tokens of queries",
+                f"{folder.path} has {len(table.weights)} weights for the {len(tokenizer.vocabulary)} tokens of queries",
                 "the folder mixes two models; take both from one",
             )
         return cls(tokenizer, table, Prompts.of(folder))
@@ -79,7 +79,7 @@ class StaticQueries:
             np.cumsum([0, *(len(terms) for terms, _ in rows)], dtype=np.int64),
             np.concatenate([terms for terms, _ in rows]),
             np.concatenate([weights for _, weights in rows]),
-            self.tokenizer.vocabulary,
+            self.tokenizer.vocabulary_of(len(self.table.weights)),
         )
 
 

@@ -117,6 +117,11 @@ def _break(folder: Path, name: str, content: str) -> None:
         ("queries.jsonl", '{"_id": "q0", "text": "a"}\n{"_id": "q0", "text": "b"}\n', "two queries with the id 'q0'"),
         ("queries.jsonl", '{"_id": "other", "text": "a"}\n', "judges none of the 1 queries"),
         ("queries.jsonl", "\n", "has no texts"),
+        (
+            "queries.jsonl",
+            '{"_id": "q0", "text": "a"}\n{"_id": "\\ud800", "text": "b"}\n',
+            ":2 contains an unpaired",
+        ),
         ("qrels/test.tsv", "", "has no judgements of the split 'test'"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
         (

@@ -18,18 +18,21 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from onnxtool.cli.optimize import optimize_blocks
 from onnxtool.cli.render import Table
-from onnxtool.encoding import encode_corpus
+from onnxtool.encoding import CorpusOptions, encode_corpus
+from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import CheckpointError, GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, judge_by_retrieval, onnx_systems
 from onnxtool.evaluation.collection import open_collection, read_run, sample_documents, sample_queries
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
 from onnxtool.evaluation.report import Terms
+from onnxtool.infer.vectors import SparseVectors
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates
 from tests.cli.entry_point import run_onnxtool
 from tests.evaluation.collections import Texts, random_texts, write_beir, write_lines
 from tests.infer.test_late_interaction import encoder
+from tests.infer.test_static_queries import inference_free
 from tests.infer.tiny_models import (
     POOLED,
     VOCABULARY,
@@ -283,13 +286,17 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--depth", "0"), 2, "0 is not in the range"),
         (("--dimensions", "6"), 1, "the vectors of this model have 6"),
         (("--measure", "Recall@2000"), 1, "Recall@2000 is not known of the 1000 best documents"),
+        (("--measure", "P@0"), 1, "no measure 'P@0': it looks at no document"),
+        (("--against", "bm25", "--fail_if", "size_bytes<-10%"), 1, "the base has no figure 'size_bytes'"),
+        (("--against", "bm25", "--fail_if", "query_ms>+10%"), 1, "the base has no figure 'query_ms'"),
+        (("--fail_if", "query_terms>3"), 1, "the report has no figure 'query_terms'"),
         (("--keep_special",), 1, "--keep_special would change nothing"),
         (("--num_candidates", "100"), 1, "--num_candidates would change nothing"),
         (("--cache", "/dev/null/x"), 1, "pass another --cache, or make room"),
     ],
 )
 def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, ...], code: int, message: str) -> None:
-    """With its way out."""
+    """With its way out, before anything is encoded."""
     path = write_dense(tmp_path)
     done = run_onnxtool(
         tmp_path, "evaluate", "--model_path", path, "--data", data, "--cache", "cache", "--quiet", *options,
@@ -298,6 +305,34 @@ def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, 
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("padding", [1, 6])
+def test_a_padded_vocabulary_is_searched(tmp_path: Path, data: Path, padding: int) -> None:
+    """A model is wider than its tokenizer, and than the table of its queries where they are looked up."""
+    pytest.importorskip("pyarrow")
+    values = table(V, V + padding)
+    values[:, -1] = 3.0  # a term of every document that no query has
+    path = write_model(tmp_path / "run", model_for("sparse-encoding", values, "logits"))
+    terms = evaluate(path, data).model.terms
+    looked_up = evaluate(inference_free(tmp_path / "looked_up", values=values), data)
+    assert terms is not None
+    assert terms.sparsity == pytest.approx(1 - terms.document_terms / (V + padding))
+    assert looked_up.measures["nDCG@10"].mean > 0
+    report = encode_corpus(path, data / "corpus.jsonl", tmp_path / "out", CorpusOptions(output_format="parquet"))
+    assert report.dimensions == V + padding
+    (shard,) = read_shards(tmp_path / "out", VOCABULARY)
+    assert isinstance(shard.vectors, SparseVectors)
+    assert f"[{V + padding - 1}]" in shard.vectors[0].terms()
+
+
+def test_grades_that_a_measure_does_not_know_are_refused_first(tmp_path: Path, data: Path) -> None:
+    """Before the documents are encoded."""
+    (data / "qrels" / "test.tsv").write_text("q0\td0\t9\n")
+    with pytest.raises(InputError, match="cannot compute ERR@10 of these judgements"):
+        evaluate(write_dense(tmp_path), data, measures=("ERR@10",))
+    assert not (data / "cache").exists()
 
 
 def test_a_model_without_vectors_is_refused(tmp_path: Path, data: Path) -> None:
@@ -329,7 +364,7 @@ def test_a_run_has_no_place_for_ids_with_spaces(tmp_path: Path, data: Path) -> N
     options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu")
     with pytest.raises(InputError, match="the id 'd 0' has a space"):
         evaluate_model(write_dense(tmp_path), data, options, run_path=tmp_path / "found.run")
-    assert not (tmp_path / "found.run").exists()
+    assert not {"found.run", "cache"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_dry_run_checks_and_writes_nothing(tmp_path: Path, data: Path) -> None:

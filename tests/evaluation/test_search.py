@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,18 @@ def test_equal_documents_have_equal_scores_and_the_last_id_comes_first() -> None
     for name in NAMES:
         assert list(run[name]) == sorted(IDS, reverse=True)[:4]
         assert len(set(run[name].values())) == 1
+
+
+def test_ids_of_terms_beyond_a_vocabulary_are_columns_too() -> None:
+    """The queries of an inference-free encoder are looked up, and only its documents are as wide as the model."""
+    ids = np.array([3, 9_000], np.int32)
+    queries = SparseVectors(np.array([0, 2]), ids, np.array([1, 2], np.float32), ("a",) * 4)
+    documents = SparseVectors(np.array([0, 1, 3]), np.array([3, 5, 9_000], np.int32), np.ones(3, np.float32), ())
+    run, _ = search(["q"], queries, [Shard(["d", "e"], documents)], similarity="dot", depth=9)
+    assert run == {"q": {"e": 2.0, "d": 1.0}}
+    broken = replace(documents, indices=-documents.indices)
+    with pytest.raises(InputError, match="negative id"):
+        search(["q"], queries, [Shard(["d", "e"], broken)], similarity="dot", depth=9)
 
 
 def test_documents_of_another_size_or_with_one_id_are_refused() -> None:

@@ -46,12 +46,13 @@ def inference_free(
     folder: Path,
     *,
     weights: Any = WEIGHTS,
+    values: Any = None,
     router: dict[str, Any] = ROUTES,
     prompts: dict[str, str] | None = None,
     max_tokens: int | None = None,
 ) -> Path:
     """Write a model for documents as it is exported, and the table for queries beside it."""
-    path = write_model(folder, model_for("sparse-encoding", table(V, V), "logits"))
+    path = write_model(folder, model_for("sparse-encoding", table(V, V) if values is None else values, "logits"))
     files = folder / "model"
     (files / "modules.json").write_text(json.dumps([{"path": "", "type": "sentence_transformers.models.Router"}]))
     (files / "router_config.json").write_text(json.dumps(router))

@@ -71,10 +71,7 @@ class Terms(SparseHead):
         """
         weights = self._weights(batch)
         require_finite(weights, "weight of a term")
-        vocabulary = self.tokenizer.vocabulary
-        # A model may have more rows than its tokenizer has tokens: vocabularies are padded to multiples of 64.
-        unknown = tuple(self.tokenizer.token(token_id) for token_id in range(len(vocabulary), weights.shape[1]))
-        return SparseVectors.from_dense(weights, vocabulary + unknown if unknown else vocabulary)
+        return SparseVectors.from_dense(weights, self.tokenizer.vocabulary_of(weights.shape[1]))
 
     def _weights(self, batch: Batch) -> Floats:
         """Return float32 [B, V]."""
