@@ -63,6 +63,7 @@ ONLY_IN = {
         "runtime/tokens.py",
         "training/trainer",
     },
+    "onnxoptimizer": {"optimize/onnxoptimizer_child.py"},
     "onnxscript": {"autodiff", "export", "graph", "optimize", "torch_backend", "training"},
     "tokenizers": {"checkpoint"},
     "PIL": {"checkpoint"},
@@ -80,7 +81,7 @@ ONLY_IN = {
     "onnx_ir": {"autodiff", "export", "graph", "model_file", "optimize", "torch_backend", "training"},
 }
 HEAVY = (
-    *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "tokenizers"),
+    *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxoptimizer", "onnxscript", "tokenizers"),
     *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
     *("obstore", "fsspec"),
     *("cyclonedx", "model_signing"),

@@ -66,11 +66,13 @@ class Outcome:
         model: the result, which may be the same object, changed in place.
         num_changes: nodes and initializers added, removed or rewritten; 0 if nothing changed.
         note: a remark for the report, such as a precondition that did not hold.
+        left_out: whether the pass could not be run, as `note` explains; the model is unchanged.
     """
 
     model: ir.Model
     num_changes: int
     note: str = ""
+    left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run_passes(
             release_weights(model)
             duration_ms = results[step.name].duration_ms + (time.perf_counter() - start) * 1e3
             total = results[step.name].num_changes + outcome.num_changes
-            results[step.name] = PassResult(step.name, total, duration_ms, outcome.note)
+            results[step.name] = PassResult(step.name, total, duration_ms, outcome.note, outcome.left_out)
             num_changes += outcome.num_changes
             _LOGGER.log(
                 logging.INFO if outcome.num_changes else logging.DEBUG,

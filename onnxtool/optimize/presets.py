@@ -19,6 +19,7 @@ from onnxtool.optimize.passes.normalizations import (
     skip_layer_normalization,
     sums,
 )
+from onnxtool.optimize.passes.onnxoptimizer_passes import ALLOWED
 from onnxtool.optimize.passes.onnxruntime_fusions import onnxruntime_fusions
 from onnxtool.optimize.passes.products import einsum_products, matmul_add, transposed_weights
 from onnxtool.optimize.passes.repeated_heads import repeated_heads
@@ -26,7 +27,8 @@ from onnxtool.optimize.passes.rotary_embedding import rotary_embedding
 from onnxtool.optimize.pipeline import Pass
 
 # Patterns contain constants, sizes and shared masks, so these are simplified first.
-_SETTLE = (convert_opset, fold_constants, input_sizes, common_subexpressions)
+# onnxoptimizer's passes only see constants as initializers, and give int8 the layers behind transposed weights.
+_SETTLE = (convert_opset, fold_constants, input_sizes, common_subexpressions, *ALLOWED)
 # Attention looks for the MatMuls with weights that transposed_weights rewrites, so it runs before.
 _FUSE = (
     *(layer_normalization, rms_normalization, gelu, rotary_embedding),

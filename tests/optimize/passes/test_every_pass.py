@@ -18,6 +18,7 @@ from tests.optimize.passes import (
     test_maxima,
     test_neutral_operators,
     test_normalizations,
+    test_onnxoptimizer_passes,
     test_onnxruntime_fusions,
     test_products,
     test_repeated_heads,
@@ -39,6 +40,7 @@ ROWS: dict[str, Row] = {
     for row in (
         *(test_attention.ROW, test_convert_opset.ROW, *test_duplicates.ROWS, test_fold_constants.ROW, *test_gelu.ROWS),
         *(test_input_sizes.ROW, *test_maxima.ROWS, test_neutral_operators.ROW, *test_normalizations.ROWS),
+        *test_onnxoptimizer_passes.ROWS,
         *(test_onnxruntime_fusions.ROW, *test_products.ROWS, test_repeated_heads.ROW, test_rotary_embedding.ROW),
         *(*test_embeddings.ROWS, *test_linear_layers.ROWS),
     )
