@@ -49,6 +49,8 @@ class Verification:
         mask_effect: how far the reference's outputs move when padding is attended to; below `atol`, these weights
             cannot reveal a wrong mask. None for a model without an attention mask.
         padding_effect: largest change of the model's outputs when padding holds other ids; None if not tried.
+        batch_effect: largest change of the model's outputs for a text when it is alone instead of padded in a batch,
+            or the batch is in another order; None if not tried.
         refused: cases that were skipped because the reference itself does not run on them.
         provider: where the model ran. The CPU provider computes half precision in float32, so it shows rounded weights
             but not overflows.
@@ -68,6 +70,7 @@ class Verification:
     cases: tuple[VerificationCase, ...]
     mask_effect: float | None = None
     padding_effect: float | None = None
+    batch_effect: float | None = None
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
     constant_outputs: tuple[str, ...] = ()

@@ -23,7 +23,8 @@ _VERIFICATION_LABELS = {
     "cosine_min": "Lowest cosine",
     "atol": "Allowed",
     "mask_effect": "Moving the mask moves the outputs by",
-    "padding_effect": "Moving the padding moves them by",
+    "padding_effect": "Other ids in the padding move them by",
+    "batch_effect": "The rest of the batch moves a text by",
 }
 _VERIFICATION_KEYS = frozenset({*_VERIFICATION_LABELS, "verified", "rtol", "cosine_required", "error", "arithmetic"})
 _NUM_STEPS = 3  # only the last ones are shown side by side, to fit a phone; onnxtool's own files have two

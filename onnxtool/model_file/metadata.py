@@ -53,7 +53,7 @@ _BLOCK = 1 << 20  # bytes read at a time
 # Of a verification, recorded with the step.
 FIGURES = (
     *("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"),
-    *("mask_effect", "padding_effect"),
+    *("mask_effect", "padding_effect", "batch_effect"),
 )
 
 

@@ -34,12 +34,14 @@ class Case:
         valid: bool [B, S], false on padding, where outputs have no meaning; None without padding.
         like: the description of an earlier case that differs only in padding, so that the outputs must be the same;
             empty for none.
+        rows: the rows of that case that this one consists of, alone or in another order; empty for the same rows.
     """
 
     description: str
     feeds: Mapping[str, NDArray[Any]]
     valid: NDArray[np.bool_] | None
     like: str = ""
+    rows: tuple[int, ...] = ()
 
     @property
     def has_empty_rows(self) -> bool:
@@ -118,11 +120,8 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
         return _INCOMPARABLE
     if reference.dtype.kind not in "biuf":  # strings, which are equal or not
         return OutputError(0.0, 1.0, 1.0) if np.array_equal(output, reference) else _INCOMPARABLE
-    if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape and not valid.all():
-        output, reference = output[valid], reference[valid]
-    elif valid is not None and output.ndim == 4 and output.shape[::2] == valid.shape and not valid.all():
-        # Keys or values, [B, H, S, D].
-        output, reference = output.swapaxes(1, 2)[valid], reference.swapaxes(1, 2)[valid]
+    if valid is not None and not valid.all():
+        output, reference = _at_tokens(output, valid), _at_tokens(reference, valid)
     error = scale = dot = output_norm = reference_norm = 0.0
     num_equal = 0
     actual_flat, wanted_flat = output.reshape(-1), reference.reshape(-1)
@@ -153,6 +152,44 @@ def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.boo
     return OutputError(error, cosine, scale, num_equal, actual_flat.size - num_equal)
 
 
+def row_errors(
+    one: tuple[Case, Mapping[str, NDArray[Any]]],
+    other: tuple[Case, Mapping[str, NDArray[Any]]],
+    sequences: frozenset[str] | None,
+) -> dict[str, OutputError]:
+    """Measure how far the outputs of a case are from those of the case that it is like, at real tokens.
+
+    Outputs without rows, or with another shape for another number of tokens (scores of pairs of them), are left out.
+
+    Args:
+        one: a case with its outputs.
+        other: the case that it is like, with its outputs.
+        sequences: as in ReferenceOutputs.
+    """
+    (case, found), (like, wanted) = one, other
+    errors: dict[str, OutputError] = {}
+    for name in (name for name in wanted if name in found):
+        given, rows, valid = found[name], wanted[name], like.valid
+        if case.rows and valid is not None:
+            if rows.shape[:1] != valid.shape[:1]:
+                continue
+            rows, valid = rows[list(case.rows)], valid[list(case.rows)]
+        if sequences is None or name in sequences:
+            given, rows = _at_tokens(given, case.valid), _at_tokens(rows, valid)
+        if given.shape == rows.shape:
+            errors[name] = measure(given, rows, None)
+    return errors
+
+
+def _at_tokens(output: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:
+    """Return an output at real tokens, [N, ...]; unchanged if it has no sequence, or there is no padding."""
+    if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape:
+        return output[valid]
+    if valid is not None and output.ndim == 4 and output.shape[::2] == valid.shape:  # keys or values, [B, H, S, D]
+        return output.swapaxes(1, 2)[valid]
+    return output
+
+
 @dataclass(frozen=True)
 class ReferenceOutputs:
     """A reference's outputs on every case, kept so that it can be unloaded before the candidate is loaded.
@@ -160,7 +197,6 @@ class ReferenceOutputs:
     Attributes:
         mask_effect: how far its outputs on real tokens move if padding is attended to, in the first case that shows it
             clearly, or else in the clearest case; None if no case has padding.
-        padding_effect: how far its outputs on real tokens move if padding holds other ids.
         ignores_mask: whether attending to padding never moves an output by more than rounding.
         constant: the outputs that are the same for all inputs; see `constant_outputs`.
         refused: descriptions of skipped cases, which the reference itself does not run on.
@@ -172,7 +208,6 @@ class ReferenceOutputs:
     cases: tuple[Case, ...]
     outputs: tuple[Mapping[str, NDArray[Any]], ...]
     mask_effect: float | None
-    padding_effect: float | None = None
     refused: tuple[str, ...] = ()
     sequences: frozenset[str] | None = None
     ignores_mask: bool = False
@@ -192,6 +227,31 @@ class ReferenceOutputs:
         if valid is not None:
             valid = case.meaningful(valid)
         return measure(case.meaningful(output), case.meaningful(wanted), valid)
+
+    def moves(self, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> dict[int, dict[str, OutputError]]:
+        """Return how far outputs are from those of the same texts in another case, by number and name; see `Case.like`.
+
+        Args:
+            outputs: for each case, a model's outputs; they may be empty if no other case is like it.
+        """
+        numbers = {self.cases[number].description: number for number in reversed(range(len(self.cases)))}
+        found = {
+            number: row_errors((case, outputs[number]), (self.cases[other], outputs[other]), self.sequences)
+            for number, case in enumerate(self.cases)
+            for other in [numbers.get(case.like)]
+            if other is not None
+        }
+        return {number: errors for number, errors in found.items() if errors}
+
+    def without_moves(self, tolerance: Tolerance) -> ReferenceOutputs:
+        """Leave out cases whose rows the reference itself computes differently in their batch."""
+        moves = self.moves(self.outputs)
+        kept = [
+            (case, outputs)
+            for number, (case, outputs) in enumerate(zip(self.cases, self.outputs, strict=True))
+            if not case.rows or all(error.within(tolerance) for error in moves.get(number, {}).values())
+        ]
+        return replace(self, cases=tuple(row[0] for row in kept), outputs=tuple(row[1] for row in kept))
 
     def only(self, case: Case) -> ReferenceOutputs:
         """Return the outputs for one of the cases."""
@@ -237,13 +297,12 @@ def run_reference(
     refused = [f"{cases[number].description}{why}" for number, why in sorted(reasons.items())]
     outputs = [found[number] for number in done]
     expected = ReferenceOutputs(
-        name, tuple(cases[number] for number in done), tuple(outputs), None, None, tuple(refused), sequences
+        name, tuple(cases[number] for number in done), tuple(outputs), None, tuple(refused), sequences
     )
     mask_effect, ignores_mask = _mask_effect(reference, expected)
     return replace(
         expected,
         mask_effect=mask_effect,
-        padding_effect=_padding_effect(expected, outputs),
         ignores_mask=ignores_mask,
         constant=constant_outputs([case.feeds for case in expected.cases], outputs),
     )
@@ -279,6 +338,13 @@ def verify(
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
         _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
+    moves = expected.moves(found)
+    for number, errors in moves.items():
+        name = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
+        if expected.cases[number].rows and not errors[name].within(tolerance) and not results[number].failure:
+            moved = f"{name} moves by {errors[name].max_abs_error:.3g} with the batch that a text is in"
+            results[number] = replace(results[number], passed=False, failure=moved)
+    effects = {number: max(error.max_abs_error for error in errors.values()) for number, errors in moves.items()}
     num_passed = sum(result.passed for result in results)
     _LOGGER.info("%d of %d cases are as %s gives them", num_passed, len(results), expected.reference)
     return Verification(
@@ -291,7 +357,8 @@ def verify(
         reference=expected.reference,
         cases=tuple(results),
         mask_effect=expected.mask_effect,
-        padding_effect=_padding_effect(expected, found),
+        padding_effect=max((moved for n, moved in effects.items() if not expected.cases[n].rows), default=None),
+        batch_effect=max((moved for n, moved in effects.items() if expected.cases[n].rows), default=None),
         refused=expected.refused,
         constant_outputs=expected.constant,
     )
@@ -369,19 +436,6 @@ def _outputs_without_masks(
         ):
             return outputs
     return reference({**case.feeds, **{name: np.ones_like(case.feeds[name]) for name in masks}})
-
-
-def _padding_effect(expected: ReferenceOutputs, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> float | None:
-    """Return how far the outputs on real tokens move if only padding differs; None without such a case."""
-    by_description = {case.description: found for case, found in zip(expected.cases, outputs, strict=True)}
-    effects = [
-        expected.measure(case, name, found[name], other[name]).max_abs_error
-        for case, found in zip(expected.cases, outputs, strict=True)
-        if case.like in by_description
-        for other in [by_description[case.like]]
-        for name in found.keys() & other.keys()
-    ]
-    return max(effects, default=None)
 
 
 def require_passed(verification: Verification, hint: str) -> None:

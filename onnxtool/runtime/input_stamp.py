@@ -188,7 +188,7 @@ class InputStamp:
         seen: set[str] = set()
         elements, characters = _MOST_ELEMENTS, _MOST_CHARACTERS // 2  # the rest is for the kinds
         for case in cases:
-            if not names <= case.feeds.keys() or not names <= kinds.keys():
+            if case.rows or not names <= case.feeds.keys() or not names <= kinds.keys():
                 continue
             feeds = {name: case.feeds[name] for name in case.feeds if name in names}
             stamped = StampedCase.of(Case(case.description, feeds, case.valid), kinds)
