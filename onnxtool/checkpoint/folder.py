@@ -24,7 +24,7 @@ from onnxtool.checkpoint.sentence_modules import (
 )
 from onnxtool.errors import CheckpointError, InputError, first_line
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import FILES_KEY, ROUTE_KEY, TOKENIZER_KEY
+from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
 from onnxtool.reports import short_repr
 
@@ -208,12 +208,14 @@ class CheckpointFolder(ModuleFiles):
         path: the folder.
         tokenizer_sha256: hash, from the model's stamp, of a tokenizer.json that reads texts as transformers does; empty
             if there is none.
+        padding: the side on which texts are padded, from the model's stamp; empty for the tokenizer's own.
         described: modules described by the user instead of modules.json; None for no description.
     """
 
     path: Path
     route: str | None = None
     tokenizer_sha256: str = ""
+    padding: str = ""
     described: SentenceModules | None = field(default=None, repr=False)
 
     @cached_property
@@ -255,15 +257,15 @@ def find_checkpoint_folder(
         InputError: there is no tokenizer, or it cannot be fetched.
         ModelFileError: the model's metadata names a folder that is not next to it.
     """
+    sha256, padding = (model.metadata.get(key, "") for key in (TOKENIZER_KEY, PADDING_KEY))
     if model_name is not None:
-        return replace(
-            _named_folder(model, os.fspath(model_name), needs), tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, "")
-        )
+        named = _named_folder(model, os.fspath(model_name), needs)
+        return replace(named, tokenizer_sha256=sha256, padding=padding)
     tried = list(dict.fromkeys(_candidates(model, model.path)))
     if model.path.is_symlink():  # a model in a cache or store has its files next to the target, or next to the link
         tried = list(dict.fromkeys((*tried, *_candidates(model, model.path.resolve()))))
     for path in tried:
-        folder = CheckpointFolder(path, tokenizer_sha256=model.metadata.get(TOKENIZER_KEY, ""))
+        folder = CheckpointFolder(path, tokenizer_sha256=sha256, padding=padding)
         if any(folder.locate(name) for name in needs):
             return folder
     raise InputError(

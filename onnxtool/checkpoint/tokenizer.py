@@ -315,9 +315,13 @@ class TextTokenizer:
         )
 
     def _padding(self) -> tuple[int, int, str]:
-        """Return the padding id, segment and side from tokenizer_config.json, else tokenizer.json, else config.json."""
+        """Return the padding id, segment and side from tokenizer_config.json, else tokenizer.json, else config.json.
+
+        A side in the model's stamp replaces that of the tokenizer.
+        """
         stored = self._tokenizer.padding or {}
         side = _side(self._config, "padding_side", stored.get("direction", "right"))
+        side = self._folder.padding if self._folder.padding in ("left", "right") else side
         segment_id = self._config.get("pad_token_type_id", stored.get("pad_type_id", 0))
         token = self.named_token("pad_token")
         token_id = None if token is None else self._tokenizer.token_to_id(token)

@@ -45,7 +45,8 @@ from onnxtool.export.modalities.finding import (
 )
 from onnxtool.export.modalities.modality import SEQUENCE, Modality
 from onnxtool.export.modalities.text import TextInputs, longest_text
-from onnxtool.export.options import ExportOptions
+from onnxtool.export.options import DTYPES, ExportOptions
+from onnxtool.export.padding import choose_side
 from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
@@ -57,6 +58,7 @@ from onnxtool.export.weights import as_floats, is_quantized
 from onnxtool.model_file import check_model_output
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
+from onnxtool.runtime.comparison import TOLERANCES
 from onnxtool.runtime.timing import Stopwatch
 
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)
@@ -219,6 +221,7 @@ class Plan:
         head: the head to add to the graph; None for none.
         specification: the consumer's requirements; None if it accepts any graph.
         states: hidden states that the model returns instead of its last layer's; None for the last layer's.
+        padding: the side on which texts are padded, as stamped; empty for the tokenizer's.
         reasons: decisions made for the user, with reasons.
     """
 
@@ -228,6 +231,7 @@ class Plan:
     head: Head | None = None
     specification: TargetSpecification | None = None
     states: TokenStates | None = None
+    padding: str = ""
     reasons: tuple[str, ...] = ()
 
 
@@ -344,7 +348,11 @@ def _plan_with_cache(subject: _Subject) -> Plan:
         return Plan(TASK_WITH_CACHE, GenerationPipeline(subject.modality))
     check_model_output(encoder_path(request.paths.graph), force=request.options.force)
     pipeline = EncoderDecoderPipeline.of(subject.model, subject.modality, is_verified=request.options.verify)
-    return Plan(checkpoint.task, pipeline)
+    if subject.text is None or not subject.text.batches({}):
+        return Plan(checkpoint.task, pipeline)
+    tolerance = TOLERANCES[DTYPES[request.options.dtype]]
+    _, side, beside = choose_side(subject.model.get_encoder(), subject.text, None, tolerance)
+    return Plan(checkpoint.task, pipeline, padding=side, reasons=tuple(filter(None, [beside])))
 
 
 def _refuse_for_pictures(request: Request) -> None:
@@ -365,6 +373,10 @@ def _plan_single_call(subject: _Subject) -> Plan:
     request, checkpoint, modality = subject.request, subject.checkpoint, subject.modality
     options = request.options
     signature = detect_signature(subject.model, modality)
+    side = beside = ""
+    if isinstance(modality, TextInputs) and modality.batches(signature.sizes):
+        tolerance = TOLERANCES[DTYPES[options.dtype]]
+        modality, side, beside = choose_side(subject.model, modality, signature.sequences, tolerance)
     specification = None
     if not request.target.takes_any_graph:
         specification = specify(request.target, checkpoint, signature, subject.tokenizer, options.head)
@@ -372,7 +384,7 @@ def _plan_single_call(subject: _Subject) -> Plan:
         signature, modality = specification.narrow(signature), specification.fed(modality)
     else:
         choice = _choose_head(subject, signature)
-    head, reasons = choice.head, tuple(filter(None, [choice.why]))
+    head, reasons = choice.head, tuple(filter(None, [choice.why, beside]))
     states = _choose_states(subject, head, specification)
     if head is not None and head.name == "embedding" and options.vectors_as is not None:
         stored, few = choose_storage(options, subject.model, head, modality, request.source)
@@ -380,7 +392,7 @@ def _plan_single_call(subject: _Subject) -> Plan:
     attention = attention_of(subject.model)
     pipeline = SingleCallPipeline(modality, signature, head, options.keep_raw, specification, attention)
     task = checkpoint.task if head is None else head.task
-    return Plan(task, pipeline, choice.name, head, specification, states, reasons)
+    return Plan(task, pipeline, choice.name, head, specification, states, side, reasons)
 
 
 def _choose_head(subject: _Subject, signature: Signature) -> Choice:

@@ -19,7 +19,7 @@ import onnx_ir.passes.common as common
 from numpy.typing import NDArray
 
 from onnxtool.errors import ExportError, first_line
-from onnxtool.export.modalities.modality import Axis, Modality, Sizes, usual_sizes
+from onnxtool.export.modalities.modality import SEQUENCE, Axis, Modality, Sizes, usual_sizes
 from onnxtool.graph.edit import bodies, drop_unused, reads
 from onnxtool.reports import Dimension
 
@@ -46,6 +46,11 @@ class Signature:
     axes: tuple[Axis, ...] = ()
     given: dict[str, int] = field(default_factory=dict)
     fixed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def sequences(self) -> frozenset[str]:
+        """The outputs whose first axes are B and S."""
+        return frozenset(name for name, shape in self.outputs.items() if shape[1:2] == (SEQUENCE,))
 
     @property
     def sizes(self) -> dict[str, int]:

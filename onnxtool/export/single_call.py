@@ -26,11 +26,13 @@ from onnxtool.export.modalities.modality import (
     usual_sizes,
 )
 from onnxtool.export.modalities.pages import PageInputs
+from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature, detect_signature, run_torch_tensors, tidy, to_numpy, to_tensors
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import ExportStrategy, strategies_for, trace
 from onnxtool.model_file import ModelFile
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.rows import row_cases
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
 
@@ -98,8 +100,11 @@ class SingleCallPipeline:
         cases = [text_case(self.modality, fixed, length) for length in lengths] or self.modality.cases(fixed)
         if self.head is not None:
             cases += [] if lengths else self._unseen_tokens(self.head.unseen_length, fixed)
-            if self.head.leaves_prompt_out:
-                cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
+        batches = [] if lengths or not isinstance(self.modality, TextInputs) else self.modality.batches(fixed)
+        cases += batches
+        if self.head is not None and self.head.leaves_prompt_out:
+            cases = [replace(case, feeds=_with_prompts(case.feeds)) for case in cases]
+        cases += [row for case in cases[len(cases) - len(batches) :] for row in row_cases(case)]
         before = torch.get_rng_state()
         outputs = run_reference(run, cases, name="PyTorch", refusal=ExportError, sequences=self.sequences)
         if lengths:
@@ -116,8 +121,8 @@ class SingleCallPipeline:
     @property
     def sequences(self) -> frozenset[str]:
         """The outputs whose first axes are B and S."""
-        names = {name for name, shape in self.signature.outputs.items() if shape[1:2] == (SEQUENCE,)}
-        return frozenset(names | {one.output for one in (self.head.all if self.head else ()) if one.keeps_tokens})
+        heads = self.head.all if self.head else ()
+        return self.signature.sequences | {one.output for one in heads if one.keeps_tokens}
 
     def _unseen_tokens(self, length: int, fixed: Sizes) -> list[Case]:
         """Return texts followed by tokens that the model does not see, but whose vectors count."""

@@ -26,6 +26,9 @@ VERIFIED_LENGTH_KEY = "onnxtool.verified_length"  # longest input compared with 
 INPUTS_KEY = "onnxtool.input_kinds"  # the content of each input, and the shapes that were verified
 WEIGHTS_KEY = "onnxtool.weights_sha256"  # digest of the checkpoint: files that belong together share it
 TOKENIZER_KEY = "onnxtool.tokenizer_sha256"  # digest of a tokenizer.json that tokenizes as transformers does
+# The side on which texts are padded; NO_PADDING if texts of different lengths must not share a batch.
+PADDING_KEY = "onnxtool.padding"
+NO_PADDING = "none"
 # For a checkpoint with a Router: the route whose modules the graph computes, and the texts that it is for (query,
 # document). Other texts are for the partner, the file of another route, next to it. Both share one digest, of all their
 # weights.

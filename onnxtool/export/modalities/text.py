@@ -28,6 +28,7 @@ _TEXTS = (
 )
 _LONGEST_SAMPLE = 128
 _UNLIMITED = 10**6
+PADDING_SIDES = ("right", "left")
 FEW_IDS = 256  # number to draw from if the model does not say how many ids it knows
 _FIXED_SEQUENCE = 512  # for a model without a limit, in a file that cannot leave the length open
 
@@ -47,6 +48,8 @@ class TextInputs:
         left_out: the model's non-text inputs that are not included: `images`, `sound`.
         padded_length: the length that all texts are padded to, for an encoder whose result depends on padding (SigLIP);
             None for others.
+        pad_id: the id that onnxtool pads with.
+        sides: the sides of the padding on which the outputs for a text are the same as for the text alone.
     """
 
     tokenizer: Any
@@ -58,6 +61,8 @@ class TextInputs:
     batch_axis: str = BATCH
     left_out: tuple[str, ...] = ()
     padded_length: int | None = None
+    pad_id: int = 0
+    sides: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, model: Any, tokenizer: Any, accepted: Sequence[str], *, text: str | None = None) -> TextInputs:
@@ -80,7 +85,9 @@ class TextInputs:
         ids = vocabulary_size(model) or FEW_IDS
         _check_vocabulary(tokenizer, model)
         bounds = {"input_ids": ids, "inputs": ids, "token_type_ids": getattr(config, "type_vocab_size", None) or 2}
-        return cls(tokenizer, names, bounds, longest_text(model, tokenizer), _end_id(config, ids), text)
+        pad_id = next((i for i in (tokenizer.pad_token_id, _id_of("pad", config, ids)) if i is not None), 0)
+        end_id, longest = _id_of("eos", config, ids), longest_text(model, tokenizer)
+        return cls(tokenizer, names, bounds, longest, end_id, text, pad_id=pad_id)
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -115,6 +122,23 @@ class TextInputs:
         tokens = self.tokenize(_TEXTS[: fixed.get(self.batch_axis, len(_TEXTS))], fixed.get(SEQUENCE))
         mask = tokens.get(_MASK)
         return [*cases, Case("real text", tokens, None if mask is None else mask.astype(bool))]
+
+    def batches(self, fixed: Sizes) -> list[Case]:
+        """Texts that share a batch, padded on each of `sides`; for none, texts of one length. None with fixed sizes."""
+        if _MASK not in self.names or self.padded_length is not None or {self.batch_axis, SEQUENCE} & fixed.keys():
+            return []
+        if self.sides:
+            return [self.padded(side) for side in self.sides]
+        shape = next(shape for shape in verification_shapes(self.longest) if shape.batch_size > 1)
+        return [self._case(replace(shape, description="texts of one length"), self._fill(shape, 0))]
+
+    def padded(self, side: str) -> Case:
+        """Texts of different lengths, padded on a side with the token that onnxtool pads with."""
+        shapes = verification_shapes(self.longest)
+        shape = next(shape for shape in shapes if shape.is_ragged and shape.padding == side)
+        case = self._case(replace(shape, description=f"a batch padded {side}"), self._fill(shape, len(shapes)))
+        name = "input_ids" if "input_ids" in self.names else "inputs"
+        return replace(case, feeds={**case.feeds, name: np.where(shape.mask, case.feeds[name], self.pad_id)})
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
@@ -246,6 +270,6 @@ def text_config(model: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def _end_id(config: Any, ids: int) -> int | None:
-    end_id = getattr(config, "eos_token_id", None)
-    return end_id if isinstance(end_id, int) and 0 <= end_id < ids else None
+def _id_of(role: str, config: Any, ids: int) -> int | None:
+    token_id = getattr(config, f"{role}_token_id", None)
+    return token_id if isinstance(token_id, int) and 0 <= token_id < ids else None

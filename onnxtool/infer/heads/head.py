@@ -18,6 +18,7 @@ from onnxtool.checkpoint.pooling_module import Floats, behind_prompts
 from onnxtool.errors import InputError, SessionError
 from onnxtool.infer.report import Scored, Span
 from onnxtool.model_file import ModelFile
+from onnxtool.model_file.metadata import NO_PADDING, PADDING_KEY
 from onnxtool.runtime.feeds import is_mask
 
 _MAX_BATCH_SIZE = 32
@@ -72,7 +73,7 @@ class BatchRules:
         sequence_length: the graph's fixed number of tokens; None if dynamic.
         max_texts: the maximum number of texts per batch.
         max_tokens: the maximum number of tokens per batch, including padding; bounds the memory of the outputs.
-        has_mask: whether the graph has a mask input for padding.
+        has_mask: whether the graph has a mask input, and padding under it does not change the outputs for a text.
     """
 
     batch_size: int | None
@@ -91,6 +92,7 @@ class BatchRules:
         widths = [info.shape[2] for info in model.structure.outputs if len(info.shape) == 3]
         widest = max((width for width in widths if isinstance(width, int)), default=1)
         has_mask = any(is_mask(info) for info in model.structure.inputs)
+        has_mask &= model.metadata.get(PADDING_KEY) != NO_PADDING
         max_tokens = max(1, _MAX_OUTPUT_ELEMENTS // max(1, widest))
         return cls(batch_size, sequence_length, max_texts, max_tokens, has_mask)
 
