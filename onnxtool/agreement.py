@@ -17,7 +17,7 @@ from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider
 from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
-    from onnxtool.runtime.comparison import Tolerance
+    from onnxtool.runtime.difference import Tolerance
 
 # The tolerances live in `runtime.comparison`, which imports numpy; --help must not.
 TOLERANCE_NAMES = ("fp32", "fp16", "bf16", "int8", "int4")
@@ -64,7 +64,7 @@ class VerifyOptions(ProviderOptions):
     @property
     def tolerance(self) -> Tolerance:
         """The tolerance of the precision, with overrides applied."""
-        from onnxtool.runtime.comparison import TOLERANCES
+        from onnxtool.runtime.difference import TOLERANCES
 
         return TOLERANCES[self.precision].overridden(self.atol, self.rtol, self.min_cosine)
 

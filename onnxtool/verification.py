@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnxtool.reports import short_repr
 
@@ -19,10 +19,11 @@ class VerificationCase:
         cosine: the smallest cosine similarity of an output with its reference, each flattened.
         passed: whether every output is within the tolerance.
         worst_output: the output with the largest error.
+        scale: the largest measured value of this output, without fills and shared offsets.
         failure: why the model did not run on these inputs; empty if it did.
-        equal_not_finite: the outputs that are NaN or infinite at the same positions in both models. These positions
-            count as equal.
-        nothing_measured: the outputs that are NaN or infinite everywhere, so that nothing else was compared.
+        left_out: by output, the number of values that are the same NaN, infinity or fill in both models. They count as
+            equal, and are neither measured nor part of the scale.
+        nothing_measured: the outputs that have no other values, so that nothing else was compared.
     """
 
     description: str
@@ -32,7 +33,8 @@ class VerificationCase:
     passed: bool
     worst_output: str
     failure: str = ""
-    equal_not_finite: tuple[str, ...] = ()
+    scale: float = 0.0
+    left_out: dict[str, int] = field(default_factory=dict)
     nothing_measured: tuple[str, ...] = ()
 
 
@@ -41,7 +43,8 @@ class VerificationCase:
 class Verification:
     """Differences between a model and its reference.
 
-    A case passes where `|output - reference| <= atol + rtol * max|reference|` holds for every output, and the
+    A case passes where `|output - reference| <= atol + rtol * scale` holds for every output (the scale is that of a
+    value's neighbours, without fills, shared offsets and outliers; see docs/concepts/verification.md), and the
     cosine of each is at least `cosine_required`.
 
     Attributes:

@@ -34,6 +34,7 @@ from onnxtool.optimize.options import ACTIVATIONS
 from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.ranking import held_out_texts
+from onnxtool.runtime.difference import spreads_of
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.providers import EXACT_PRODUCTS_OPTION
 from onnxtool.runtime.session import open_session
@@ -112,9 +113,10 @@ class Made:
     def error(self, outputs: Path) -> float:
         """Return the largest error of outputs as the worker writes them."""
         errors = []
+        spreads = spreads_of(self.expected, [padding_mask(given) for given in self.feeds])
         for place, (wanted, given) in enumerate(zip(self.expected, self.feeds, strict=True)):
             with np.load(outputs / f"{place}.npz") as found:
-                errors.append(float(output_errors(dict(found), wanted, padding_mask(given)).max()))
+                errors.append(float(output_errors(dict(found), wanted, padding_mask(given), spreads).max()))
         return max(errors)
 
 

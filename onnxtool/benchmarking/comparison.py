@@ -21,7 +21,7 @@ from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, read_pooling
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import measure
+from onnxtool.runtime.difference import measure, spreads_of
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.timing import interval_of_median, summarize_latencies
@@ -129,7 +129,8 @@ def compare_outputs(model: Runner, other: ComparedModel, workload: Workload) -> 
         pairs = [(first, second, array)] if own[first].shape == array.shape else []
     # An error or a cosine is meaningless for codes and bits of a vector.
     pairs = [pair for pair in pairs if not {own[pair[0]].dtype.kind, pair[2].dtype.kind} & {"i", "u"}]
-    errors = [measure(own[name], array, mask) for name, _, array in pairs]
+    spreads = spreads_of([{name: array for name, _, array in pairs}], [mask])
+    errors = [measure(own[name], array, mask, spread=spreads.get(name)) for name, _, array in pairs]
     if not errors:
         return OutputDifference()
     return OutputDifference(

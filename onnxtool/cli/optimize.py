@@ -187,9 +187,10 @@ def _ranking(ranking: Ranking | None) -> list[tuple[str, str]]:
     if ranking is None:
         return []
     if ranking.overlap is None or ranking.kendall_tau is None:
-        neighbours = "all have the same vector, so that none is nearer than another"
+        neighbours = f"all have the same {'score' if ranking.is_scores else 'vector'}, so that none is first"
     else:
-        neighbours = f"{ranking.overlap:.1%} of the 10 nearest are the same, Kendall's tau {ranking.kendall_tau:.3f}"
+        first = "best" if ranking.is_scores else "nearest"
+        neighbours = f"{ranking.overlap:.1%} of the 10 {first} are the same, Kendall's tau {ranking.kendall_tau:.3f}"
     return [(f"On {ranking.num_texts} other texts", f"1 - cosine {ranking.error:.2g} at most, {neighbours}")]
 
 

@@ -70,7 +70,7 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
     ]
     if verification.refused:
         blocks.append(Note(f"left out, because {verification.reference} itself rejects them: {_refused(verification)}"))
-    blocks += [Note(text) for text in _not_finite(verification)]
+    blocks += [Note(text) for text in _left_out(verification)]
     if verification.constant_outputs:
         blocks.append(
             Note(
@@ -104,14 +104,14 @@ def _refused(verification: Verification) -> str:
     return "; ".join(", ".join(names) + (f" ({reason}" if reason else "") for reason, names in cases.items())
 
 
-def _not_finite(verification: Verification) -> Iterator[str]:
-    """Say which outputs are NaN or infinite in both models, and in how many cases nothing else was compared."""
+def _left_out(verification: Verification) -> Iterator[str]:
+    """Say how many values of which outputs are not measured, and in how many cases nothing else was compared."""
     cases = verification.cases
-    for name in sorted({name for case in cases for name in case.equal_not_finite}):
-        num_cases = sum(name in case.equal_not_finite for case in cases)
+    for name in sorted({name for case in cases for name in case.left_out}):
+        counts = [case.left_out[name] for case in cases if name in case.left_out]
         nothing = sum(name in case.nothing_measured for case in cases)
         yield (
-            f"{name} has NaN or infinity in {num_cases} of {len(cases)} cases, in the same places as "
-            f"{verification.reference}, which count as equal"
-            + (f"; in {nothing} of them there is nothing else to compare" if nothing else "")
+            f"{name}: {sum(counts):,} values in {len(counts)} of {len(cases)} cases are the same NaN, infinity or fill "
+            f"as in {verification.reference}; they count as equal, and the others are measured without them"
+            + (f"; in {nothing} of these cases there are no others" if nothing else "")
         )

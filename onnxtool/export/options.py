@@ -13,7 +13,7 @@ from onnxtool.options import UNSET, Force, NameField, Option, OptionalPath, Opti
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
-    from onnxtool.runtime.comparison import Tolerance
+    from onnxtool.runtime.difference import Tolerance
 
 LOWEST_OPSET = 13  # the opset that heads are written for
 
@@ -149,7 +149,7 @@ class ExportOptions(Options):
     @property
     def tolerance(self) -> Tolerance:
         """The dtype's tolerance, with the user's replacements."""
-        from onnxtool.runtime.comparison import TOLERANCES
+        from onnxtool.runtime.difference import TOLERANCES
 
         return TOLERANCES[DTYPES[self.dtype]].overridden(self.atol, self.rtol, self.min_cosine)
 

@@ -10,7 +10,8 @@ from onnxtool.errors import ExportError
 from onnxtool.export.modalities.text import PADDING_SIDES, TextInputs
 from onnxtool.export.signature import run_torch_tensors, to_numpy
 from onnxtool.model_file.metadata import NO_PADDING
-from onnxtool.runtime.comparison import OutputError, Tolerance, row_errors
+from onnxtool.runtime.comparison import row_errors
+from onnxtool.runtime.difference import OutputError, Tolerance
 from onnxtool.runtime.rows import row_cases
 
 
@@ -33,8 +34,8 @@ def choose_side(
         share a batch; and a note for the user, empty for the tokenizer's own side.
     """
     own = text.tokenizer.padding_side
-    errors = {side: list(_errors(model, text, side, sequences)) for side in PADDING_SIDES}
-    sides = tuple(side for side, found in errors.items() if all(error.within(tolerance) for error in found))
+    errors = {side: list(_errors(model, text, side, sequences, tolerance)) for side in PADDING_SIDES}
+    sides = tuple(side for side, found in errors.items() if all(error.passed for error in found))
     side = own if own in sides else next(iter(sides), NO_PADDING)
     if sides:
         text.tokenizer.padding_side = side
@@ -45,7 +46,9 @@ def choose_side(
     return replace(text, sides=sides), side, "" if side == own else note
 
 
-def _errors(model: Any, text: TextInputs, side: str, sequences: frozenset[str] | None) -> Iterator[OutputError]:
+def _errors(
+    model: Any, text: TextInputs, side: str, sequences: frozenset[str] | None, tolerance: Tolerance
+) -> Iterator[OutputError]:
     """Yield how far each output for a text alone is from the one in a batch; nothing if the model refuses either."""
     batch = text.padded(side)
     try:
@@ -55,4 +58,4 @@ def _errors(model: Any, text: TextInputs, side: str, sequences: frozenset[str] |
         ]
     except ExportError:
         return
-    yield from row_errors(runs[-1], runs[0], sequences).values()
+    yield from row_errors(runs[-1], runs[0], sequences, tolerance, {}).values()

@@ -58,7 +58,7 @@ from onnxtool.export.weights import as_floats, is_quantized
 from onnxtool.model_file import check_model_output
 from onnxtool.model_file.metadata import PAIR_KEY, PARTNER_KEY
 from onnxtool.progress import tell
-from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.runtime.difference import TOLERANCES
 from onnxtool.runtime.timing import Stopwatch
 
 _WITH_CACHE = (TASK_WITH_CACHE, TEXT_TO_TEXT_WITH_CACHE)

@@ -31,7 +31,8 @@ from onnxtool.export.signature import Signature, detect_signature, run_torch_ten
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import ExportStrategy, strategies_for, trace
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
+from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.rows import row_cases
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification

@@ -95,16 +95,17 @@ class Quantization:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Agreement of nearest neighbours of a quantized embedding model, on texts that it was not calibrated on.
+    """Agreement of a quantized model's nearest neighbours, or scores, on texts that it was not calibrated on.
 
     Attributes:
         num_texts: number of texts, which are paragraphs of Python's documentation.
-        output: the vectors.
-        error: the largest 1 - cosine of any text.
-        overlap: average fraction of the ten nearest texts that both models share, from 0 to 1; None if all texts have
-            the same vector, so that none is nearer than another.
+        output: the vectors or scores.
+        error: the largest 1 - cosine of any text; for scores, that of all together, relative to their spread.
+        overlap: average fraction of the ten nearest texts, or fraction of the ten best, that both models share, from 0
+            to 1; None if all texts have the same vector or score, so that none is nearer than another.
         kendall_tau: average Kendall's tau between the rankings of all other texts; 1 for the same order; None as for
             `overlap`.
+        is_scores: whether the output is one score for each text, such as a reranker's.
     """
 
     num_texts: int
@@ -112,6 +113,7 @@ class Ranking:
     error: float
     overlap: float | None
     kendall_tau: float | None
+    is_scores: bool = False
 
 
 @short_repr

@@ -44,7 +44,7 @@ from onnxtool.optimize.verification import FaultyPassError, Original, Reference,
 from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.reports import Json, WritePlan, planned_files
-from onnxtool.runtime.comparison import TOLERANCES, Tolerance
+from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.given_inputs import NO_INPUTS
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.machine import processor_name

@@ -15,16 +15,8 @@ from onnxtool.errors import ProviderError, SessionError, VerificationError, firs
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.model_file.weights import load_model
 from onnxtool.optimize.pipeline import Context, Pass, run_passes
-from onnxtool.runtime.comparison import (
-    TOLERANCES,
-    Case,
-    ReferenceOutputs,
-    Runner,
-    Tolerance,
-    failure,
-    run_reference,
-    verify,
-)
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, Runner, failure, run_reference, verify
+from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs
 from onnxtool.runtime.input_cases import extreme_case, input_cases, turning_cases

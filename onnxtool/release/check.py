@@ -21,7 +21,8 @@ from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, firs
 from onnxtool.release.run import verified_steps
 from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
 from onnxtool.reports import short_repr
-from onnxtool.runtime.comparison import ReferenceOutputs, Tolerance, run_reference, verify
+from onnxtool.runtime.comparison import ReferenceOutputs, run_reference, verify
+from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import Session, open_session
 

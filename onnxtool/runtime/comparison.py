@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,12 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
+from onnxtool.runtime.difference import INCOMPARABLE, TOLERANCES, OutputError, Spread, Tolerance, measure, selected
 from onnxtool.verification import Verification, VerificationCase
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
 
 _LOGGER = logging.getLogger(__name__)
-_PIECE = 1 << 20  # elements compared at a time: logits of a long text take 60 MB, and each copy as much again
-
 _LONGEST_REASON = 200  # characters of onnxruntime's message about unsupported inputs
 _CLEARLY = 1e-2  # relative to the largest value: far above any rounding
 
@@ -56,141 +55,6 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """The allowed difference of an output from its reference: `|difference| <= atol + rtol * max|reference|`.
-
-    The relative part is scaled by the largest value of the whole output, not elementwise: rounding errors of a
-    transformer follow the size of its hidden states, and an entry near zero has the same error as its neighbours.
-    """
-
-    atol: float
-    rtol: float
-    cosine: float
-
-    def overridden(self, atol: float | None, rtol: float | None, cosine: float | None) -> Tolerance:
-        """Return the tolerance with each part that is given instead of its own."""
-        given = {"atol": atol, "rtol": rtol, "cosine": cosine}
-        return replace(self, **{name: part for name, part in given.items() if part is not None})
-
-
-# By the precision of the arithmetic. fp16 keeps 11 bits and bf16 8, and errors add up over a dozen layers. In
-# int8 and int4, outputs of random ids only show that masks and shapes are right; their quality is measured on the
-# calibration texts.
-TOLERANCES = {
-    "fp32": Tolerance(atol=1e-4, rtol=1e-5, cosine=0.99999),
-    "fp16": Tolerance(atol=5e-3, rtol=1e-2, cosine=0.9999),
-    "bf16": Tolerance(atol=1e-2, rtol=5e-2, cosine=0.999),
-    "int8": Tolerance(atol=1e-2, rtol=0.5, cosine=0.97),
-    "int4": Tolerance(atol=1e-2, rtol=0.5, cosine=0.95),
-}
-
-
-@dataclass(frozen=True)
-class OutputError:
-    """The difference of one output from its reference.
-
-    Attributes:
-        num_equal: number of values that are the same NaN or infinity in both, and are not measured.
-        num_measured: number of measured values.
-    """
-
-    max_abs_error: float
-    cosine: float
-    scale: float
-    num_equal: int = 0
-    num_measured: int = 0
-
-    def within(self, tolerance: Tolerance) -> bool:
-        """Whether this difference is allowed. NaN or infinities in only one of the two never are."""
-        return self.max_abs_error <= tolerance.atol + tolerance.rtol * self.scale and self.cosine >= tolerance.cosine
-
-
-_INCOMPARABLE = OutputError(float("inf"), -1.0, 1.0)
-
-
-def measure(output: NDArray[Any], reference: NDArray[Any], valid: NDArray[np.bool_] | None) -> OutputError:
-    """Measure how far `output` is from `reference`, in float64, a piece at a time.
-
-    Args:
-        output: any shape; the first two axes are B and S if it has a sequence, or it is [B, H, S, D].
-        reference: the same shape.
-        valid: bool [B, S], false on padding, where values have no meaning. None compares everything.
-    """
-    if output.shape != reference.shape:
-        return _INCOMPARABLE
-    if reference.dtype.kind not in "biuf":  # strings, which are equal or not
-        return OutputError(0.0, 1.0, 1.0) if np.array_equal(output, reference) else _INCOMPARABLE
-    if valid is not None and not valid.all():
-        output, reference = _at_tokens(output, valid), _at_tokens(reference, valid)
-    error = scale = dot = output_norm = reference_norm = 0.0
-    num_equal = 0
-    actual_flat, wanted_flat = output.reshape(-1), reference.reshape(-1)
-    for start in range(0, actual_flat.size, _PIECE):
-        actual = actual_flat[start : start + _PIECE].astype(np.float64)
-        wanted = wanted_flat[start : start + _PIECE].astype(np.float64)
-        # Squares of float32 are finite in float64, so these suffice without another pass over all values.
-        squares, wanted_squares = float(actual @ actual), float(wanted @ wanted)
-        if not math.isfinite(squares + wanted_squares):
-            finite = np.isfinite(actual) & np.isfinite(wanted)
-            # A model that masks with infinities is right if both have the same ones, and the logarithm of a negative
-            # number is NaN in both. Their number is reported.
-            if not np.array_equal(actual[~finite], wanted[~finite], equal_nan=True):
-                return _INCOMPARABLE
-            num_equal += int((~finite).sum())
-            actual, wanted = actual[finite], wanted[finite]
-            squares, wanted_squares = float(actual @ actual), float(wanted @ wanted)
-        if not actual.size:
-            continue
-        scale = max(scale, float(wanted.max()), -float(wanted.min()))
-        dot += float(actual @ wanted)
-        output_norm += squares
-        reference_norm += wanted_squares
-        difference = np.subtract(actual, wanted, out=actual)
-        error = max(error, float(difference.max()), -float(difference.min()))
-    norms = (output_norm * reference_norm) ** 0.5
-    cosine = min(1.0, dot / norms) if norms else float(error == 0.0)
-    return OutputError(error, cosine, scale, num_equal, actual_flat.size - num_equal)
-
-
-def row_errors(
-    one: tuple[Case, Mapping[str, NDArray[Any]]],
-    other: tuple[Case, Mapping[str, NDArray[Any]]],
-    sequences: frozenset[str] | None,
-) -> dict[str, OutputError]:
-    """Measure how far the outputs of a case are from those of the case that it is like, at real tokens.
-
-    Outputs without rows, or with another shape for another number of tokens (scores of pairs of them), are left out.
-
-    Args:
-        one: a case with its outputs.
-        other: the case that it is like, with its outputs.
-        sequences: as in ReferenceOutputs.
-    """
-    (case, found), (like, wanted) = one, other
-    errors: dict[str, OutputError] = {}
-    for name in (name for name in wanted if name in found):
-        given, rows, valid = found[name], wanted[name], like.valid
-        if case.rows and valid is not None:
-            if rows.shape[:1] != valid.shape[:1]:
-                continue
-            rows, valid = rows[list(case.rows)], valid[list(case.rows)]
-        if sequences is None or name in sequences:
-            given, rows = _at_tokens(given, case.valid), _at_tokens(rows, valid)
-        if given.shape == rows.shape:
-            errors[name] = measure(given, rows, None)
-    return errors
-
-
-def _at_tokens(output: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[Any]:
-    """Return an output at real tokens, [N, ...]; unchanged if it has no sequence, or there is no padding."""
-    if valid is not None and output.ndim >= 2 and output.shape[:2] == valid.shape:
-        return output[valid]
-    if valid is not None and output.ndim == 4 and output.shape[::2] == valid.shape:  # keys or values, [B, H, S, D]
-        return output.swapaxes(1, 2)[valid]
-    return output
-
-
-@dataclass(frozen=True)
 class ReferenceOutputs:
     """A reference's outputs on every case, kept so that it can be unloaded before the candidate is loaded.
 
@@ -199,6 +63,7 @@ class ReferenceOutputs:
             clearly, or else in the clearest case; None if no case has padding.
         ignores_mask: whether attending to padding never moves an output by more than rounding.
         constant: the outputs that are the same for all inputs; see `constant_outputs`.
+        spreads: how the outputs with few columns vary over all cases.
         refused: descriptions of skipped cases, which the reference itself does not run on.
         sequences: the outputs whose first axes are B and S, in which padding is ignored; None for all outputs of that
             shape, including those of a classifier with as many labels as tokens.
@@ -212,31 +77,57 @@ class ReferenceOutputs:
     sequences: frozenset[str] | None = None
     ignores_mask: bool = False
     constant: tuple[str, ...] = ()
+    spreads: Mapping[str, Spread] = field(default_factory=dict)
 
-    def measure(self, case: Case, name: str, output: NDArray[Any], wanted: NDArray[Any]) -> OutputError:
+    def measure(
+        self,
+        case: Case,
+        name: str,
+        output: NDArray[Any],
+        wanted: NDArray[Any],
+        tolerance: Tolerance = TOLERANCES["fp32"],
+    ) -> OutputError:
         """Measure how far an output of a case is from `wanted` at meaningful positions.
 
         A row of only padding has no meaning, and models and operators differ there. It must be finite if `wanted` is,
         because averaging over a batch spreads NaN to other rows.
         """
-        valid = case.valid if self.sequences is None or name in self.sequences else None
-        if output.shape != wanted.shape or not case.has_empty_rows:
-            return measure(output, wanted, valid)
-        if output.dtype.kind == wanted.dtype.kind == "f" and (np.isfinite(wanted) & ~np.isfinite(output)).any():
-            return _INCOMPARABLE
-        if valid is not None:
-            valid = case.meaningful(valid)
-        return measure(case.meaningful(output), case.meaningful(wanted), valid)
+        batched = output.ndim > 0 and {array.shape[:1] for array in case.feeds.values()} == {output.shape[:1]}
+        spread, valid = self.spreads.get(name), self._valid(case, name)
+        if output.shape == wanted.shape and case.has_empty_rows:
+            if output.dtype.kind == wanted.dtype.kind == "f" and (np.isfinite(wanted) & ~np.isfinite(output)).any():
+                return INCOMPARABLE
+            output, wanted = case.meaningful(output), case.meaningful(wanted)
+        return measure(output, wanted, valid, tolerance, batched=batched, spread=spread)
 
-    def moves(self, outputs: Sequence[Mapping[str, NDArray[Any]]]) -> dict[int, dict[str, OutputError]]:
+    def _valid(self, case: Case, name: str) -> NDArray[np.bool_] | None:
+        """Return where an output has real tokens, without the rows that have none."""
+        is_sequence = self.sequences is None or name in self.sequences
+        return case.meaningful(case.valid) if is_sequence and case.valid is not None else None
+
+    def with_spreads(self) -> ReferenceOutputs:
+        """Return the same outputs with the spreads of those with few columns."""
+        runs = list(zip(self.cases, self.outputs, strict=True))
+        spreads = {
+            name: Spread.of([selected(case.meaningful(found[name]), self._valid(case, name)) for case, found in runs])
+            for name in (self.outputs[0] if self.outputs else ())
+        }
+        return replace(self, spreads={name: spread for name, spread in spreads.items() if spread is not None})
+
+    def moves(
+        self, outputs: Sequence[Mapping[str, NDArray[Any]]], tolerance: Tolerance
+    ) -> dict[int, dict[str, OutputError]]:
         """Return how far outputs are from those of the same texts in another case, by number and name; see `Case.like`.
 
         Args:
             outputs: for each case, a model's outputs; they may be empty if no other case is like it.
+            tolerance: the allowed difference.
         """
         numbers = {self.cases[number].description: number for number in reversed(range(len(self.cases)))}
         found = {
-            number: row_errors((case, outputs[number]), (self.cases[other], outputs[other]), self.sequences)
+            number: row_errors(
+                (case, outputs[number]), (self.cases[other], outputs[other]), self.sequences, tolerance, self.spreads
+            )
             for number, case in enumerate(self.cases)
             for other in [numbers.get(case.like)]
             if other is not None
@@ -245,11 +136,11 @@ class ReferenceOutputs:
 
     def without_moves(self, tolerance: Tolerance) -> ReferenceOutputs:
         """Leave out cases whose rows the reference itself computes differently in their batch."""
-        moves = self.moves(self.outputs)
+        moves = self.moves(self.outputs, tolerance)
         kept = [
             (case, outputs)
             for number, (case, outputs) in enumerate(zip(self.cases, self.outputs, strict=True))
-            if not case.rows or all(error.within(tolerance) for error in moves.get(number, {}).values())
+            if not case.rows or all(error.passed for error in moves.get(number, {}).values())
         ]
         return replace(self, cases=tuple(row[0] for row in kept), outputs=tuple(row[1] for row in kept))
 
@@ -263,6 +154,39 @@ class ReferenceOutputs:
         """Whether there is anything to compare except NaN and infinities."""
         arrays = [array for found in self.outputs for array in found.values()]
         return any(array.dtype.kind != "f" or not array.size or np.isfinite(array).any() for array in arrays)
+
+
+def row_errors(
+    one: tuple[Case, Mapping[str, NDArray[Any]]],
+    other: tuple[Case, Mapping[str, NDArray[Any]]],
+    sequences: frozenset[str] | None,
+    tolerance: Tolerance,
+    spreads: Mapping[str, Spread],
+) -> dict[str, OutputError]:
+    """Measure how far the outputs of a case are from those of the case that it is like, at real tokens.
+
+    Outputs without rows, or with another shape for another number of tokens (scores of pairs of them), are left out.
+
+    Args:
+        one: a case with its outputs.
+        other: the case that it is like, with its outputs.
+        sequences: as in ReferenceOutputs.
+        tolerance: the allowed difference.
+        spreads: as in ReferenceOutputs.
+    """
+    (case, found), (like, wanted) = one, other
+    errors: dict[str, OutputError] = {}
+    for name in (name for name in wanted if name in found):
+        given, rows, valid = found[name], wanted[name], like.valid
+        if case.rows and valid is not None:
+            if rows.shape[:1] != valid.shape[:1]:
+                continue
+            rows, valid = rows[list(case.rows)], valid[list(case.rows)]
+        if sequences is None or name in sequences:
+            given, rows = selected(given, case.valid), selected(rows, valid)
+        if given.shape == rows.shape:
+            errors[name] = measure(given, rows, None, tolerance, spread=spreads.get(name))
+    return errors
 
 
 def run_reference(
@@ -298,7 +222,7 @@ def run_reference(
     outputs = [found[number] for number in done]
     expected = ReferenceOutputs(
         name, tuple(cases[number] for number in done), tuple(outputs), None, tuple(refused), sequences
-    )
+    ).with_spreads()
     mask_effect, ignores_mask = _mask_effect(reference, expected)
     return replace(
         expected,
@@ -338,10 +262,10 @@ def verify(
         results.append(replace(_compare(case, outputs, wanted, expected, tolerance), failure=failure))
         _LOGGER.debug("case %s: %s", case.description, failure or f"largest error {results[-1].max_abs_error:.3g}")
         found.append(outputs if any(case.description in (like.description, like.like) for like in likes) else {})
-    moves = expected.moves(found)
+    moves = expected.moves(found, tolerance)
     for number, errors in moves.items():
-        name = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
-        if expected.cases[number].rows and not errors[name].within(tolerance) and not results[number].failure:
+        name = max(errors, key=lambda name: (not errors[name].passed, errors[name].max_abs_error))
+        if expected.cases[number].rows and not errors[name].passed and not results[number].failure:
             moved = f"{name} moves by {errors[name].max_abs_error:.3g} with the batch that a text is in"
             results[number] = replace(results[number], passed=False, failure=moved)
     effects = {number: max(error.max_abs_error for error in errors.values()) for number, errors in moves.items()}
@@ -388,18 +312,19 @@ def _compare(
     tolerance: Tolerance,
 ) -> VerificationCase:
     errors = {
-        name: expected.measure(case, name, outputs[name], reference) if name in outputs else _INCOMPARABLE
+        name: expected.measure(case, name, outputs[name], reference, tolerance) if name in outputs else INCOMPARABLE
         for name, reference in wanted.items()
     }
-    worst = max(errors, key=lambda name: (not errors[name].within(tolerance), errors[name].max_abs_error))
+    worst = max(errors, key=lambda name: (not errors[name].passed, errors[name].max_abs_error))
     return VerificationCase(
         description=case.description,
         inputs={name: tuple(array.shape) for name, array in case.feeds.items()},
         max_abs_error=max(error.max_abs_error for error in errors.values()),
         cosine=min(error.cosine for error in errors.values()),
-        passed=all(error.within(tolerance) for error in errors.values()),
+        passed=all(error.passed for error in errors.values()),
         worst_output=worst,
-        equal_not_finite=tuple(name for name, error in errors.items() if error.num_equal),
+        scale=errors[worst].scale,
+        left_out={name: error.num_equal for name, error in errors.items() if error.num_equal},
         nothing_measured=tuple(name for name, error in errors.items() if error.num_equal and not error.num_measured),
     )
 
@@ -467,9 +392,9 @@ def _describe(case: VerificationCase, verification: Verification) -> str:
     if math.isinf(case.max_abs_error):
         return f"output {case.worst_output} has NaN, infinities or sizes that the reference does not have, on {shapes}"
     return (
-        f"output {case.worst_output}: max_abs_error {case.max_abs_error:.3g}, cosine {case.cosine:.6f} (allowed: "
-        f"{verification.atol:g} + {verification.rtol:g} x largest value, cosine {verification.cosine_required:g}) "
-        f"on {shapes}"
+        f"output {case.worst_output}: max_abs_error {case.max_abs_error:.3g} (numbers up to {case.scale:.3g}), "
+        f"cosine {case.cosine:.6f} (allowed: {verification.atol:g} + {verification.rtol:g} x scale, cosine "
+        f"{verification.cosine_required:g}) on {shapes}"
     )
 
 

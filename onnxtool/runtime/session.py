@@ -21,7 +21,8 @@ from onnxtool.options import StrPath, checked
 from onnxtool.progress import tell
 from onnxtool.reading import read_json
 from onnxtool.reports import short_repr
-from onnxtool.runtime.comparison import TOLERANCES, Tolerance, failure, run_reference, verify
+from onnxtool.runtime.comparison import failure, run_reference, verify
+from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.machine import available_cores
@@ -431,7 +432,9 @@ def tolerance_of(model: ModelFile, provider: ExecutionProvider) -> Tolerance:
     if not _QUANTIZED & set(model.structure.ops):
         return found
     also = SAME_QUANTIZED  # what is not quantized may be in bfloat16 nevertheless
-    return Tolerance(max(found.atol, also.atol), max(found.rtol, also.rtol), min(found.cosine, also.cosine))
+    return replace(
+        found, atol=max(found.atol, also.atol), rtol=max(found.rtol, also.rtol), cosine=min(found.cosine, also.cosine)
+    )
 
 
 def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str, NDArray[Any]]) -> float:

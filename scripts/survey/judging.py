@@ -116,7 +116,7 @@ def _open_sessions(files: Mapping[str, str], provider: str = "cpu") -> dict[str,
 
 
 def distance(found: NDArray[Any], reference: NDArray[Any], least: float = 1.0) -> tuple[float, float]:
-    """Return the largest difference in parts of the largest value, or of `least`, and the cosine."""
+    """Return the largest difference in parts of the largest value that differs, or of `least`, and the cosine."""
     if found.shape != reference.shape:
         return float("inf"), -1.0
     ours, theirs = found.astype(np.float64), reference.astype(np.float64)
@@ -124,7 +124,9 @@ def distance(found: NDArray[Any], reference: NDArray[Any], least: float = 1.0) -
     if not np.array_equal(ours[~finite], theirs[~finite], equal_nan=True) or not np.isfinite(ours[finite]).all():
         return float("inf"), -1.0
     ours, theirs = ours[finite], theirs[finite]
-    scale = max(least, float(np.abs(theirs).max(initial=0.0)))
+    # Equal values are right, and large ones among them, such as the fills of a mask, must not set the scale.
+    scale = max(least, float(np.abs(theirs[ours != theirs]).max(initial=0.0)))
+    ours, theirs = ours[np.abs(theirs) <= scale], theirs[np.abs(theirs) <= scale]
     norms = float(np.linalg.norm(ours) * np.linalg.norm(theirs))
     cosine = float(ours @ theirs) / norms if norms else float(np.array_equal(ours, theirs))
     return float(np.abs(ours - theirs).max(initial=0.0)) / scale, cosine

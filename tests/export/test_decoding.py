@@ -30,7 +30,8 @@ from onnxtool.export.decoding.step import (
 from onnxtool.export.modalities.finding import find_modality
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
-from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
+from onnxtool.runtime.comparison import ReferenceOutputs
+from onnxtool.runtime.difference import TOLERANCES
 from onnxtool.runtime.session import open_session
 from tests import generators
 from tests.export.planting import (

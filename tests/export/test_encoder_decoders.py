@@ -21,7 +21,7 @@ from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.signature import Signature
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import TOLERANCES
+from onnxtool.runtime.difference import TOLERANCES
 from tests import generators
 from tests.workshop import Workshop
 

@@ -29,7 +29,8 @@ from onnxtool.export.report import ExportReport
 from onnxtool.export.signature import Signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
-from onnxtool.runtime.comparison import TOLERANCES, Case, run_reference, verify
+from onnxtool.runtime.comparison import Case, run_reference, verify
+from onnxtool.runtime.difference import TOLERANCES
 from tests.infer.tiny_models import write_checkpoint
 from tests.workshop import Workshop
 

@@ -25,7 +25,8 @@ from onnxtool.export.signature import Signature, detect_signature
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.source import Source
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
-from onnxtool.runtime.comparison import TOLERANCES, ReferenceOutputs
+from onnxtool.runtime.comparison import ReferenceOutputs
+from onnxtool.runtime.difference import TOLERANCES
 from onnxtool.verification import Verification
 from tests.export.planting import (
     constant,

@@ -83,7 +83,7 @@ def test_the_error_is_that_of_this_cpus_kernels(exported: Path) -> None:
     errors = []
     for feeds in make_calibration(exported, texts).feeds:
         expected, found = (dict(zip(names, one.run(names, feeds), strict=True)) for one in (source, result))
-        errors.append(output_errors(found, expected, padding_mask(feeds)).max())
+        errors.append(output_errors(found, expected, padding_mask(feeds), {}).max())
     # Graph optimizations differ, and a number between two steps of the activations may go the other way.
     assert report.quantization.error == pytest.approx(max(errors), rel=0.05)
 

@@ -17,7 +17,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.verification import accepted_cases
-from onnxtool.runtime.comparison import measure
+from onnxtool.runtime.difference import measure
 from onnxtool.runtime.given_inputs import GivenInputs
 from onnxtool.runtime.input_cases import input_cases
 from onnxtool.runtime.session import open_session

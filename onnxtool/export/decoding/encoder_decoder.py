@@ -40,7 +40,8 @@ from onnxtool.export.signature import Shape, Signature, detect_signature, tidy, 
 from onnxtool.export.tracing import ExportStrategy, attention_of, reason_of, strategies_for, trace
 from onnxtool.model_file.metadata import DECODER_KEY, ENCODER_KEY, MAX_DECODER_LENGTH_KEY
 from onnxtool.reports import Dimension
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
+from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.feeds import LONGEST_CASE
 from onnxtool.runtime.input_stamp import IDS as KIND_OF_IDS
 from onnxtool.runtime.input_stamp import MASK as KIND_OF_MASK

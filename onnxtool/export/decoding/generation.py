@@ -34,7 +34,8 @@ from onnxtool.export.modalities.finding import left_out_notes, text_of
 from onnxtool.export.modalities.modality import BATCH, DescribedInputs, Modality
 from onnxtool.export.signature import to_tensors
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, Tolerance, require_passed, run_reference, verify
+from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
+from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification

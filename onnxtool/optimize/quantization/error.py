@@ -9,10 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.progress import counted
-from onnxtool.runtime.comparison import measure
+from onnxtool.runtime.difference import (
+    Scales,
+    Spread,
+    informative,
+    measure,
+    selected,
+    shared_offsets,
+    spreads_of,
+)
 from onnxtool.runtime.session import Session
 
 _SMALLEST_NORM = 1e-30
+_LARGEST = 2.0  # of NaN or infinity in only one of the two
 _ROWS_AT_A_TIME = 256  # of logits, 31 MB
 
 
@@ -20,8 +29,11 @@ def measure_errors(
     session: Session, feeds: Sequence[Mapping[str, NDArray[Any]]], expected: Sequence[Mapping[str, NDArray[Any]]]
 ) -> NDArray[np.float64]:
     """Run a session on each of `feeds`, and return the errors of all outputs (see `output_errors`)."""
+    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
     pairs = counted(list(zip(feeds, expected, strict=True)), "measuring the error of batch")
-    return np.concatenate([output_errors(session.run(given), wanted, padding_mask(given)) for given, wanted in pairs])
+    return np.concatenate(
+        [output_errors(session.run(given), wanted, padding_mask(given), spreads) for given, wanted in pairs]
+    )
 
 
 def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
@@ -35,48 +47,64 @@ def padding_mask(feeds: Mapping[str, NDArray[Any]]) -> NDArray[np.bool_] | None:
 def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bool_] | None) -> NDArray[np.float64]:
     """Return 1 - cosine of each row along the last axis, float64 [R], without rows of padding.
 
+    As in a verification, fills and shared offsets are left out, and an outlying column has the weight of a usual one.
+
     Args:
         found: float [..., D].
         expected: the same shape.
         valid: bool [B, S], false on padding; it applies to outputs whose first axes are B and S, and to [B, H, S, D].
     """
-    if valid is not None and found.ndim >= 3 and found.shape[:2] == valid.shape:
-        found, expected = found[valid], expected[valid]
-    elif valid is not None and found.ndim == 4 and found.shape[::2] == valid.shape:
-        # Keys or values, [B, H, S, D].
-        found, expected = found.swapaxes(1, 2)[valid], expected.swapaxes(1, 2)[valid]
+    found, expected = selected(found, valid), selected(expected, valid)
     rows, wanted = (array.reshape(-1, array.shape[-1]) for array in (found, expected))
+    kept = informative(rows, wanted)
+    if kept is None:
+        return np.full(len(rows), _LARGEST)
+    if not kept.any():
+        return np.zeros(len(rows))
+    scales = Scales.of(wanted, kept, 0.0)
     parts = [
-        _cosine_errors(rows[start : start + _ROWS_AT_A_TIME], wanted[start : start + _ROWS_AT_A_TIME])
+        _cosine_errors(rows[part], wanted[part], kept[part], scales)
         for start in range(0, len(rows), _ROWS_AT_A_TIME)
+        for part in [slice(start, start + _ROWS_AT_A_TIME)]
     ]
-    return np.concatenate(parts) if parts else np.zeros(0)
+    return np.concatenate(parts)
 
 
-def _cosine_errors(rows: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.float64]:
-    one, other = rows.astype(np.float64), wanted.astype(np.float64)
+def _cosine_errors(
+    rows: NDArray[Any], wanted: NDArray[Any], kept: NDArray[np.bool_], scales: Scales
+) -> NDArray[np.float64]:
+    other = np.where(kept, wanted, 0.0).astype(np.float64)
+    one = np.where(kept, rows, 0.0).astype(np.float64)
+    weights = scales.weights(np.abs(other - scales.offset), scales.columns)
+    offsets = np.where(kept, shared_offsets(other, kept), 0.0)
+    one, other = (one - offsets) * weights, (other - offsets) * weights
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
     # A row of zeros has no direction: it is correct if both are zero.
     cosines[norms <= _SMALLEST_NORM] = (one == other).all(axis=1)[norms <= _SMALLEST_NORM]
-    errors: NDArray[np.float64] = np.where(np.isfinite(cosines), np.maximum(0.0, 1.0 - cosines), 2.0)
+    errors: NDArray[np.float64] = np.maximum(0.0, 1.0 - cosines)
     return errors
 
 
 def output_errors(
-    found: Mapping[str, NDArray[Any]], expected: Mapping[str, NDArray[Any]], valid: NDArray[np.bool_] | None
+    found: Mapping[str, NDArray[Any]],
+    expected: Mapping[str, NDArray[Any]],
+    valid: NDArray[np.bool_] | None,
+    spreads: Mapping[str, Spread],
 ) -> NDArray[np.float64]:
     """Return 1 - cosine of each row of each floating output, and of each such output as a whole.
 
     `max_error` bounds the largest of them: rows are real tokens of hidden states and logits [B, S, D], and texts of
-    embeddings [B, D]. A row of one number has no direction, so outputs whose last axis has size one only count as a
-    whole.
+    embeddings [B, D]. Scores and logits of few labels have no direction worth comparing: a bias turns all of them the
+    same way. Their error is relative to how they vary over all inputs, as `spreads` has it.
     """
     errors = [np.zeros(0)]
     for name, wanted in expected.items():
         if wanted.dtype.kind != "f" or not wanted.size:
             continue
-        if wanted.ndim >= 2 and wanted.shape[-1] > 1:
+        spread = spreads.get(name)
+        if spread is None and wanted.ndim >= 2 and wanted.shape[-1] > 1:
             errors.append(row_errors(found[name], wanted, valid))
-        errors.append(np.array([max(0.0, 1.0 - measure(found[name], wanted, valid).cosine)]))
+        whole = measure(found[name], wanted, valid, spread=spread)
+        errors.append(np.array([max(0.0, 1.0 - whole.cosine)]))
     return np.concatenate(errors)

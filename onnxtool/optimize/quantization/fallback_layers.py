@@ -24,6 +24,7 @@ from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.linear_layers import LinearLayer, find_linear_layers, unfuse_linear_layers
 from onnxtool.optimize.report import FallbackLayer
 from onnxtool.progress import counted, tell
+from onnxtool.runtime.difference import Spread, spreads_of
 from onnxtool.runtime.session import Arrays, Session
 
 _SWITCHES = "onnxtool.switches"
@@ -51,12 +52,14 @@ class SwitchableModel:
         precisions: the names of the levels, the lowest first.
         feeds: calibration inputs, arrays by input name.
         expected: the outputs in float32, one per calibration input.
+        spreads: how those with few columns vary.
     """
 
     num_weights: Mapping[str, int]
     precisions: tuple[str, ...]
     feeds: Sequence[Feeds]
     expected: Sequence[Arrays]
+    spreads: Mapping[str, Spread]
     _session: Session
 
     def error(self, levels: Mapping[str, int], place: int) -> float:
@@ -72,7 +75,7 @@ class SwitchableModel:
             if name in levels:
                 switches[levels[name], column] = 1
         found = self._session.run({**feeds, _SWITCHES: switches.reshape(-1)})
-        return float(output_errors(found, self.expected[place], padding_mask(feeds)).max(initial=0.0))
+        return float(output_errors(found, self.expected[place], padding_mask(feeds), self.spreads).max(initial=0.0))
 
 
 def open_switchable(
@@ -98,7 +101,8 @@ def open_switchable(
     precisions = tuple(level.precision for level in levels)
     computed = by_arithmetic(model)
     session = open_written(computed.get(arithmetic, computed[EXACT]), folder)
-    return SwitchableModel(sizes, precisions, feeds, expected, session)
+    spreads = spreads_of(expected, [padding_mask(given) for given in feeds])
+    return SwitchableModel(sizes, precisions, feeds, expected, spreads, session)
 
 
 def _write_switches(layer: LinearLayer, levels: Sequence[Level], switches: ir.Value, places: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Compare a quantized model's nearest neighbours with the original's, on texts that it was not calibrated on.
+"""Compare a quantized model's nearest neighbours or scores with the original's, on texts not calibrated on.
 
 Shape letters: T texts, D width of a vector.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.tasks import RANKING
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import TASK_KEY
@@ -21,9 +22,11 @@ from onnxtool.optimize.quantization.calibration import text_feeds_of
 from onnxtool.optimize.quantization.error import row_errors
 from onnxtool.optimize.report import Ranking
 from onnxtool.runtime.comparison import all_same
+from onnxtool.runtime.difference import Spread, measure
 from onnxtool.runtime.session import open_session
 
 _OF_VECTORS = ("sentence-similarity", "sparse-encoding")  # tasks with one vector per text
+_OF_SCORES = ("text-classification", RANKING)  # tasks whose output may be one score per text
 _NUM_TEXTS = 200
 _NEIGHBOURS = 10
 _LENGTHS = range(40, 600)
@@ -32,7 +35,7 @@ _TEXTS = "pydoc_data"
 
 
 def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking | None:
-    """Compare the neighbours of texts, by the dot products of their vectors, in two files of one model.
+    """Compare the neighbours of texts, by the dot products of their vectors, or their scores, in two files.
 
     Args:
         reference: the file in float32.
@@ -40,9 +43,9 @@ def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking 
         source: the file with the tokenizer next to it.
 
     Returns:
-        ranking: None for a model without text vectors or a tokenizer.
+        ranking: None for a model without text vectors or scores, or without a tokenizer.
     """
-    output = _vectors_of(source)
+    output = _output_of(source)
     if output is None or find_spec(_TEXTS) is None:
         return None
     try:
@@ -50,7 +53,22 @@ def measure_ranking(reference: Path, found: Path, source: ModelFile) -> Ranking 
     except InputError:
         return None
     wanted, got = (_encode(path, output, feeds) for path in (reference, found))
-    return compare_vectors(wanted, got, output)
+    return (compare_scores if wanted.shape[1] == 1 else compare_vectors)(wanted, got, output)
+
+
+def compare_scores(wanted: NDArray[np.float32], got: NDArray[np.float32], output: str) -> Ranking:
+    """Compare the order of texts by two sets of scores, both float32 [T, 1]."""
+    spread = Spread.of([wanted])
+    ranks = spread is not None and not all_same(wanted)
+    best = [set(np.argsort(-scores[:, 0], kind="stable")[:_NEIGHBOURS].tolist()) for scores in (wanted, got)]
+    return Ranking(
+        num_texts=len(wanted),
+        output=output,
+        error=1.0 - measure(got, wanted, spread=spread).cosine,
+        overlap=len(best[0] & best[1]) / len(best[0]) if ranks else None,
+        kendall_tau=_tau(wanted[:, 0], got[:, 0]) if ranks else None,
+        is_scores=True,
+    )
 
 
 def compare_vectors(wanted: NDArray[np.float32], got: NDArray[np.float32], output: str) -> Ranking:
@@ -73,12 +91,13 @@ def held_out_texts(count: int) -> list[str]:
     return [texts[place * len(texts) // count] for place in range(min(count, len(texts)))]
 
 
-def _vectors_of(source: ModelFile) -> str | None:
-    """Return the name of the output with a vector for each text; None if there is none."""
-    if source.metadata.get(TASK_KEY) not in _OF_VECTORS:
-        return None
-    outputs = source.structure.outputs
-    return next((one.name for one in outputs if one.dtype.startswith("float") and len(one.shape or ()) == 2), None)
+def _output_of(source: ModelFile) -> str | None:
+    """Return the name of the output with a vector or a score for each text; None if there is none."""
+    task = source.metadata.get(TASK_KEY)
+    for one in source.structure.outputs:
+        if one.dtype.startswith("float") and len(one.shape or ()) == 2 and one.shape is not None:
+            return one.name if task in (_OF_SCORES if one.shape[1] == 1 else _OF_VECTORS) else None
+    return None
 
 
 def _encode(path: Path, output: str, feeds: Sequence[Feeds]) -> NDArray[np.float32]:
@@ -102,9 +121,10 @@ def _overlap(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
 
 def _kendall_tau(wanted: NDArray[np.float32], found: NDArray[np.float32]) -> float:
     """Return Kendall's tau-a between the two orders of all other texts, averaged over the texts."""
-    taus = []
-    for one, other in zip(_similarities(wanted), _similarities(found), strict=True):
-        orders = [np.sign(row[:, None] - row[None, :]) for row in (one, other)]
-        num_pairs = len(one) * (len(one) - 1)
-        taus.append(float((orders[0] * orders[1]).sum()) / num_pairs)
-    return float(np.mean(taus))
+    pairs = zip(_similarities(wanted), _similarities(found), strict=True)
+    return float(np.mean([_tau(one, other) for one, other in pairs]))
+
+
+def _tau(one: NDArray[Any], other: NDArray[Any]) -> float:
+    orders = [np.sign(row[:, None] - row[None, :]) for row in (one, other)]
+    return float((orders[0] * orders[1]).sum()) / (len(one) * (len(one) - 1))

@@ -17,7 +17,7 @@ from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int4 import quantize_int4, to_int4
-from tests.optimize.passes.builders import build, build_body, count, normal, run
+from tests.optimize.passes.builders import build, build_body, count, normal
 from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
 
 
@@ -60,11 +60,8 @@ def test_a_small_bound_leaves_layers_in_float32() -> None:
 
 def errors_of_8_bits() -> float:
     """Return the error of both layers with 8 bits, which is within the bound of the test above but for the margin."""
-    model, converted = layers(), layers()
-    quantize_int4({"w": "int8", "v": "int8"}).apply(converted, Context())
-    return float(
-        max(output_errors({"y": run(converted, one)[0]}, {"y": run(model, one)[0]}, None).max() for one in FEEDS)
-    )
+    converted = quantize_int4({"w": "int8", "v": "int8"}).apply(layers(), Context())
+    return errors_of(converted, layers(), FEEDS)
 
 
 def test_a_bound_that_no_int4_holds_ends_with_the_best_that_was_reached() -> None:
@@ -104,7 +101,7 @@ def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) ->
     assert {layer.precision for layer in result.report.kept} == {"int8"}
     exact, converted = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
-        output_errors(converted.run(given), exact.run(given), padding_mask(given)).max()
+        output_errors(converted.run(given), exact.run(given), padding_mask(given), {}).max()
         for given in held_out(fused, tmp_path, 100)
     )
     assert worst <= 0.005

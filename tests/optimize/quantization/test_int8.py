@@ -21,6 +21,7 @@ from onnxtool.optimize.quantization.arithmetic import Adjustment
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int8 import quantize_int8, to_int8
+from onnxtool.runtime.difference import spreads_of
 from tests.optimize.passes.builders import build_body, count, normal, run
 
 BODY = "p = MatMul(x, w) q = Tanh(p) y = MatMul(q, v)"
@@ -36,10 +37,10 @@ def layers(factor: float = 1.0) -> ir.Model:
 
 def errors_of(result: Outcome, model: ir.Model, feeds: list[Feeds]) -> float:
     """Measure the error with the sessions of the tests."""
-    worst = [
-        output_errors({"y": run(result.model, given)[0]}, {"y": run(model, given)[0]}, None).max() for given in feeds
-    ]
-    return float(max(worst))
+    expected, found = ([{"y": run(one, given)[0]} for given in feeds] for one in (model, result.model))
+    spreads = spreads_of(expected, [None] * len(feeds))
+    pairs = zip(found, expected, strict=True)
+    return float(max(output_errors(one, wanted, None, spreads).max() for one, wanted in pairs))
 
 
 def test_without_a_bound_all_layers_are_int8() -> None:
@@ -149,7 +150,7 @@ def test_the_promise_holds_on_texts_that_it_was_not_calibrated_on(trained: Path,
     assert 0 < len(result.report.kept) < result.report.num_layers == 12
     exact, found = open_written(model, tmp_path), open_written(result.outcome.model, tmp_path)
     worst = max(
-        output_errors(found.run(given), exact.run(given), padding_mask(given)).max()
+        output_errors(found.run(given), exact.run(given), padding_mask(given), {}).max()
         for given in held_out(fused, tmp_path, 100)
     )
     assert math.isfinite(worst)
