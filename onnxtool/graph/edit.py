@@ -61,8 +61,8 @@ def value_graph(value: ir.Value) -> ir.Graph | ir.Function | None:
     return value.graph if node is None else node.graph
 
 
-def constant(value: ir.Value | None) -> NDArray[Any] | None:
-    """Return the array of a small constant (initializer or Constant node); None for any other value."""
+def constant(value: ir.Value | None, most: int = _LARGEST_CONSTANT) -> NDArray[Any] | None:
+    """Return the array of a constant of at most `most` elements (initializer or Constant node); else None."""
     if value is None or value.is_graph_input():
         return None
     tensor = value.const_value
@@ -70,7 +70,7 @@ def constant(value: ir.Value | None) -> NDArray[Any] | None:
         node = producer(value, "Constant")
         attribute = None if node is None else node.attributes.get("value")
         tensor = None if attribute is None else attribute.as_tensor()
-    if tensor is None or tensor.size > _LARGEST_CONSTANT:
+    if tensor is None or tensor.size > most:
         return None
     array: NDArray[Any] = tensor.numpy()
     return array

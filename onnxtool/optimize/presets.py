@@ -33,6 +33,7 @@ _SETTLE = (convert_opset, fold_constants, input_sizes, common_subexpressions, *A
 _FUSE = (
     *(layer_normalization, rms_normalization, gelu, rotary_embedding),
     *(softmax_maximum, einsum_products, attention, onnxruntime_fusions),
+    neutral_operators,  # attention looks for biases, also those of zeros; the next ones would fuse them
     *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers left behind by the other passes.

@@ -26,12 +26,14 @@ _NEUTRAL = {
     "And": (1, (1, 0)),
     "Or": (0, (1, 0)),
 }
+_LARGEST = 1 << 20  # elements of a constant that is compared: a bias has one for each word of a vocabulary
 
 
 def _apply(model: ir.Model, _context: Context) -> Outcome:
     """Replace `Add(x, 0)`, `Mul(x, 1)`, `And(x, True)` … by x, `Transpose(Transpose(x))` by one; drop unread nodes.
 
-    A constant qualifies if it is exactly neutral and does not broadcast x to a larger shape.
+    A constant qualifies if it is exactly neutral and does not broadcast x to a larger shape. A -0.0 in x keeps its
+    sign, where adding 0 would make it 0.0, which equals it.
     """
     graph = model.graph
     inferred = functools.cache(lambda: infer_values(to_light_proto(model)).values)  # few graphs need it
@@ -56,10 +58,11 @@ def _apply(model: ir.Model, _context: Context) -> Outcome:
 def _remove_neutral(node: ir.Node, shape_of: _Shapes) -> bool:
     number, places = _NEUTRAL[node.op_type]
     for place in places:
-        array, value = constant(node.inputs[place]), node.inputs[1 - place]
+        array, value = constant(node.inputs[place], _LARGEST), node.inputs[1 - place]
         if (
             array is not None
             and value is not None
+            and (array.reshape(-1)[:1] == number).all()  # of nearly all others, no more is read
             and (array == number).all()
             and (array.ndim == 0 or _broadcasts_to(shape_of(value), array))
         ):

@@ -6,6 +6,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.optimize.passes.neutral_operators import neutral_operators
+from onnxtool.optimize.pipeline import Context, run_passes
+from onnxtool.optimize.presets import PRESETS
 from tests.optimize.passes.builders import (
     Row,
     apply,
@@ -22,6 +24,8 @@ WEIGHTS = {
     "zero": np.array(0, np.float32),
     "ones": np.ones(8, np.float32),
     "one": np.ones((1, 1, 1), np.float32),
+    "vocabulary": np.zeros(30_522, np.float32),
+    "words": np.ones((8, 30_522), np.float32),
     "nearly": np.array(1 + 1e-6, np.float32),
     "wide": np.ones((1, 1, 1, 8), np.float32),
     "middle": np.array([1, -1]),
@@ -33,6 +37,7 @@ WEIGHTS = {
 BODIES = {
     "sum": ("a = Add(x, zero) b = Add(zero, a) c = Sub(b, zero) y = Neg(c)", ["Neg"]),
     "product": ("a = Mul(x, ones) b = Mul(one, a) c = Div(b, ones) y = Neg(c)", ["Neg"]),
+    "vocabulary": ("a = MatMul(x, words) b = Add(vocabulary, a) y = ReduceSum(b, first)", ["MatMul", "ReduceSum"]),
     "last": ("a = Neg(x) y = Mul(a, ones)", ["Neg"]),
     "two transposes": (
         (
@@ -56,6 +61,15 @@ def test_conditions_are_neutral_as_booleans() -> None:
         "{ a = And(x, yes) b = Or(no, a) c = Or(b, yes) y = Not(c) }"
     )
     assert operators(apply(neutral_operators, model).model) == ["Or", "Not"]
+
+
+def test_a_bias_of_zeros_is_dropped_before_it_is_fused() -> None:
+    """An untrained one, before a Gelu that could compute it."""
+    gelu = "b = Add(zeros, a) c = Div(b, root) d = Erf(c) e = Add(d, one) f = Mul(b, e) y = Mul(f, half)"
+    weights = {"w": np.eye(8, dtype=np.float32), "zeros": np.zeros(8, np.float32), "one": np.ones((), np.float32)}
+    weights |= {"root": np.array(2**0.5, np.float32), "half": np.array(0.5, np.float32)}
+    model, _ = run_passes(of_body(f"a = MatMul(x, w) {gelu}", weights)(), PRESETS["cpu"], Context())
+    assert operators(model) == ["MatMul", "Gelu"]
 
 
 def test_a_branch_reads_what_a_neutral_operator_read() -> None:
