@@ -71,8 +71,8 @@ _SMALLEST = 2.0**-24
 _BRANCHES = "branches and loop bodies are left unchanged"
 # onnxruntime's converter keeps these in float32, and after them a mask's lowest float32 would become an infinity.
 _TAKEN = frozenset({"Max", "Min"})
-# It converts these, although their scales need more digits than float16 has.
-_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# It converts these, although their scales need more digits than float16 has, or they read bits.
+_LEFT = frozenset({"QuantizeLinear", "DequantizeLinear", "BitCast"})
 # Their results are far larger or smaller than their operands, or they square these internally.
 _GROWING = frozenset(
     {"Exp", "LpNormalization", "MeanVarianceNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"}
@@ -303,7 +303,16 @@ def _computes_in_half(
     read = (*node.inputs, *(one if one.uses() or one.is_graph_output() else None for one in node.outputs))
     if any(one and one.name in floats and not half for one, half in zip(read, (*inputs, *outputs), strict=True)):
         return False
-    return not any(attribute.type.name in ("GRAPH", "GRAPHS") for attribute in node.attributes.values())
+    if attribute(node, "reduction", "none") != "none":  # sums of any length; onnxruntime scatters none in float16
+        return False
+    return not any(_keeps_float32(one) for one in node.attributes.values()) or node.op_type == "ConstantOfShape"
+
+
+def _keeps_float32(one: ir.Attr) -> bool:
+    """Whether an attribute holds a graph, or numbers that must have the dtype of the node's inputs."""
+    if one.type is ir.AttributeType.TENSOR:
+        return bool(one.value.dtype == ir.DataType.FLOAT)
+    return one.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
 
 
 def _connect(node: ir.Node, index: int, value: ir.Value, conversion: _Conversion) -> None:

@@ -289,3 +289,24 @@ def test_an_activation_beyond_half_precision_stays_finite(tmp_path: Path) -> Non
     np.testing.assert_allclose(found, wanted, atol=2e-2, rtol=0)  # LayerNormalization's output is about 3 large
     assert "2 nodes stay in float32, because" in " ".join(result.note for result in report.passes)
     assert {str(node.op_type): str(node.outputs[0].dtype) for node in result.graph}["Relu"] in ("FLOAT", "None")
+
+
+@pytest.mark.parametrize(
+    "scatter",
+    [f'ScatterElements <axis = 1, reduction = "{how}">(h, i, h)' for how in ("add", "mul", "none")]
+    + [f'ScatterND <reduction = "{how}">(h, rows, h)' for how in ("add", "max", "min", "none")],
+)
+def test_what_is_scattered_with_a_reduction_is_summed_in_float32(scatter: str) -> None:
+    """As in graph networks; onnxruntime's CPU kernels refuse float16 there. Without a reduction, float16 is enough."""
+    body = f"h = MatMul(x, w) s = {scatter} c = Concat <axis = 0>(s, h) y = Abs(c)"
+    model = build(
+        f"g (float[2, 4] x) => (float[N, 4] y) {{ {body} }}",
+        {"w": np.eye(4, dtype=np.float32), "i": np.array([[0, 1, 1, 3]] * 2), "rows": np.array([[0], [1]])},
+    )
+    feeds = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
+    (expected,) = run(model, feeds)
+    converted = apply(to_float16(), model).model
+    (node,) = [node for node in converted.graph if node.op_type.startswith("Scatter")]
+    is_plain = "none" in scatter
+    assert (node.outputs[0].dtype == ir.DataType.FLOAT16) == is_plain
+    np.testing.assert_array_equal(run(converted, feeds)[0], expected)  # small integers
