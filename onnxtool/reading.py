@@ -61,14 +61,30 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
         return file.read(size_bytes)  # at most its size at opening: anything appended since is ignored
 
 
-def require_small_settings(folder: Path) -> None:
-    """Check the settings and vocabularies in a checkpoint folder before a library reads them without limits.
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a file of a checkpoint that a link leads out of its folder: its content would be copied and published.
+
+    Links of the hub's cache lead from `snapshots/COMMIT` into the `blobs` beside it.
 
     Raises:
-        OSError: one is larger than MOST_BYTES, or is not a regular file, which could block a library.
+        OSError: it leads elsewhere.
+    """
+    root, target = folder.resolve(), path.resolve()
+    caches = [one.parents[1] / "blobs" for one in (root, *root.parents) if one.parent.name == "snapshots"]
+    if not any(target.is_relative_to(allowed) for allowed in (root, *caches)):
+        raise OSError(errno.ELOOP, f"it is a link to {target}, outside the checkpoint", str(path))
+
+
+def require_small_settings(folder: Path, root: Path | None = None) -> None:
+    """Check the settings and vocabularies in a folder of the checkpoint in `root` before a library reads them.
+
+    Raises:
+        OSError: one is larger than MOST_BYTES, is not a regular file, which could block a library, or is linked from
+            outside.
     """
     for path in folder.iterdir():
         if path.suffix in _SETTINGS and path.exists() and not path.is_dir():
+            require_inside(path, root or folder)
             if not path.is_file():
                 raise OSError(errno.EINVAL, "it is no regular file", str(path))
             require_size(path.stat().st_size, path)

@@ -26,6 +26,7 @@ from onnxtool.errors import CheckpointError, InputError, first_line
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
+from onnxtool.reading import require_inside
 from onnxtool.reports import short_repr
 
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<rest>.*)", re.IGNORECASE)
@@ -128,6 +129,7 @@ def is_path(model_name: str) -> bool:
 
 
 TOKENIZER_NAME = "tokenizer.json"
+COPY_LINKED = "if you trust it, replace the link by a copy of the file"
 
 # Files fetched from the hub: everything that determines how texts are read and outputs interpreted.
 _LOGGER = logging.getLogger(__name__)
@@ -178,12 +180,27 @@ class ModuleFiles(CheckpointFiles):
         """Return the path of a file of the checkpoint; None if it does not exist.
 
         Files of the transformer, such as config.json, are looked up in the transformer's folder first.
+
+        Raises:
+            OnnxtoolError: it is a link out of the checkpoint's folder.
         """
         if "/" not in name and name not in AT_THE_TOP and self.transformer_folder:
             found = self.file_at(f"{self.transformer_folder}/{name}")
             if found is not None:
                 return found
         return self.file_at(name)
+
+    def inside(self, path: Path, folder: Path) -> Path:
+        """Return the path of a file in the checkpoint's folder.
+
+        Raises:
+            OnnxtoolError: it is a link out of there.
+        """
+        try:
+            require_inside(path, folder)
+        except OSError as error:
+            raise self.refuse(f"cannot read {path}: {error.strerror}", COPY_LINKED) from None
+        return path
 
     @cached_property
     def transformer_folder(self) -> str:
@@ -231,7 +248,7 @@ class CheckpointFolder(ModuleFiles):
     def file_at(self, name: str) -> Path | None:
         """Return the path of a file in the folder; None if it does not exist."""
         path = self.path / name
-        return path if path.is_file() else None
+        return self.inside(path, self.path) if path.is_file() else None
 
     def malformed(self, name: str, reason: str) -> InputError:
         """Make the error for a malformed file of the checkpoint."""

@@ -61,7 +61,7 @@ def open_checkpoint(name: str, kind: str, options: EvaluateOptions) -> System:
     try:
         if (folder := Path(name)).is_dir():
             for place in (folder, *filter(Path.is_dir, folder.iterdir())):  # modules have separate settings
-                require_small_settings(place)
+                require_small_settings(place, folder)
         with quiet(), _without_pickles(pickles):
             model = getattr(sentence_transformers, _CLASSES[kind])(name, device=device, trust_remote_code=False)
     except Exception as error:

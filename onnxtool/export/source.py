@@ -6,6 +6,7 @@ are listed by its class in `vocab_files_names`, use to name; tested with transfo
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -22,6 +23,7 @@ from urllib.parse import urlsplit
 from onnxtool.checkpoint.files import ADAPTER_NAME, M3_FILES
 from onnxtool.checkpoint.folder import (
     AT_THE_TOP,
+    COPY_LINKED,
     ModuleFiles,
     Snapshot,
     hub_id,
@@ -166,7 +168,7 @@ class Source(ModuleFiles):
             OSError: a file that it would read in the folder is too large, or not a regular file.
         """
         if self.is_local:
-            require_small_settings(Path(self.model_name, self.transformer_folder))
+            require_small_settings(Path(self.model_name, self.transformer_folder), Path(self.model_name))
         arguments = {
             "revision": self.revision or "main",
             "trust_remote_code": self.trust_remote_code,
@@ -297,7 +299,8 @@ class Source(ModuleFiles):
             )
         except (OSError, ValueError) as error:
             raise self.unreadable(error) from error
-        self._located[name] = None if found is None else Path(found)
+        path = None if found is None else Path(found)
+        self._located[name] = self.inside(path, Path(self.model_name)) if path and self.is_local else path
         return self._located[name]
 
     @property
@@ -340,6 +343,8 @@ class Source(ModuleFiles):
                 f"cannot reach the hub for {self.model_name}: it is not a folder here, and not in the hub's cache",
                 "check the path; without a network, pass a folder: --model_name path/to/checkpoint",
             )
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            return CheckpointError(f"cannot read {error.filename}: {error.strerror}", COPY_LINKED)
         hint = (
             "the folder may be incomplete or damaged"
             if self.is_local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from onnxtool.errors import CheckpointError
+from onnxtool.checkpoint.folder import CheckpointFolder
+from onnxtool.errors import CheckpointError, OnnxtoolError
 from onnxtool.export import source as vocabularies
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.sidecar_files import obsolete_sidecar_files, write_sidecar_files
@@ -184,3 +186,41 @@ def test_a_file_that_is_not_there_is_for_the_reader_to_miss(hub: Path) -> None:
     """Checkpoints of several shards have no single file."""
     fetch("org/name", "pytorch_model.bin", None)
     assert not list(hub.rglob("snapshots/*/pytorch_model.bin"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+@pytest.mark.parametrize("name", ["chat_template.jinja", "tokenizer.json", "1_Pooling/config.json"])
+def test_links_lead_to_the_blobs_of_the_hubs_cache_and_nowhere_else(tmp_path: Path, name: str) -> None:
+    """What they lead to would be copied beside the graph, and published."""
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "ab12"
+    (snapshot / name).parent.mkdir(parents=True)
+    for folder in ("blobs", "blobs-of-others"):
+        (snapshot.parents[1] / folder).mkdir()
+        (snapshot.parents[1] / folder / "hash").write_text("{}")
+    (snapshot / name).symlink_to(snapshot.parents[1] / "blobs" / "hash")
+    (tmp_path / "link to ab12").symlink_to(snapshot)
+    places = (snapshot, tmp_path / "link to ab12")
+    for place in places:
+        assert Source.find(str(place)).locate(name) == place / name
+        assert CheckpointFolder(place).locate(name) == place / name
+    (snapshot / name).unlink()
+    (snapshot / name).symlink_to(snapshot.parents[1] / "blobs-of-others" / "hash")
+    for place in places:
+        for checkpoint in (Source.find(str(place)), CheckpointFolder(place)):
+            with pytest.raises(
+                OnnxtoolError, match=rf"{name}: it is a link to .*blobs-of-others/hash, outside"
+            ) as caught:
+                checkpoint.locate(name)
+            assert "copy" in caught.value.hint
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
+def test_links_that_only_transformers_would_follow_are_refused_before(tmp_path: Path) -> None:
+    """It reads more than what is looked up by name."""
+    (tmp_path / "outside.py").write_text("")
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "modeling.py").symlink_to("../outside.py")
+    source = Source.find(str(tmp_path / "checkpoint"))
+    with pytest.raises(OSError, match="it is a link") as caught:
+        _ = source.arguments
+    assert "copy" in source.unreadable(caught.value).hint
