@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 import onnxtool.runtime.difference as difference
 from onnxtool.errors import VerificationError
+from onnxtool.reports import TensorInfo
 from onnxtool.runtime.comparison import Case, require_passed, run_reference, verify
 from onnxtool.runtime.difference import TOLERANCES, OutputError, Tolerance, measure
+from onnxtool.runtime.feeds import FeedShape
+from onnxtool.runtime.rows import batch_cases, row_cases
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -249,3 +252,49 @@ def test_a_row_of_padding_alone_must_be_finite_and_nothing_more(sequences: froze
         nan = {**right, name: right[name].copy()}
         nan[name][0] = np.nan
         assert passes(name, 0, 0.0, nan)
+
+
+def _ragged(side: str) -> Case:
+    """Return three texts, padded on a side."""
+    shape = FeedShape(f"padded {side}", (5, 4, 2), 5, side)
+    ids = np.arange(15).reshape(3, 5)
+    return Case(shape.description, {"input_ids": ids, "attention_mask": shape.mask.astype(np.int64)}, shape.mask)
+
+
+def _sums(feeds: Arrays) -> dict[str, NDArray[Any]]:
+    """Return the sum over the real tokens of each text, weighed by their positions in the row: float64 [B]."""
+    positions = np.arange(1, feeds["input_ids"].shape[1] + 1)
+    return {"sums": (feeds["input_ids"] * feeds["attention_mask"] * positions).sum(axis=1, dtype=np.float64)}
+
+
+def test_a_text_alone_must_be_answered_as_in_its_batch() -> None:
+    """Also where each of the two is close enough to the reference; the order of the batch counts as well."""
+    batch = _ragged("right")
+    alone, turned = row_cases(batch)
+    assert (alone.feeds["input_ids"].tolist(), alone.rows) == ([[5, 6, 7, 8]], (1,))
+    assert (turned.feeds["input_ids"][:, 0].tolist(), turned.rows) == ([5, 10, 0], (1, 2, 0))
+    expected = run_reference(_sums, [batch, alone, turned], name="the reference")
+    right = verify(_sums, expected, LOOSE)
+    assert (right.passed, right.batch_effect) == (True, 0.0)
+    for wrong in (alone, turned):
+
+        def off(feeds: Arrays, case: Case = wrong) -> dict[str, NDArray[Any]]:
+            sign = 1 if feeds["input_ids"] is case.feeds["input_ids"] else -1
+            return {"sums": _sums(feeds)["sums"] + sign * 0.8 * LOOSE.atol}
+
+        found = verify(off, expected, LOOSE)
+        assert [case.description for case in found.cases if not case.passed] == [wrong.description]
+        assert found.batch_effect == pytest.approx(1.6 * LOOSE.atol)
+
+
+def test_a_reference_that_counts_padding_is_not_held_to_it() -> None:
+    """Positions from the start of the row move with padding on the left: only the cases on the right stay."""
+    inputs = [TensorInfo(name, "int64", ("batch", "sequence")) for name in ("input_ids", "attention_mask")]
+    cases = [_ragged("right"), _ragged("left")]
+    expected = run_reference(_sums, cases + batch_cases(inputs, cases), name="the reference")
+    kept = [case.description for case in expected.without_moves(LOOSE).cases if case.rows]
+    assert kept == [
+        "padded left, in another order",
+        "padded right, one row alone",
+        "padded right, in another order",
+    ]
