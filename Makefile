@@ -60,7 +60,7 @@ test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml 
 
 fuzz: $(READY) ## Give thousands of hostile models and tokenizers to the commands and to the reader; takes hours.
 	$(BIN)/python scripts/fuzz_models.py
-	ONNXTOOL_FUZZ=400 $(BIN)/python -m pytest tests/model_file/test_wire_fuzz.py
+	WIRE_FUZZ=400 $(BIN)/python -m pytest tests/model_file/test_wire_fuzz.py
 
 lint: $(READY) ## Check style, types, workflows and CITATION.cff.
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ import numbers
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -34,6 +35,7 @@ from typing import (
 )
 
 from onnxtool.errors import OptionError
+from onnxtool.inputs import reading
 from onnxtool.reports import short_repr
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ T = TypeVar("T")
 
 StrPath = str | os.PathLike[str]
 _MOST_LISTED = 10  # choices to list next to a suggestion
+_OF_FILES = (".csv", ".faiss", ".gz", ".json", ".jsonl", ".md", ".npy", ".npz", ".onnx", ".parquet", ".txt", ".zip")
 
 
 class Option(NamedTuple):
@@ -60,6 +63,7 @@ class Option(NamedTuple):
         default: the behaviour without the option, if the field's default does not show it.
         is_checkpoint: whether it names a checkpoint, for shell completion; folders may be paths.
         is_location: whether a path may also be the address of an object store.
+        writes: `file` or `folder` for a path that is written; all other paths are inputs, which are never replaced.
         parse: returns a string in its canonical form, or raises an OptionError.
     """
 
@@ -73,6 +77,7 @@ class Option(NamedTuple):
     default: str = ""
     is_checkpoint: bool = False
     is_location: bool = False
+    writes: Literal["", "file", "folder"] = ""
     parse: Callable[[str], str] | None = None
 
     @property
@@ -209,6 +214,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     hints: dict[str, Any] = {}
+    written: list[str] = []
 
     def taken(name: str, value: Any) -> Any:
         return check(name, value, hints[name]) if name in hints else value
@@ -218,12 +224,36 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
         if not hints:
             found = get_type_hints(function, include_extras=True)
             hints.update((name, found[name]) for name in names if name in found)
+            written.extend(name for name, hint in hints.items() if _option_of(hint).writes)
         positional = [taken(*one) for one in zip(names[: code.co_argcount], args, strict=False)]
         named = {name: taken(name, value) for name, value in kwargs.items()}
         given: Any = function
-        return given(*positional, *args[code.co_argcount :], **named)  # type: ignore[no-any-return]
+        values = {**dict(zip(names, positional, strict=False)), **named}
+        is_job = written or any(isinstance(value, Options) for value in values.values())
+        inputs = (path for name, value in values.items() for path in _input_paths(value, hints.get(name)))
+        with reading(inputs) if is_job else nullcontext():
+            return given(*positional, *args[code.co_argcount :], **named)  # type: ignore[no-any-return]
 
     return call
+
+
+def _option_of(hint: Any) -> Option:
+    return next((item for item in getattr(hint, "__metadata__", ()) if isinstance(item, Option)), Option())
+
+
+def _input_paths(value: Any, hint: Any) -> Iterator[Path]:
+    """Yield the paths that are inputs in the checked value of an option or argument, such as an options object."""
+    option = _option_of(hint)
+    if isinstance(value, Path) and not option.writes:
+        yield value
+    elif isinstance(value, str) and option.is_checkpoint:
+        yield Path(value).expanduser()
+    elif isinstance(value, tuple):
+        yield from (one for one in value if isinstance(one, Path))
+    elif isinstance(value, Options):
+        owner: Any = type(value)
+        for name, one in field_hints(owner).items():
+            yield from _input_paths(getattr(value, name, None), one)
 
 
 def check(name: str, value: Any, hint: Any) -> Any:
@@ -397,7 +427,16 @@ def _path(value: Any, option: Option, address: type[Address] | None) -> Any:
         raise _RefusedError(
             f"{text.partition('://')[0]}:// is the address of a store; this option takes a file of this machine"
         )
-    return value if isinstance(value, Path) else Path(text)
+    path = value if isinstance(value, Path) else Path(text)
+    if option.writes == "folder" and path.suffix in _OF_FILES and not (text.endswith("/") or path.is_dir()):
+        raise _RefusedError(f"{text} is named like a file, and a folder is written; leave out {path.suffix}")
+    return settled(path) if option.writes else path
+
+
+def settled(output: Path) -> Path:
+    """Return an output's path without detours through folders that do not exist, which writing would create."""
+    is_detour = ".." in output.parts and not output.parent.exists()
+    return Path(os.path.realpath(output)) if is_detour else output
 
 
 def _several(value: Any, kind: Any, option: Option) -> Any:

@@ -167,7 +167,7 @@ def right_value(hint: Any) -> Any:
     if not isinstance(origin, type) or origin in FREE:
         return None
     if issubclass(origin, os.PathLike):
-        return "no/such/file.onnx"
+        return "no/such/folder" if option.writes == "folder" else "no/such/file.onnx"
     if issubclass(origin, Options):
         return origin(**{name: right_value(one) for name, (one, needed) in parameters_of(origin).items() if needed})
     if hasattr(origin, "_fields"):

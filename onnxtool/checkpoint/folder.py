@@ -23,6 +23,7 @@ from onnxtool.checkpoint.sentence_modules import (
     transformer_folder,
 )
 from onnxtool.errors import CheckpointError, InputError, first_line
+from onnxtool.inputs import note_input
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import FILES_KEY, PADDING_KEY, ROUTE_KEY, TOKENIZER_KEY
 from onnxtool.options import StrPath
@@ -248,6 +249,7 @@ class CheckpointFolder(ModuleFiles):
     def file_at(self, name: str) -> Path | None:
         """Return the path of a file in the folder; None if it does not exist."""
         path = self.path / name
+        note_input(path)
         return self.inside(path, self.path) if path.is_file() else None
 
     def malformed(self, name: str, reason: str) -> InputError:

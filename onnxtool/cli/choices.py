@@ -1,10 +1,15 @@
-"""Command-line choices, with a suggestion for a misspelled one."""
+"""Command-line types: choices, with a suggestion for a misspelled one, paths, and names of checkpoints."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
 import click
 
-from onnxtool.options import not_a_choice
+from onnxtool.encoding.locations import Location
+from onnxtool.errors import OnnxtoolError
+from onnxtool.options import Option, check, not_a_choice
 
 
 class NameChoice(click.Choice[str]):
@@ -21,3 +26,37 @@ class NameChoice(click.Choice[str]):
         """List the names for the help."""
         names = "|".join(map(str, self.choices))
         return f"{{{names}}}" if isinstance(param, click.Argument) and param.required else f"[{names}]"
+
+
+class PathType(click.Path):
+    """A path as a pathlib.Path; existence is checked by the library, which adds a hint.
+
+    Attributes:
+        writes: `file` or `folder` for an output, as in `Option`.
+        takes_ids: whether it may be an id on the hub instead.
+    """
+
+    kind: Any = Path
+
+    def __init__(self, writes: Literal["", "file", "folder"] = "", *, takes_ids: bool = False) -> None:
+        super().__init__(path_type=Path)
+        self.writes, self.takes_ids = writes, takes_ids
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, as the field of an options class would."""
+        try:
+            return check("", value, Annotated[self.kind, Option(writes=self.writes)])
+        except OnnxtoolError as error:
+            self.fail(f"{error.message}\nhint: {error.hint}" if error.hint else error.message, param, ctx)
+
+
+class LocationType(PathType):
+    """A path, or the address of a file or folder in an object store."""
+
+    kind = Location
+
+
+class CheckpointType(click.types.StringParamType):
+    """An id on the hub, or a path."""
+
+    writes, takes_ids = "", True

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from onnxtool.cli.commands import TABLES
+from onnxtool.cli.choices import CheckpointType, PathType
+from onnxtool.cli.commands import RUNNABLE, TABLES
 from onnxtool.cli.configuration import (
     OWN_FILE,
     PREFIX,
@@ -20,6 +21,7 @@ from onnxtool.cli.configuration import (
     find_files,
     read_file,
     settings_of,
+    unknown_variables,
 )
 from onnxtool.errors import OnnxtoolError, OptionError
 from onnxtool.options import check
@@ -32,6 +34,7 @@ PRECEDENCE = ("the command line", f"{PREFIX}COMMAND_OPTION in the environment", 
 # A file found in a folder, such as a cloned repository, does not speak for the user, so it may only set harmless
 # options. A file named with --config was chosen by the user and may set the rest, except what runs code or replaces
 # files.
+_WRITES = "it says where to write"
 EFFECTS: dict[str, tuple[str, ...]] = {
     "it runs code of a checkpoint, or reads files that can run code": ("allow_pickle", "trust_remote_code"),
     "it can load libraries and write files": ("provider_library", "provider_option"),
@@ -39,7 +42,7 @@ EFFECTS: dict[str, tuple[str, ...]] = {
     "it chooses the checkpoint whose code --trust_remote_code runs": (
         *("artifacts.model_name", "artifacts.revision", "export.model_name", "export.revision", "verify.revision"),
     ),
-    "it says where to write": ("cache", "metrics", "output", "plot", "prefix", "progress_log", "save_run"),
+    _WRITES: ("prefix",),  # and every path that is written
     "it sends something": ("engine", "private", "push"),
     "it can lower a check": (
         "allow_fallback",
@@ -52,34 +55,29 @@ HARMLESS. A name in neither is refused as well."""
 _NEVER_IN_FILES = frozenset(("allow_pickle", "force", "trust_remote_code"))
 HARMLESS = frozenset(
     (
-        *("activations", "additional_output", "against", "allowed_licenses", "baseline", "batch_size", "batch_tokens"),
-        *("benchmark", "calibration", "candidates", "chat", "check", "class_axis", "compare", "contents", "cpu"),
-        *("data", "decoding", "depth", "device", "dimensions", "dry_run", "dtype", "duration", "encoder_path"),
-        *("exporter", "fail_if", "format", "freeze", "gzip", "head", "hidden_size", "ignore_index", "image", "input"),
-        *("inter_threads", "io_binding", "keep_own_ids", "keep_raw", "keep_special", "log_level", "long", "lora"),
-        *("lora_alpha", "lora_targets", "loss", "loss_input", "max_grad_norm", "max_length", "max_new_tokens"),
-        *(
-            "measure",
-            "memory_limit",
-            "model_name",
-            "model_path",
-            "model_type",
-            "no_repeat_ngram_size",
-            "nominal_checkpoint",
-        ),
-        *("normalize", "num_beams", "num_candidates", "num_heads", "opset", "optimize", "optimizer", "ort_format"),
-        *("output_format", "overlap", "part", "partner", "pooling", "precision", "processes", "prompt", "provider"),
-        *("query", "quiet", "ranges", "read_back", "recompute", "repetition_penalty", "representation"),
-        *("require_all", "require_dynamic", "require_fusion", "route", "runs", "seed", "sequence_length", "shard_size"),
-        *("shift_labels", "split", "split_bytes", "splits", "stats", "stop", "stream", "strict", "target", "task"),
-        *("temperature", "text", "text_model", "threads", "timing", "top_k", "top_p", "train", "vectors"),
-        *("vectors_as", "verbose", "warmup", "weight_decay", "weights", "workers"),
+        *("activations", "additional_output", "against", "allowed_licenses", "baseline", "batch_size"),
+        *("batch_tokens", "benchmark", "calibration", "candidates", "chat", "check", "class_axis", "compare"),
+        *("contents", "cpu", "data", "decoding", "depth", "device", "dimensions", "dry_run", "dtype", "duration"),
+        *("encoder_path", "exporter", "fail_if", "format", "freeze", "gzip", "head", "hidden_size", "ignore_index"),
+        *("image", "input", "inter_threads", "io_binding", "keep_own_ids", "keep_raw", "keep_special", "log_level"),
+        *("long", "lora", "lora_alpha", "lora_targets", "loss", "loss_input", "max_grad_norm", "max_length"),
+        *("max_new_tokens", "measure", "memory_limit", "model_name", "model_path", "model_type"),
+        *("no_repeat_ngram_size", "nominal_checkpoint", "normalize", "num_beams", "num_candidates", "num_heads"),
+        *("opset", "optimize", "optimizer", "ort_format", "output_format", "overlap", "part", "partner", "pooling"),
+        *("precision", "processes", "prompt", "provider", "query", "quiet", "ranges", "read_back", "recompute"),
+        *("repetition_penalty", "representation", "require_all", "require_dynamic", "require_fusion", "route"),
+        *("runs", "seed", "sequence_length", "shard_size", "shift_labels", "split", "split_bytes", "splits", "stats"),
+        *("stop", "stream", "strict", "target", "task", "temperature", "text", "text_model", "threads", "timing"),
+        *("top_k", "top_p", "train", "vectors", "vectors_as", "verbose", "warmup", "weight_decay", "weights"),
+        "workers",
     )
 )
 
 
-def effect_of(command: str, name: str, value: Any = None) -> str | None:
+def effect_of(command: str, name: str, option: click.Parameter, value: Any = None) -> str | None:
     """Return the effect that bars an option from files found in a folder; None for a harmless option."""
+    if getattr(option.type, "writes", ""):
+        return _WRITES
     if name in ("provider", "compare") and "?" in str(value):  # options in the text of a provider
         name = "provider_option"
     for effect, names in EFFECTS.items():
@@ -101,7 +99,7 @@ def config_option(command: Command) -> Command:
     """Add --config, and apply configured values to options that are not on the command line."""
     return click.option(
         "--config",
-        type=click.Path(path_type=Path),
+        type=PathType(),
         is_eager=True,
         expose_value=False,
         callback=_configure,
@@ -146,6 +144,19 @@ def all_configured(commands: Iterable[tuple[str, click.Command]]) -> tuple[list[
     return found, list(problems)
 
 
+def unknown(context: click.Context) -> list[str]:
+    """Say which variables are of no command, each with the closest one that is."""
+    root = context.find_root()
+    known = []
+    for table in TABLES if (names := unknown_variables()) else ():
+        command: Any = root.command
+        for name in next(path for path in RUNNABLE if path.replace(" ", "_") == table).split():
+            command = command.get_command(root, name)
+        known += [f"{PREFIX}{table}_{option.removeprefix('--')}".upper() for option in _options_of(command)]
+    close = {name: difflib.get_close_matches(name, known, n=1, cutoff=0)[0] for name in names}
+    return [f"the environment variable {name} is of no command. Did you mean {near}?" for name, near in close.items()]
+
+
 def _configure(context: click.Context, _parameter: click.Parameter, file: Path | None) -> None:
     if context.resilient_parsing or context.info_name is None:
         return
@@ -177,13 +188,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
         settings = settings_of(command, files)
     except OnnxtoolError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}", context) from error
-    options = {
-        option.removeprefix("--"): parameter
-        for parameter in context.command.params
-        if isinstance(parameter, click.Option)
-        for option in parameter.opts
-        if option.startswith("--") and option != "--config"  # already read to get here
-    }
+    options = {option.removeprefix("--"): parameter for option, parameter in _options_of(context.command).items()}
     found = {}
     for name, setting in settings.items():
         if name not in options:
@@ -191,7 +196,7 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
             raise click.UsageError(
                 f"{setting.source}: {name} is not an option of onnxtool {command}{_suggestion(name, known)}", context
             )
-        effect = effect_of(command, name, setting.value)
+        effect = effect_of(command, name, options[name], setting.value)
         if setting.folder is not None and effect and (path is None or name in _NEVER_IN_FILES):
             ways = f"pass --{name}, or set {PREFIX}{command.upper()}_{name.upper()}"
             raise click.UsageError(
@@ -203,6 +208,12 @@ def _resolve(context: click.Context, command: str, path: Path | None) -> dict[st
             command, name, _value(context, options[name], setting, is_own=path is not None), setting.source
         )
     return found
+
+
+def _options_of(command: click.Command) -> dict[str, click.Option]:
+    """Return the options that can be configured by their names; --config is read before."""
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    return {name: one for one in options for name in one.opts if name.startswith("--") and name != "--config"}
 
 
 def _check_tables(file: ConfigFile, commands: Iterable[str]) -> None:
@@ -233,10 +244,10 @@ def _value(context: click.Context, option: click.Option, setting: Setting, *, is
             return option.type_cast_value(context, value.splitlines() if option.multiple else value)
         if not (option.type.name == "1,8,…" and type(value) in (int, str)):  # or spelled as on the command line
             check("", value, _hint(option))
-        if isinstance(option.type, click.Path):
-            value = str(setting.folder / value)
-            if not is_own and not Path(value).resolve().is_relative_to(setting.folder.resolve()):
-                raise OptionError(f"{setting.value} leaves the folder of the file, which may not be yours", "")
+        if isinstance(option.type, PathType | CheckpointType):
+            texts = [value] if isinstance(value, str) else value
+            of_file = [_located(text, option.type, setting.folder, is_own=is_own) for text in texts]
+            value = of_file if option.multiple else of_file[0]
         elif isinstance(value, list) and not option.multiple:
             value = ",".join(map(str, value))
         return option.type_cast_value(context, value)
@@ -244,6 +255,25 @@ def _value(context: click.Context, option: click.Option, setting: Setting, *, is
         raise click.UsageError(
             f"{setting.source}: {option.opts[-1].removeprefix('--')}: {error.message}", context
         ) from error
+
+
+def _located(text: str, kind: PathType | CheckpointType, folder: Path, *, is_own: bool) -> str:
+    """Return a path in a file as seen from the working directory; an id on the hub, or an address, stays as it is.
+
+    Raises:
+        OptionError: it leaves the folder of the file, or would be an id there and a path here.
+    """
+    from onnxtool.checkpoint.folder import is_path
+    from onnxtool.encoding.locations import is_uri
+
+    path = folder / Path(text).expanduser()
+    if is_uri(text) or (kind.takes_ids and not is_path(text) and not path.exists()):
+        if Path(text).exists():
+            raise OptionError(f"{text} is here, and not in the folder of the file, which paths are relative to", "")
+        return text
+    if not is_own and not path.resolve().is_relative_to(folder.resolve()):
+        raise OptionError(f"{text} leaves the folder of the file, which may not be yours", "")
+    return str(path)
 
 
 def _hint(option: click.Option) -> Any:

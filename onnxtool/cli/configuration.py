@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from onnxtool.cli.commands import TABLES
 from onnxtool.errors import InputError
+from onnxtool.inputs import note_input
 from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
 
 OWN_FILE = ".onnxtool.toml"
@@ -102,7 +104,13 @@ def is_configured(command: str) -> bool:
     Raises:
         InputError: a file cannot be read.
     """
-    return bool(find_files()) or any(True for _ in _variables(command))
+    return bool(find_files()) or bool(unknown_variables()) or any(True for _ in _variables(command))
+
+
+def unknown_variables() -> list[str]:
+    """Return the variables that begin like those of onnxtool, and are of no command."""
+    known = tuple(f"{PREFIX}{table.upper()}_" for table in TABLES)
+    return sorted(name for name in os.environ if name.startswith(PREFIX) and not name.startswith(known))
 
 
 def _variables(command: str) -> Iterator[tuple[str, Setting]]:
@@ -115,6 +123,7 @@ def _variables(command: str) -> Iterator[tuple[str, Setting]]:
 def _read(path: Path) -> ConfigFile | None:
     """Return the tables of a file; None for a pyproject.toml that does not mention onnxtool."""
     try:
+        note_input(path)
         text = read_text(path, MOST_CONFIG_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}", "check the path and its permissions") from error

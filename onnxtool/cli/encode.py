@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from onnxtool.cli.choices import LocationType
 from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
-from onnxtool.cli.options import LocationType, derived_options, model_argument, report_options
+from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
@@ -19,7 +20,7 @@ from onnxtool.encoding.report import MergeReport, PartReport, RunReport, StatusR
 _PURPOSES = SUBCOMMANDS["encode"]
 _WHAT = "--model_path model.onnx --input corpus.jsonl --output vectors/"
 _output_option = click.option(
-    "--output", type=LocationType(), required=True, metavar="NAME/", help="The folder of vectors."
+    "--output", type=LocationType("folder"), required=True, metavar="NAME/", help="The folder of vectors."
 )
 
 

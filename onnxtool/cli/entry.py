@@ -18,6 +18,7 @@ from onnxtool.cli.commands import RUNNABLE
 from onnxtool.cli.streams import drop_output, is_text
 from onnxtool.cli.streams import report_error as report_error
 from onnxtool.errors import OnnxtoolError, OptionError, first_line
+from onnxtool.inputs import reading
 from onnxtool.version import DISTRIBUTION, __version__, commit
 
 # With less, some libraries end the process while loading, or wait forever.
@@ -65,7 +66,8 @@ class _LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the resolved command; click itself would exit with 1 on a broken pipe."""
         try:
-            return super().invoke(ctx)
+            with reading():
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_is_gone()) from None
         except (OnnxtoolError, click.UsageError) as error:

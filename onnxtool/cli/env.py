@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import click
 
 from onnxtool.cli.commands import RUNNABLE
-from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured
+from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured, unknown
 from onnxtool.cli.options import Result, result_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table
 from onnxtool.runtime.environment import EnvironmentReport
@@ -26,7 +26,7 @@ def command(*, result: Result) -> None:
 
     report = describe_environment()
     found, wrong = all_configured((name.replace(" ", "_"), find_command(name)) for name in RUNNABLE)
-    report = replace(report, problems=(*report.problems, *wrong))
+    report = replace(report, problems=(*report.problems, *wrong, *unknown(click.get_current_context())))
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     document["configuration"] = found
     document["precedence"] = PRECEDENCE

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from onnxtool.cli.choices import PathType
 from onnxtool.cli.options import (
     FORMATS,
-    PathType,
     Result,
     derived_options,
     dry_run_option,
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 @click.option("--model_path", type=PathType(), required=True, help="The ONNX file.")
 @click.option(
     "--data",
-    type=PathType(),
+    type=PathType(takes_ids=True),
     required=True,
     metavar="DIR_OR_ID",
     help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics and qrels: a "
     "folder, or a dataset on the hub such as BeIR/scifact or mteb/scifact@REVISION.",
 )
 @derived_options(options=EvaluateOptions)
-@click.option("--save_run", type=PathType(), metavar="FILE", help="Write the ranked results in TREC run format.")
+@click.option("--save_run", type=PathType("file"), metavar="FILE", help="Write the ranked results in TREC run format.")
 @dry_run_option
 @result_options([*FORMATS, "html"], "; html is one page with a chart of quality against time")
 def command(

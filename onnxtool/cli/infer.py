@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 import click
 
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.cli.infer_answers import LINES, MAX_IN_ONE_REPORT, run_answers
+from onnxtool.cli.choices import LocationType, PathType
+from onnxtool.cli.infer_answers import LINES, MAX_IN_ONE_REPORT, run_answers, write_vector_file
 from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
 from onnxtool.cli.options import (
     FORMATS,
     STDOUT,
-    LocationType,
-    PathType,
+    VECTORS,
     Result,
     SectionedCommand,
     derived_options,
@@ -44,6 +44,8 @@ _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALW
 _FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
 _FOR_CORPORA = (option_names(CorpusOptions) | option_names(ProgressOptions)) - option_names(InferOptions) - {"force"}
 _BESIDE_CORPORA = _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {"input"} | {"benchmark"}
+
+_BESIDE_VECTORS = option_names(GenerateOptions) | {"query", "stream", "text_model", "vectors"}
 
 
 class _OutputType(LocationType):
@@ -82,13 +84,17 @@ class _Command(SectionedCommand):
     help="Time the model on the texts of --text and --input, or on generated inputs of several shapes.",
 )
 @click.option(
-    "--plot", type=PathType(), metavar="FILE", help="Plot the latencies of each shape to a .png, .svg or .pdf file."
+    "--plot",
+    type=PathType("file"),
+    metavar="FILE",
+    help="Plot the latencies of each shape to a .png, .svg or .pdf file.",
 )
 @click.option(
     "--output",
-    type=_OutputType(),
-    help="Write the result to this file instead of stdout (-), in the format of its suffix. A folder that "
-    "exists or ends with / receives a vector for each text of --input.",
+    type=_OutputType("file"),
+    help="Write the result to this file instead of stdout (-), in the format of its suffix: .txt, .md, .json or "
+    ".jsonl, or .csv with --benchmark; vectors alone to .npy, .npz or .parquet. A folder that exists or ends with / "
+    "receives a vector for each text of --input.",
 )
 @dry_run_option
 @format_options(
@@ -133,14 +139,20 @@ def command(
         )  # fmt: skip
         return 0
     _check(options, is_benchmark=benchmark)
-    formats = [*FORMATS, "csv"] if benchmark else FORMATS
+    formats = [*FORMATS, "csv"] if benchmark else [*FORMATS, LINES, VECTORS]
     printed = Result(destination, corpus.force, format_of(destination, format_name, formats), quiet)
     printed.check()
+    is_vectors = destination is not None and printed.format_name == VECTORS
+    if is_vectors:
+        refuse(_BESIDE_VECTORS, "--output is a file of vectors;")
     if dry_run:
         _plan(options, [path for path in (destination, plot) if path is not None], printed)
         return 0
     if benchmark:
         return run_benchmark(options, timing, plot, printed)
+    if destination is not None and is_vectors:
+        write_vector_file(options, destination, force=corpus.force, quiet=quiet)
+        return 0
     run_answers(options, generation, printed, stream=stream, vectors=vectors)
     return 0
 

@@ -67,7 +67,7 @@ def run_answers(
     if stream:
         _stream(options, generation, output)
         return
-    in_lines = output.format_name == LINES or (not is_given("format_name") and is_lines_file(output.output))
+    in_lines = output.format_name == LINES
     texts: tuple[TextInput, ...] | None = None
     rest: Iterator[TextInput] = iter(())
     is_chosen = is_given("format_name") or output.format_name != "text"
@@ -93,6 +93,22 @@ def run_answers(
         if not any(answer.vector or answer.token_vectors for answer in answered.answers):
             refuse({"vectors"}, f"{answered.model} gives {answered.kind} and no vectors;")
         output.emit(answered, answer_blocks(answered, vectors=vectors))
+
+
+def write_vector_file(options: InferOptions, output: Path, *, force: bool, quiet: bool) -> None:
+    """Write the vectors of the texts or images of `options` to a .npy, .npz or .parquet file."""
+    from onnxtool.encoding.parquet import require_pyarrow
+    from onnxtool.encoding.shards import write_vectors
+    from onnxtool.infer.run import encode_texts
+
+    suffix = output.suffix.lower()
+    if suffix == ".parquet":
+        require_pyarrow()
+    with progress(quiet=quiet), staged(output, force=force) as staging:
+        ids, vectors = encode_texts(options, dense=suffix == ".npy")
+        write_vectors(staging.model_path, ids, vectors)
+    if not quiet:
+        click.echo(f"vectors of {len(ids)} inputs: {printable(str(output))}", err=True)
 
 
 def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
@@ -259,11 +275,6 @@ def _label(answer: TextAnswer) -> str:
 def _one_line(text: str) -> str:
     line = " ".join(text[: 8 * _MAX_TEXT_WIDTH].split())
     return line if len(line) <= _MAX_TEXT_WIDTH else f"{line[: _MAX_TEXT_WIDTH - 1]}…"
-
-
-def is_lines_file(output: Path | None) -> bool:
-    """Whether an output's name ends like a JSON Lines file."""
-    return output is not None and output.name.lower().removesuffix(".gz").endswith(f".{LINES}")
 
 
 def write_lines(reports: Iterator[InferReport | GenerationReport], output: Result) -> None:

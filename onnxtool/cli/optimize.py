@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from onnxtool.cli.options import PathType, derived_options, dry_run_option, model_argument, report_options
+from onnxtool.cli.choices import PathType
+from onnxtool.cli.options import derived_options, dry_run_option, model_argument, report_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
@@ -23,7 +24,7 @@ from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Qua
 @derived_options(options=OptimizeOptions)
 @click.option(
     "--data",
-    type=PathType(),
+    type=PathType(takes_ids=True),
     metavar="DIR",
     help="With --precision auto, a test collection on which no candidate may meet --fail_if; see evaluate.",
 )

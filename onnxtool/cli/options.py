@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import MISSING, fields
@@ -13,14 +14,15 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.choices import NameChoice
+from onnxtool.cli.choices import CheckpointType, LocationType, NameChoice, PathType
 from onnxtool.cli.completion import complete_checkpoint
-from onnxtool.cli.config_option import config_option
+from onnxtool.cli.config_option import config_option, unknown
 from onnxtool.cli.logs import log_options
 from onnxtool.cli.render import Block, emit, write_out
-from onnxtool.encoding.locations import Uri, is_uri, parse_location
-from onnxtool.errors import InputError, OnnxtoolError
-from onnxtool.model_file import check_writable
+from onnxtool.encoding.locations import Uri
+from onnxtool.errors import OnnxtoolError
+from onnxtool.inputs import note_input
+from onnxtool.model_file import check_not_input, check_writable
 from onnxtool.options import Option, check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -166,7 +168,7 @@ def _option(field: _Field, *, required: bool) -> FieldOption:
         spelling += "" if default is False else f"/--no_{field.parameter}"
         attributes |= {"is_flag": True, "default": default}
     elif kind in (tuple[str, ...], tuple[Path, ...]):
-        attributes |= {"multiple": True, "default": default}
+        attributes |= {"multiple": True, "default": default, "type": PathType() if Path in get_args(kind) else str}
     else:
         attributes |= {"type": _value_type(kind, described)}
         if default not in (None, _MISSING):
@@ -186,9 +188,9 @@ def _value_type(kind: Any, described: Option) -> click.ParamType[Any]:
     if kind == tuple[int, ...]:
         return CountList()
     if kind is Path:
-        return LocationType() if described.is_location else PathType()
+        return (LocationType if described.is_location else PathType)(described.writes)
     if kind is str:
-        return click.STRING
+        return CheckpointType() if described.is_checkpoint else click.STRING
     bounds: dict[str, Any] = {"min": described.minimum, "max": described.maximum, "min_open": described.is_open}
     if kind is int:
         return click.INT if bounds["min"] is None else _Integer(**bounds)
@@ -207,10 +209,48 @@ class _Number(click.FloatRange):
     convert = click.FLOAT.convert
 
 
+def _protect_inputs(context: click.Context) -> None:
+    """Note the inputs of the running command, and refuse outputs that are one of them, or each other.
+
+    Raises:
+        OutputWriteError: an output is an input.
+        UsageError: two outputs are the same file.
+    """
+    paths = [
+        (one.opts[0], one.type.writes, path)
+        for one in context.command.params
+        if isinstance(one.type, PathType | CheckpointType)
+        for path in several_of(context.params.get(one.name or ""))
+    ]
+    note_input(*(Path(path).expanduser() for _, writes, path in paths if not writes))
+    outputs: dict[Path, str] = {}
+    for name, writes, path in paths:
+        if writes and path != STDOUT:
+            if not path.is_dir():
+                check_not_input(path)
+            same = next((one for one in outputs if path.exists() and one.exists() and path.samefile(one)), path)
+            if (other := outputs.setdefault(Path(os.path.realpath(same)), name)) != name:
+                raise click.UsageError(f"{other} and {name} are both {path}\npass two files", context)
+
+
+def several_of(value: Any) -> Sequence[Any]:
+    """Return the paths of an option: none, one or several, without addresses of stores."""
+    paths = value if isinstance(value, tuple) else (value,)
+    return [path for path in paths if isinstance(path, Path | str)]
+
+
 def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command], Command]:
     """Add --format, which takes one of `formats` with `more` in its help, --quiet and the logging options."""
 
     def decorate(command: Command) -> Command:
+        @wraps(command)
+        def protected(*arguments: Any, **values: Any) -> Any:
+            context = click.get_current_context()
+            if context.info_name != "env" and (wrong := unknown(context)):  # which lists them
+                raise click.UsageError("\n".join(wrong), context)
+            _protect_inputs(context)
+            return command(*arguments, **values)
+
         quiet = click.option("--quiet", is_flag=True, help="No progress on stderr; the result is still printed.")
         return click.option(
             "--format",
@@ -219,7 +259,7 @@ def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command],
             default="text",
             show_default=True,
             help=f"How to print the result on stdout{more}.",
-        )(quiet(log_options(command)))
+        )(quiet(log_options(protected)))  # type: ignore[return-value]  # as click itself
 
     return decorate
 
@@ -283,7 +323,10 @@ def refuse(names: AbstractSet[str], reason: str) -> None:
         raise click.UsageError(f"{reason} leave out {' and '.join(unused)}")
 
 
-_SUFFIXES = {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
+VECTORS = "vectors"
+_SUFFIXES = dict.fromkeys(("", ".txt"), "text") | dict.fromkeys((".jsonl", ".jsonl.gz"), "jsonl")
+_SUFFIXES |= {".json": "json", ".md": "markdown", ".html": "html", ".csv": "csv"}
+_SUFFIXES |= dict.fromkeys((".npy", ".npz", ".parquet"), VECTORS)
 
 
 def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> str:
@@ -292,13 +335,16 @@ def format_of(output: Path | None, format_name: str, formats: Sequence[str]) -> 
     Raises:
         UsageError: the suffix is of a format that the command does not write.
     """
-    by_suffix = "" if output is None or is_given("format_name") else _SUFFIXES.get(output.suffix.lower(), "")
-    if by_suffix and by_suffix not in formats:
+    if output is None or is_given("format_name"):
+        return format_name
+    suffix = "".join(output.suffixes[-2:] if output.suffix.lower() == ".gz" else output.suffixes[-1:]).lower()
+    if _SUFFIXES.get(suffix) not in formats:
+        known = [name for name, one in _SUFFIXES.items() if name and one in formats]
         raise click.UsageError(
-            f"--output {output} is named as {by_suffix}, and this result is written as {', '.join(formats)}\n"
-            "choose another suffix, or the format by --format"
+            f"--output {output} is named as {suffix[1:]}, and this result is written as {', '.join(formats)}\n"
+            f"choose one of {', '.join(known)}, or the format by --format"
         )
-    return by_suffix or format_name
+    return _SUFFIXES[suffix]
 
 
 def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable[[Command], Command]:
@@ -315,43 +361,14 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
 
         output_option = click.option(
             "--output",
-            type=PathType(),
-            help="Write the result to this file instead of stdout (-), in the format of its suffix.",
+            type=PathType("file"),
+            help="Write the result to this file instead of stdout (-), in the format of its suffix: "
+            f"{', '.join(name for name, one in _SUFFIXES.items() if name and one in formats)}.",
         )
         force_option = click.option("--force", is_flag=True, help="Replace an existing output.")
         return output_option(force_option(format_options(formats, more)(with_result)))  # type: ignore[return-value]
 
     return decorate
-
-
-class PathType(click.Path):
-    """A path as a pathlib.Path; existence is checked by the library, which adds a hint."""
-
-    def __init__(self) -> None:
-        super().__init__(path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path."""
-        if isinstance(value, str) and is_uri(value):
-            self.fail(
-                f"{value.partition('://')[0]}:// is the address of a store; this option takes a file of this machine",
-                param,
-                ctx,
-            )
-        return super().convert(value, param, ctx)
-
-
-class LocationType(PathType):
-    """A path, or the address of a file or folder in an object store."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path or the address."""
-        if isinstance(value, Uri) or (isinstance(value, str) and is_uri(value)):
-            try:
-                return parse_location(value)
-            except InputError as error:
-                self.fail(f"{error.message}\nhint: {error.hint}", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 class CountList(click.ParamType[tuple[int, ...]]):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from onnxtool.cli.options import FORMATS, PathType, shown_options
+from onnxtool.cli.choices import PathType
+from onnxtool.cli.options import FORMATS, shown_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
 from onnxtool.cli.streams import printable
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: onnxtool release --config release.toml")
 @click.option("--config", type=PathType(), metavar="FILE", help="TOML file that describes the release.")
-@click.option("--output", type=PathType(), metavar="DIR", help="Folder of the release; overrides --config.")
+@click.option("--output", type=PathType("folder"), metavar="DIR", help="Folder of the release; overrides --config.")
 @click.option("--check", type=PathType(), metavar="DIR", help="Check the release in this folder instead of making one.")
 @click.option("--public_key", type=PathType(), metavar="FILE", help="Public key of the signer, for --check.")
 @click.option("--identity", default="", metavar="WHO", help="Sigstore identity of the signer, e.g. an email address.")

@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from onnxtool.agreement import VerifyOptions
-from onnxtool.cli.options import PathType, Result, derived_options, result_options
+from onnxtool.cli.choices import CheckpointType, PathType
+from onnxtool.cli.options import Result, derived_options, result_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_wording import verification_figures
@@ -19,7 +20,7 @@ from onnxtool.verification import Verification
 
 @click.command(epilog="Example: onnxtool verify models/all-MiniLM-L6-v2-optimized.onnx models/all-MiniLM-L6-v2.onnx")
 @click.argument("model", type=PathType())
-@click.argument("reference")
+@click.argument("reference", type=CheckpointType())
 @derived_options(options=VerifyOptions)
 @result_options()
 def command(options: VerifyOptions, *, model: Path, reference: str, result: Result) -> int:

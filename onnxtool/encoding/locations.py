@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 from onnxtool.errors import InputError
-from onnxtool.options import Address, StrPath
+from onnxtool.options import Address, Option, StrPath
 
 STORES = ("s3", "s3a", "gs", "az", "adl", "abfs", "abfss")
 SERVERS = ("http", "https")
@@ -68,6 +68,7 @@ class Uri(Address):
 Location = Path | Uri
 AnyLocation = Location | StrPath
 """Accepted argument types for a location."""
+OutputLocation = Annotated[AnyLocation, Option(writes="folder")]
 
 if TYPE_CHECKING:
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove, staged, write
-from onnxtool.encoding.locations import AnyLocation, Uri
+from onnxtool.encoding.locations import OutputLocation, Uri
 from onnxtool.encoding.manifest import Manifest, read_manifest
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.parquet import require_pyarrow
@@ -39,7 +39,7 @@ _NOT_READ_BACK = (
 
 
 @checked
-def merge_parts(output: AnyLocation, *, read_back: bool = False, strict: bool = False) -> MergeReport:
+def merge_parts(output: OutputLocation, *, read_back: bool = False, strict: bool = False) -> MergeReport:
     """Check all shards that parts have encoded, and write the manifest and the rejected lines, as `encode_corpus` does.
 
     If a shard is missing or damaged, nothing is written, and the report lists the splits to encode; records of damaged
@@ -375,7 +375,7 @@ def reasons_of(folder: OutputFolder, manifest: Manifest) -> Counter[str]:
 
 
 @checked
-def corpus_status(output: AnyLocation) -> StatusReport:
+def corpus_status(output: OutputLocation) -> StatusReport:
     """Report the progress of all machines from the records of splits; `merge_parts` checks them.
 
     Raises:

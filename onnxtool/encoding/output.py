@@ -33,6 +33,7 @@ from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import ShardName
 from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
+from onnxtool.model_file import check_not_input
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 from onnxtool.reports import Json
 
@@ -66,6 +67,9 @@ class OutputFolder:
         self.manifest_path, self.rejects_path, self.records_path = (
             self.path.with_name(f"{self.path.name}.{suffix}") for suffix in ("manifest.json", "rejects.jsonl", "parts")
         )
+        for place in (self.path, self.manifest_path, self.rejects_path, self.records_path):
+            if isinstance(place, Path):
+                check_not_input(place)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from onnxtool.encoding.files import staged, written
 from onnxtool.encoding.options import CorpusProgress
 from onnxtool.errors import OutputWriteError
+from onnxtool.model_file import check_not_input
 from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.progress import listener
 
@@ -99,11 +100,15 @@ class ProgressOptions(Options):
 
     progress_log: Annotated[
         OptionalPath,
-        Option(f"Append the progress to this file every {EVERY_S:.0f} s, as a line of JSON.", metavar="FILE"),
+        Option(
+            f"Append the progress to this file every {EVERY_S:.0f} s, as a line of JSON.", metavar="FILE", writes="file"
+        ),
     ] = UNSET
     metrics: Annotated[
         OptionalPath,
-        Option("Keep this file up to date with the same figures in Prometheus format.", metavar="NAME.prom"),
+        Option(
+            "Keep this file up to date with the same figures in Prometheus format.", metavar="NAME.prom", writes="file"
+        ),
     ] = UNSET
 
 
@@ -126,6 +131,8 @@ class ProgressFiles:
 
     def __init__(self, options: ProgressOptions) -> None:
         self._log, self._metrics = options.progress_log, options.metrics
+        for path in filter(None, (self._log, self._metrics)):
+            check_not_input(path)
         self._next = 0.0
         self._last = CorpusProgress(0, 0.0, 0.0, None)
         self._write("started")

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.files import START_AGAIN, entry, model_on_this_machine
-from onnxtool.encoding.locations import AnyLocation, Location, parse_location
+from onnxtool.encoding.locations import AnyLocation, Location, OutputLocation, parse_location
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.merge import publish, reasons_of
 from onnxtool.encoding.options import CorpusOptions, PartOptions, RunOptions, VectorOptions
@@ -43,7 +43,7 @@ _REPEATS = 2
 
 @checked
 def encode_corpus(
-    model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: CorpusOptions | None = None
+    model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: CorpusOptions | None = None
 ) -> CorpusReport:
     """Encode the texts of `corpus` into the folder `output`, in this process.
 
@@ -148,7 +148,9 @@ def _kept(is_kept: bool) -> tuple[str, ...]:
 
 
 @checked
-def plan_corpus(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: CorpusOptions) -> WritePlan:
+def plan_corpus(
+    model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: CorpusOptions
+) -> WritePlan:
     """Check the model file, the corpus and the folder, and return what `encode_corpus` would write.
 
     Raises:
@@ -179,7 +181,7 @@ def plan_corpus(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocatio
 def encode_part(
     model_path: AnyLocation,
     corpus: AnyLocation,
-    output: AnyLocation,
+    output: OutputLocation,
     options: VectorOptions | None = None,
     part: PartOptions | None = None,
 ) -> PartReport:
@@ -239,7 +241,7 @@ def _figures_of_work(num_splits: int, tally: Tally, start: float) -> dict[str, A
 def encode_parts(
     model_path: AnyLocation,
     corpus: AnyLocation,
-    output: AnyLocation,
+    output: OutputLocation,
     options: VectorOptions | None = None,
     run: RunOptions | None = None,
 ) -> RunReport:
@@ -272,7 +274,7 @@ def encode_parts(
     )
 
 
-def _task(model_path: AnyLocation, corpus: AnyLocation, output: AnyLocation, options: VectorOptions | None) -> Task:
+def _task(model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: VectorOptions | None) -> Task:
     """Return the task with absolute paths, for processes with another working directory."""
     options = options or VectorOptions()
     plain = {field.name: getattr(options, field.name) for field in fields(VectorOptions)}

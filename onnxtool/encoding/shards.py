@@ -253,6 +253,32 @@ class _GrowingArray:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
+def write_vectors(path: Path, ids: Sequence[str], vectors: AnyVectors) -> None:
+    """Write the vectors of N texts to one file, by its suffix.
+
+    .npy has the array alone, float32 [N, H]. .npz has `ids` and `vectors`, with the `indptr` of token vectors; or terms
+    as scipy.sparse.save_npz writes them. .parquet is the table of a corpus.
+    """
+    if path.suffix.lower() == ".parquet":
+        writer = _ParquetWriter(path, ShardFormat("parquet", gzip=False, contents=False, weights="float"), {})
+        writer.append([Document(name, "", "", 0) for name in ids], vectors)
+        writer.close()
+        return
+    arrays: dict[str, Any]
+    if isinstance(vectors, SparseVectors):
+        arrays = {"data": vectors.weights, "indices": vectors.indices, "indptr": vectors.indptr}
+        arrays |= {"shape": vectors.shape, "format": b"csr"}
+    elif isinstance(vectors, TokenVectors):
+        arrays = {"vectors": vectors.vectors, "indptr": vectors.indptr}
+    else:
+        arrays = {"vectors": vectors}
+    with path.open("wb") as file:
+        if path.suffix.lower() == ".npy":
+            np.save(file, arrays["vectors"])
+        else:
+            np.savez(file, allow_pickle=False, ids=np.array(ids), **arrays)
+
+
 def _fields(document: Document, *, contents: bool) -> str:
     text = f', "contents": {_json(document.contents)}' if contents else ""
     place = "" if document.span is None else f', "begin": {document.span[0]}, "end": {document.span[1]}'

@@ -85,6 +85,7 @@ class EvaluateOptions(Described, ProviderOptions):
             "Folder for document vectors, keyed by the contents of model and corpus; a stopped run resumes there.",
             default="~/.cache/onnxtool/evaluate",
             metavar="DIR",
+            writes="folder",
         ),
     ] = UNSET
     model_name: ModelName = UNSET

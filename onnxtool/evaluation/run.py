@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -32,10 +32,10 @@ from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, 
 from onnxtool.evaluation.search import Run
 from onnxtool.evaluation.systems import Bm25, Found, System
 from onnxtool.infer.descriptions import stated_task
-from onnxtool.model_file import ModelFile, write_text
+from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
 from onnxtool.optimize import Judge, Judgement
-from onnxtool.options import StrPath, checked
+from onnxtool.options import Option, StrPath, checked
 from onnxtool.progress import Stage, tell
 from onnxtool.reports import Json
 from onnxtool.runtime.timing import peak_rss_bytes
@@ -57,7 +57,7 @@ def evaluate_model(
     data: StrPath,
     options: EvaluateOptions | None = None,
     *,
-    run_path: StrPath | None = None,
+    run_path: Annotated[StrPath | None, Option(writes="file")] = None,
     force: bool = False,
 ) -> EvaluationReport:
     """Search the collection `data` with a model, and measure the results.
@@ -79,6 +79,8 @@ def evaluate_model(
     """
     options = options or EvaluateOptions()
     measures, gates, collection = check_evaluation(model_path, data, options)
+    if run_path is not None:
+        check_writable(Path(run_path), force=force)
     model = open_model(Path(model_path), options)
     base = None if options.against is None else _open_base(options.against, options, model.kind)
     kinds = {system.kind for system in (model, base) if system is not None}

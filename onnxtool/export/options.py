@@ -70,7 +70,9 @@ class ExportOptions(Options):
     model_name: Annotated[NameField, Option("A hub id or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
     output: Annotated[
         OptionalPath,
-        Option("The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/"),
+        Option(
+            "The ONNX file, or the folder for a --target.", default="models/NAME.onnx, or models/NAME/", writes="file"
+        ),
     ] = UNSET
     task: Task = "auto"
     head: Annotated[

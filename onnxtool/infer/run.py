@@ -18,6 +18,7 @@ from onnxtool.infer.pictures import answer_pictures, takes_pictures
 from onnxtool.infer.report import GenerationReport, InferReport
 from onnxtool.infer.static_queries import QUERY, StaticQueries, load_queries
 from onnxtool.infer.text_model import find_file
+from onnxtool.infer.vectors import AnyVectors
 from onnxtool.model_file import ModelFile
 from onnxtool.options import checked
 
@@ -59,6 +60,32 @@ def run_texts(
     if queries is not None:
         return answer_queries(queries, texts, options)
     return answer_texts(_load(options), texts, _asked(options))
+
+
+@checked
+def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:
+    """Return the ids and the vectors of the texts of `options`; those without an id are numbered from 1.
+
+    Args:
+        options: what to run.
+        dense: whether to refuse a model that gives terms, or a vector for each token.
+
+    Raises:
+        InputError: the model gives no vectors, or none that are dense, or a text is a pair.
+        OnnxtoolError: as for `load` and `LoadedModel.encode`.
+    """
+    if takes_pictures(ModelFile.open(options.model_path)):
+        raise InputError(f"{options.model_path} takes images", "pass --output NAME/ for the vectors of --input")
+    _refuse_pictures(options)
+    options, texts = _for_task(options), tuple(given_texts(options))
+    if any(text.query is not None for text in texts):
+        raise InputError("a pair of a query and a text has no vector", "leave query out of the lines of --input")
+    model, long = _load(options), _asked(options).long or CUT
+    if dense and (model.is_sparse or model.is_late_interaction):
+        raise InputError(f"{options.model_path} gives no dense vectors", "write them to a .npz or .parquet file")
+    ids = [text.id or str(number) for number, text in enumerate(texts, start=1)]
+    contents = [text.contents for text in texts]
+    return ids, model.encode(contents, prompt=options.prompt, task=options.text_task, long=long)
 
 
 def stream_texts(

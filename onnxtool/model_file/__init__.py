@@ -18,11 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.inputs import input_at, note_input
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, external_file, read_structure
-from onnxtool.options import StrPath, checked
+from onnxtool.options import StrPath, checked, settled
 from onnxtool.reports import Json
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class ModelFile:
         path = Path(path)
         check_whole(path)
         model = cls(path, read_structure(path))
-        sizes = {location: external_file(path, location).stat().st_size for location in model.external_locations}
+        external = {location: external_file(path, location) for location in model.external_locations}
+        note_input(path, *external.values())
+        sizes = {location: file.stat().st_size for location, file in external.items()}
         for data in model.structure.external:
             available = sizes[data.location]
             if data.offset + (data.length or 0) > available:
@@ -209,13 +212,13 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
 
 
 def follow_link(output: Path) -> Path:
-    """Return the target of `output` if it is a symbolic link, else `output` itself.
+    """Return the target of `output` if it is a symbolic link, else `output` itself, `settled`.
 
     Raises:
         OutputWriteError: the links lead in a circle.
     """
     if not output.is_symlink():
-        return output
+        return settled(output)
     target = Path(os.path.realpath(output))
     if target.is_symlink():
         raise OutputWriteError(
@@ -263,6 +266,7 @@ def _check_free(output: Path, *, force: bool) -> None:
             f"{output} is a symbolic link to {target}, which is not there",
             "pass --force to write that file, or another path",
         )
+    check_not_input(output)
     if exists and not force:
         raise _output_exists(output)
     folder = next(parent for parent in target.absolute().parents if parent.exists())
@@ -270,6 +274,17 @@ def _check_free(output: Path, *, force: bool) -> None:
         is_fixed = sys.platform != "win32" and os.statvfs(folder).f_flag & os.ST_RDONLY
         reason = errno.EROFS if is_fixed else errno.EACCES
         raise _output_write_error(output, OSError(reason, os.strerror(reason), str(folder)))
+
+
+def check_not_input(output: Path) -> None:
+    """Refuse to replace what the running call reads: a file by any name, a file in a folder, or the folder around it.
+
+    Raises:
+        OutputWriteError: it does.
+    """
+    if (found := input_at(output)) is not None:
+        where = "is" if output.samefile(found) else "lies in" if output.is_file() else "holds"
+        raise OutputWriteError(f"{output} {where} an input of this command, {found}", "pass another path to write to")
 
 
 def check_model_output(output: Path, *, force: bool) -> None:
@@ -408,10 +423,13 @@ def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
     if not force:
         targets = [(file, staging.root / name) for file, name in zip(files, names, strict=True)]
         _check_sidecar_files([pair for pair in targets if pair[0] != staging.model_path])
+    for name in names:
+        check_not_input(staging.root / name)
     new_locations = _locations_of(staging.model_path)
     superseded = [location for location in staging.previous_locations if location not in new_locations]
     obsolete = [*staging.obsolete, *_own_data(staging.output, superseded)]
-    folder.commit(names, [file.relative_to(staging.root) for file in obsolete])
+    # A copied graph refers to the data of the old one.
+    folder.commit(names, [file.relative_to(staging.root) for file in obsolete if input_at(file) is None])
 
 
 def _files_in(folder: Path) -> list[Path]:

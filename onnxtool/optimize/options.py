@@ -72,7 +72,11 @@ class OptimizeOptions(ProviderOptions):
     model_path: Annotated[PathField, Option("The ONNX file.")]
     output: Annotated[
         OptionalPath,
-        Option("The optimized file.", default="NAME-optimized.onnx or NAME-PRECISION.onnx, next to the input"),
+        Option(
+            "The optimized file.",
+            default="NAME-optimized.onnx or NAME-PRECISION.onnx, next to the input",
+            writes="file",
+        ),
     ] = UNSET
     provider: Annotated[
         str,

@@ -119,8 +119,6 @@ def _checked(options: OptimizeOptions) -> tuple[ModelFile, Path]:
     _require_provider(options)
     kind = "optimized" if options.precision in ("fp32", "auto") else options.precision
     output = options.output or options.model_path.with_name(f"{options.model_path.stem}-{kind}.onnx")
-    if output.exists() and output.samefile(options.model_path):
-        raise PassError(f"{output} is the input itself", "pass another --output")
     check_model_output(output, force=options.force)
     if options.given != NO_INPUTS:  # inconsistencies are reported before the first pass
         input_cases(source, given=options.given)

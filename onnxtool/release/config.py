@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
@@ -17,9 +17,8 @@ from onnxtool.export import ExportOptions
 from onnxtool.export.targets import TARGET_NAMES
 from onnxtool.optimize import OptimizeOptions
 from onnxtool.optimize.options import PRECISION_NAMES, PRECISIONS
-from onnxtool.options import Option, StrPath, check, check_fields, checked, field_hints
+from onnxtool.options import Option, Options, StrPath, check, checked, field_hints
 from onnxtool.reading import MOST_CONFIG_BYTES, parse_toml, read_text
-from onnxtool.reports import short_repr
 from onnxtool.runtime.providers import ExecutionProvider, parse_provider
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -42,9 +41,7 @@ _CLASSES = {
 _PLAIN = "plain"
 
 
-@short_repr
-@dataclass(frozen=True)
-class ReleaseConfig:
+class ReleaseConfig(Options):
     """The configuration of a release.
 
     Attributes:
@@ -68,9 +65,9 @@ class ReleaseConfig:
 
     path: Path
     name: str
-    checkpoint: str
+    checkpoint: Annotated[str, Option(is_checkpoint=True)]
     revision: str | None
-    output: Path
+    output: Annotated[Path, Option(writes="folder")]
     precisions: Annotated[tuple[str, ...], Option(choices=PRECISION_NAMES)] = ("fp32",)
     provider: Annotated[str, Option(parse=parse_provider)] = "cpu"
     targets: Annotated[tuple[str, ...], Option(choices=TARGET_NAMES)] = ()
@@ -84,9 +81,6 @@ class ReleaseConfig:
     optimize: Mapping[str, Any] = field(default_factory=dict)
     evaluate: Mapping[str, Any] = field(default_factory=dict)
     benchmark: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def is_signed(self) -> bool:

@@ -14,7 +14,7 @@ from onnxtool.encoding.manifest import file_sha256
 from onnxtool.errors import InputError, OutputExistsError
 from onnxtool.evaluation import EvaluateOptions
 from onnxtool.evaluation.run import check_evaluation
-from onnxtool.model_file import ModelFile, staged
+from onnxtool.model_file import ModelFile, check_not_input, staged
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY
 from onnxtool.options import checked
 from onnxtool.progress import tell
@@ -262,6 +262,7 @@ def _check_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputExistsError: the folder is refused.
     """
+    check_not_input(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not (output / FACTS_NAME).is_file():
@@ -289,7 +290,6 @@ def _check_inputs(config: ReleaseConfig) -> None:
 def _write(config: ReleaseConfig, facts: ReleaseFacts, sources: Mapping[str, Path]) -> None:
     """Write the folder atomically: if interrupted, either the old release remains or the new one is complete."""
     output = config.output
-    output.mkdir(parents=True, exist_ok=True)
     with staged(output / FACTS_NAME, force=True, root=output) as staging:
         tell(f"writing {output}")
         for name, source in sources.items():

@@ -179,7 +179,9 @@ class PreparationOptions(Options):
     ] = NOTHING
     output: Annotated[
         OptionalPath,
-        Option("The output folder.", default="NAME-training next to the file, or models/NAME-training"),
+        Option(
+            "The output folder.", default="NAME-training next to the file, or models/NAME-training", writes="folder"
+        ),
     ] = UNSET
     prefix: Annotated[str, Option("Prepended to each file name.")] = ""
     nominal_checkpoint: Annotated[bool, Option("Also write a checkpoint without values.")] = False

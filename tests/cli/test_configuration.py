@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 import pytest
 
-from onnxtool.cli.commands import RUNNABLE
-from onnxtool.cli.config_option import EFFECTS, HARMLESS
+from onnxtool.cli.choices import CheckpointType, PathType
+from onnxtool.cli.commands import RUNNABLE, TABLES
+from onnxtool.cli.config_option import EFFECTS, HARMLESS, all_configured
 from onnxtool.cli.configuration import Setting, find_files, settings_of
 from onnxtool.cli.entry import find_command
 from tests.cli.entry_point import json_of, run_onnxtool
@@ -153,6 +154,53 @@ def test_a_file_of_the_folder_reads_nothing_outside_of_it(folder: Path) -> None:
         )
 
 
+def value_in_file(folder: Path, path: str, option: click.Parameter, text: str) -> str:
+    """Return what a file of `folder` gives an option, or the problem."""
+    table, name = path.replace(" ", "_"), option.opts[-1].removeprefix("--")
+    value = [text] if getattr(option, "multiple", False) else text
+    (folder / ".onnxtool.toml").write_text(f"[{table}]\n{name} = {value!r}\n")
+    found, problems = all_configured([(table, find_command(path))])
+    return str([*problems, *(one.value for one in found)])
+
+
+def test_every_path_in_a_file_stays_in_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every option that can hold one: relative to the file, never outside; an id stays an id, from anywhere."""
+    for name in ("sub", "inside"):
+        (folder / name).mkdir()
+    monkeypatch.chdir(folder / "sub")
+    tried, barred = 0, {name for names in EFFECTS.values() for name in names}
+    for path in RUNNABLE:
+        for option in find_command(path).params:
+            table, name = path.replace(" ", "_"), option.opts[-1].removeprefix("--")
+            if not isinstance(option.type, PathType | CheckpointType) or table not in TABLES or name not in HARMLESS:
+                continue
+            if f"{table}.{name}" in barred:
+                continue
+            for outside in ("../outside", "/etc/passwd", "~/x", "sub/../../x"):
+                assert "leaves the folder of the file" in value_in_file(folder, path, option, outside), (path, name)
+            assert "../inside" in value_in_file(folder, path, option, "inside")
+            if option.type.takes_ids:
+                assert "BeIR/scifact" in (said := value_in_file(folder, path, option, "BeIR/scifact"))
+                assert "../BeIR" not in said
+            tried += 1
+    assert tried > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("STAT_FAIL_IF", "STATS_FAIL_IF"), ("FAIL_IF", "STATS_FAIL_IF"), ("ENCODE_RUNS", "ENCODE_RUN_"), ("X", "")],
+)
+def test_a_variable_of_no_command_is_wrong_usage(folder: Path, name: str, near: str) -> None:
+    """Of every command, with the closest name; `onnxtool env` lists it."""
+    variable = {f"ONNXTOOL_{name}": "num_nodes>2"}
+    for words in (("stats", "model.onnx", "--format", "json"), ("release", "--check", "x")):
+        done = run_onnxtool(folder, *words, **variable)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"ONNXTOOL_{name} is of no command. Did you mean ONNXTOOL_{near}" in done.stderr
+    problems = json_of(run_onnxtool(folder, "env", "--format", "json", **variable))["problems"]
+    assert any(f"ONNXTOOL_{name} is of no command" in problem for problem in problems)
+
+
 def test_it_is_said_of_each_option_what_a_file_may_do_with_it() -> None:
     """One that is new is refused until somebody has thought about it."""
     effects = {name for names in EFFECTS.values() for name in names}
@@ -163,8 +211,10 @@ def test_it_is_said_of_each_option_what_a_file_may_do_with_it() -> None:
             names = [name.removeprefix("--") for name in option.opts if name.startswith("--")]
             known |= {*names, *(f"{command}.{name}" for name in names)}
             for name in names if isinstance(option, click.Option) and option.name != "config" else ():
-                assert name in HARMLESS or f"{command}.{name}" in effects or name in effects, f"{path} --{name}"
-                assert not (name in HARMLESS and name in effects), name
+                is_written = bool(getattr(option.type, "writes", ""))
+                is_barred = is_written or f"{command}.{name}" in effects or name in effects
+                assert name in HARMLESS or is_barred, f"{path} --{name}"
+                assert not (name in HARMLESS and (is_written or name in effects)), name
     assert (HARMLESS | effects) <= known
 
 

@@ -23,7 +23,7 @@ CORPUS = ("--model_path", "model.onnx", "--input", "corpus.jsonl", "--force", "-
 COMMANDS = {
     "stats": ("stats", "model.onnx", "--format", "json"),
     "optimize": ("optimize", "--model_path", "model.onnx", "--output", "out/m.onnx", "--force"),
-    "infer": ("infer", *CORPUS, "out/m.onnx"),
+    "infer": ("infer", *CORPUS, "out/m.txt"),
     "encode": ("encode", "run", "--processes", "2", "--workers", "1", "--shard_size", "8", *CORPUS, "out/v/"),
     "artifacts": ("artifacts", "--model_path", "layer.onnx", "--output", "out/set", "--force"),
     "export": ("export", "--model_name", "checkpoint", "--head", "none", "--output", "out/m.onnx", "--force"),
@@ -55,8 +55,8 @@ CASES = [
     ("stats", "100 MB", 0, ""),
     ("optimize", "no reader", 141, ""),
     ("infer", "16 handles", 0, ""),
-    ("infer", "no bytes", 1, "error: no space to write out/m.onnx: File too large ("),
-    ("infer", "full", 1, "error: no space to write out/m.onnx: No space left on device (0 MB free)"),
+    ("infer", "no bytes", 1, "error: no space to write out/m.txt: File too large ("),
+    ("infer", "full", 1, "error: no space to write out/m.txt: No space left on device (0 MB free)"),
     ("infer", "100 MB of data", 1, LITTLE),
     ("encode", "closed streams", 0, ""),
     ("encode", "16 handles", 1, f"{REFUSED}Too many open files"),
@@ -84,7 +84,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, workshop: Workshop) -> Path
         helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "layer.onnx"
     )
     (folder / "checkpoint").symlink_to(workshop.checkpoint("tiny-splade"))
-    for name in ("m.onnx", "set/training_model.onnx"):
+    for name in ("m.onnx", "m.txt", "set/training_model.onnx"):
         (folder / "old" / name).parent.mkdir(exist_ok=True)
         (folder / "old" / name).write_text("old")
     return folder

@@ -242,7 +242,7 @@ def test_the_license_is_in_every_format(folder: Path) -> None:
         (["text.onnx"], 1, "text.onnx is not a complete ONNX model"),
         (["."], 1, ". is a folder\nhint: pass base.onnx"),
         (["checkpoint"], 1, "checkpoint is a folder\nhint: export it first, if it is a checkpoint"),
-        (["model.onnx", "--output", "model.onnx"], 1, "model.onnx exists already"),
+        (["model.onnx", "--output", "model.onnx"], 1, "model.onnx is an input of this command"),
         ([], 2, "Missing argument 'MODEL'"),
         (["model.onnx", "base.onnx", "third.onnx"], 2, "unexpected extra argument"),
         (["model.onnx", "--format", "xml"], 2, "'xml' is not one of"),

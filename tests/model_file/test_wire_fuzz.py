@@ -1,6 +1,6 @@
 """Thousands of damaged and made-up models: each is read as onnx reads it, or refused with ModelFileError.
 
-`make fuzz` runs many more of them: ONNXTOOL_FUZZ multiplies the number of cases.
+`make fuzz` runs many more of them: WIRE_FUZZ multiplies the number of cases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onnxtool.summary import summarize_file
 from tests.graphs import external_tensor, identity, make_model
 from tests.model_file.protobuf import everything, field
 
-FACTOR = int(os.environ.get("ONNXTOOL_FUZZ", "1"))
+FACTOR = int(os.environ.get("WIRE_FUZZ", "1"))
 NUM_CHUNKS = 4
 NUM_MUTATIONS = 4_600 * FACTOR
 NUM_STRUCTURES = 400 * FACTOR

@@ -21,7 +21,7 @@ import onnx_ir as ir
 from onnx import defs, numpy_helper
 
 from onnxtool.errors import ArtifactError, OutputExistsError
-from onnxtool.model_file import ModelFile, Staging, check_writable, save_beside, staged
+from onnxtool.model_file import ModelFile, Staging, check_not_input, check_writable, save_beside, staged
 from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.model_file.weights import relocate, sort_nodes
 from onnxtool.progress import tell
@@ -467,6 +467,8 @@ def _check_output(options: ArtifactOptions) -> None:
     check_writable(options.artifact_directory / f"{prefix}{_MODELS[0]}.onnx", force=True)
     models = _MODELS[: 2 if options.optimizer is None else None]
     names = [f"{prefix}{name}.onnx" for name in models] + [f"{prefix}checkpoint", *target_files(options.target)]
+    for name in names:
+        check_not_input(options.artifact_directory / name)
     existing = [path for name in names if (path := options.artifact_directory / name).exists()]
     if existing and not options.force:
         raise OutputExistsError(f"{existing[0]} already exists", "pass --force to replace it, or another --output")
