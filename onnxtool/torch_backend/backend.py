@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -80,7 +81,8 @@ class OrtBackend:
         if take_maximum_first(graph_module.graph):
             graph_module.recompile()
         with traceable_functions(self.options.dropout):
-            return aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)  # type: ignore[no-any-return]
+            compiled = aot_autograd(**self.autograd_arguments())(graph_module, example_inputs)
+        return _with_original_errors(compiled, graph_module)
 
     def autograd_arguments(self) -> dict[str, Any]:
         """Return the arguments for AOTAutograd, by name.
@@ -121,6 +123,20 @@ class OrtBackend:
             return make_boxed_func(self.compile(graph_module, kind))  # type: ignore[no-any-return]
 
         return compile_traced
+
+
+def _with_original_errors(compiled: Callable[..., Any], graph_module: torch.fx.GraphModule) -> Callable[..., Any]:
+    """Return a function that raises what the user's own functions raise, not what their decompositions do."""
+
+    @functools.wraps(compiled)
+    def call(*arguments: Any) -> Any:
+        try:
+            return compiled(*arguments)
+        except (IndexError, RuntimeError):
+            torch.fx.GraphModule(graph_module, graph_module.graph).forward(*arguments)  # a call would print the graph
+            raise
+
+    return call
 
 
 @checked

@@ -165,6 +165,8 @@ DECISIONS: dict[object, Decision] = {
     ),
     # PyTorch's decomposition of it changes a tensor in place
     aten.diagonal_scatter.default: Decision(decomposition=scatters.diagonal_scatter),
+    aten.index_add.default: Decision(decomposition=scatters.index_add),
+    aten.index_copy.default: Decision(decomposition=scatters.index_copy),
     aten.index_reduce.default: Decision(decomposition=scatters.index_reduce),
     aten.scatter_reduce.two: Decision(
         decomposition=scatters.scatter_reduce,
@@ -179,6 +181,11 @@ DECISIONS: dict[object, Decision] = {
     aten.masked_scatter_backward.default: Decision(decomposition=scatters.masked_scatter_backward),
     aten.embedding_renorm.default: Decision(denied=Denied("changes its table in place")),
     aten._embedding_bag.default: Decision(denied=Denied("returns nothing that the backward pass needs")),
+    aten._embedding_bag_forward_only.default: Decision(denied=Denied("translated without a check of its indices")),
+    **dict.fromkeys(
+        (aten.max_unpool2d.default, aten.max_unpool3d.default),
+        Decision(no_decomposition="an index outside of its image is one of another image"),
+    ),
     # pooling
     aten.avg_pool1d.default: Decision(denied=_POOLING),
     aten.avg_pool2d.default: Decision(decomposition=partial(pooling.average_pool, rank=2), denied=_POOLING),

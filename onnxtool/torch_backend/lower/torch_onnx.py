@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 import torch
 from torch._guards import tracing
@@ -173,24 +174,37 @@ def translate(graph_module: torch.fx.GraphModule) -> ir.Model:
     return model
 
 
-_INDEXED = {
-    aten.gather.default: "GatherElements",
-    aten.scatter.value: "ScatterElements",
-    aten.index_select.default: "Gather",
-    aten.embedding.default: "Gather",
-}
 _SAME_NUMBERS = frozenset(("Cast", "Expand", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 _NEVER_NEGATIVE = frozenset(("ArgMax", "ArgMin", "Clip", "NonZero", "Range", "TopK"))
 
 
 def _counts_from_the_end(node: ir.Node) -> bool:
-    """Return whether ONNX would accept a negative index of a node for which PyTorch raises."""
-    if "node" not in node.meta or _INDEXED.get(node.meta["node"].target) != node.op_type:
+    """Return whether ONNX would accept a negative index of a node for which PyTorch raises.
+
+    PyTorch's operators count negative indices from the end if they take an index per dimension, as `x[i, j]` does.
+    """
+    origin = node.meta.get("node")
+    if origin is None or len(node.inputs) < 2 or not _has_indices(node.op_type) or _indexes_dimensions(origin.target):
         return False
     maker = producer(node.inputs[1])
     while maker is not None and maker.op_type in _SAME_NUMBERS:
         maker = producer(maker.inputs[0])
+    if maker is not None and maker.op_type == "Constant":
+        return maker.meta.get("node") is not origin  # the translation's own, such as the position of a slice
     return maker is None or maker.op_type not in _NEVER_NEGATIVE
+
+
+@functools.cache
+def _has_indices(op_type: str) -> bool:
+    """Return whether an ONNX operator's second input is indices into the first."""
+    inputs = onnx.defs.get_schema(op_type).inputs if onnx.defs.has(op_type) else ()
+    return len(inputs) > 1 and inputs[1].name == "indices"
+
+
+def _indexes_dimensions(target: object) -> bool:
+    """Return whether an ATen operator takes one tensor of indices, or none, for each dimension."""
+    schema = target._schema if isinstance(target, torch._ops.OpOverload) else None
+    return schema is not None and any(str(argument.type) == "List[Optional[Tensor]]" for argument in schema.arguments)
 
 
 def _without_negative(graph: ir.Graph, node: ir.Node) -> None:

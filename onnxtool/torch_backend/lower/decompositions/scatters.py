@@ -43,6 +43,33 @@ def index_put(
     return result.reshape(ordered.shape).permute([order.index(dim) for dim in range(x.dim())])
 
 
+def index_add(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: float = 1
+) -> torch.Tensor:
+    """Add slices of `source` to the slices of `x` selected by `index`, with one scatter along `dim`.
+
+    PyTorch's decompositions of this and of `index_copy` take negative indices, for which its operators raise.
+    """
+    if not x.dim():
+        return index_add(x.reshape(1), 0, index.reshape(-1), source.reshape(-1), alpha=alpha).reshape(())
+    source = source if alpha == 1 else source * alpha
+    return aten.scatter_add.default(x, dim, _places(x, dim, index, source), source)
+
+
+def index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Write slices of `source` to the slices of `x` selected by `index`, with one scatter along `dim`."""
+    if not x.dim():
+        return index_copy(x.reshape(1), 0, index.reshape(-1), source.reshape(-1)).reshape(())
+    return aten.scatter.src(x, dim, _places(x, dim, index, source), source)
+
+
+def _places(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Return the indices of slices along `dim`, for each element of the slices `source`."""
+    shape = [1] * x.dim()
+    shape[dim] = -1
+    return index.long().reshape(shape).expand(source.shape)
+
+
 def diagonal_scatter(
     x: torch.Tensor, diagonal: torch.Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> torch.Tensor:
@@ -74,9 +101,7 @@ def index_reduce(
         return index_reduce(
             x.reshape(1), 0, index.reshape(-1), source.reshape(-1), reduce, include_self=include_self
         ).reshape(())
-    shape = [1] * x.dim()
-    shape[dim] = -1
-    places = index.reshape(shape).expand(source.shape)
+    places = _places(x, dim, index, source)
     return aten.scatter_reduce.two(x, dim, places, source, reduce, include_self=include_self)
 
 
@@ -150,8 +175,12 @@ def _overlaps(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _linear(indices: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
-    """Return the indices into several dimensions as one index into the flattened dimensions."""
-    linear = torch.zeros_like(indices[0])
-    for index, size in zip(indices, sizes, strict=True):
-        linear = linear * size + torch.where(index < 0, index + size, index)
+    """Return the indices into several dimensions as one index into the flattened dimensions.
+
+    An index outside of its dimension stays outside of all of them.
+    """
+    positive = [torch.where(index < 0, index + size, index) for index, size in zip(indices, sizes, strict=True)]
+    linear = positive[0]
+    for index, size in zip(positive[1:], sizes[1:], strict=True):
+        linear = torch.where((linear < 0) | (index < 0) | (index >= size), -1, linear * size + index)
     return linear
