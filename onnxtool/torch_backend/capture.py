@@ -40,6 +40,14 @@ def _dropout(
     return x.mul_(draw(x, p)) if inplace else x * draw(x, p)
 
 
+def _bernoulli(x: torch.Tensor, p: float | None = None, *, draw: DropoutMask, **options: Any) -> torch.Tensor | None:
+    """Draw as `torch.bernoulli(x, p)`, whose result is contiguous; without p, x has the probabilities."""
+    del draw
+    return (
+        None if p is None or x.is_contiguous() else torch.bernoulli(torch.empty(x.shape, dtype=x.dtype), p, **options)
+    )
+
+
 def attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -103,6 +111,8 @@ def _bias(mask: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.T
 _REPLACED: dict[Any, Callable[..., torch.Tensor | None]] = {
     torch.nn.functional.scaled_dot_product_attention: attention,
     torch.nn.functional.dropout: _dropout,
+    torch.bernoulli: _bernoulli,
+    torch.Tensor.bernoulli: _bernoulli,
 }
 """Each takes the function's arguments, and a function that draws masks.
 

@@ -573,3 +573,40 @@ def test_at_info_a_log_has_no_lines_of_other_libraries(caplog: pytest.LogCapture
         function(torch.rand(2, 4)).sum().backward()
     told = {record.name.partition(".")[0] for record in caplog.records if record.levelno >= logging.INFO}
     assert told <= {"onnxtool"}
+
+
+LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
+    "transposed": lambda: torch.rand(70, 50).t(),
+    "channels_last": lambda: torch.rand(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),
+    "expanded": lambda: torch.rand(40, 1).expand(40, 50),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_random_numbers_are_drawn_as_in_pytorch_in_every_layout(name: str) -> None:
+    """The numbers, the layout and the generator's state afterward: strides decide by which algorithm PyTorch draws."""
+
+    def noisy(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        drawn = (torch.randn_like(x), torch.rand_like(x), torch.empty_like(x).bernoulli_(0.3), torch.bernoulli(x, 0.3))
+        return *drawn, torch.nn.functional.dropout(x.exp(), 0.2)
+
+    found = []
+    for function in (noisy, torch.compile(noisy, backend=OrtBackend())):
+        torch.manual_seed(0)
+        x = LAYOUTS[name]()
+        function(x)  # compiles
+        torch.manual_seed(1)
+        found.append((*function(x), torch.get_rng_state()))
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+
+
+def test_a_first_power_is_a_new_tensor() -> None:
+    """Of an input, and of another result."""
+    x = torch.arange(4.0)
+    first, middle, second = torch.compile(lambda x: (x**1, y := x + 1, y**1), backend=OrtBackend())(x)
+    for result in (first, second):
+        result.zero_()
+    assert torch.equal(x, torch.arange(4.0))
+    assert torch.equal(middle, x + 1)

@@ -340,11 +340,12 @@ DECISIONS: dict[object, Decision] = {
     aten._scaled_dot_product_efficient_attention.default: Decision(no_translation=_NO_STATISTICS),
     # random numbers: whatever draws stays in PyTorch (placement.py)
     aten.native_dropout.default: Decision(random.native_dropout),
-    aten.rand_like.default: Decision(partial(random.noise_like, draw=aten.rand.default)),
-    aten.randn_like.default: Decision(partial(random.noise_like, draw=aten.randn.default)),
+    aten.rand_like.default: Decision(partial(random.noise_like, draw=aten.rand.default, in_place="uniform_")),
+    aten.randn_like.default: Decision(partial(random.noise_like, draw=aten.randn.default, in_place="normal_")),
     **dict.fromkeys((aten.uniform.default, aten.normal_functional.default, aten.exponential.default), _DRAWS),
     **dict.fromkeys((aten.geometric.default, aten.cauchy.default, aten.log_normal.default), _DRAWS),
-    **dict.fromkeys((aten.bernoulli.default, aten.bernoulli.p), _DRAWS),
+    aten.bernoulli.default: _DRAWS,
+    aten.bernoulli.p: Decision(random.bernoulli, no_decomposition=_DRAWS.no_decomposition),
     # constants
     aten.lift_fresh.default: Decision(no_decomposition=_IDENTITY),
     aten.lift.default: Decision(no_decomposition=_IDENTITY),

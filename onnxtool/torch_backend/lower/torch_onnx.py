@@ -184,7 +184,7 @@ def _counts_from_the_end(node: ir.Node) -> bool:
     PyTorch's operators count negative indices from the end if they take an index per dimension, as `x[i, j]` does.
     """
     origin = node.meta.get("node")
-    if origin is None or len(node.inputs) < 2 or not _has_indices(node.op_type) or _indexes_dimensions(origin.target):
+    if origin is None or not _has_indices(node.op_type) or _indexes_dimensions(origin.target):
         return False
     maker = producer(node.inputs[1])
     while maker is not None and maker.op_type in _SAME_NUMBERS:
@@ -197,8 +197,8 @@ def _counts_from_the_end(node: ir.Node) -> bool:
 @functools.cache
 def _has_indices(op_type: str) -> bool:
     """Return whether an ONNX operator's second input is indices into the first."""
-    inputs = onnx.defs.get_schema(op_type).inputs if onnx.defs.has(op_type) else ()
-    return len(inputs) > 1 and inputs[1].name == "indices"
+    inputs = onnx.defs.get_schema(op_type).inputs if onnx.defs.has(op_type) else []
+    return [value.name for value in inputs[1:2]] == ["indices"]
 
 
 def _indexes_dimensions(target: object) -> bool:

@@ -15,7 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch._prims_common import compute_elementwise_output_logical_to_physical_perm
+from torch._prims_common import (
+    compute_elementwise_output_logical_to_physical_perm,
+    compute_elementwise_output_strides,
+)
 
 aten = torch.ops.aten
 
@@ -28,7 +31,7 @@ def native_dropout(x: torch.Tensor, p: float, train: bool | None) -> tuple[torch
         return x, torch.ones_like(x, dtype=torch.bool)
     if p >= 1:
         return torch.zeros_like(x), torch.zeros_like(x, dtype=torch.bool)
-    mask = _draw_like(x, lambda shape: aten.bernoulli.p(torch.empty(shape, dtype=torch.bool, device=x.device), 1 - p))
+    mask = _bernoulli_like(x, 1 - p, torch.bool)
     return x * mask.to(x.dtype) * (1.0 / (1.0 - p)), mask
 
 
@@ -36,16 +39,44 @@ def noise_like(
     x: torch.Tensor,
     *,
     draw: Callable[..., torch.Tensor],
+    in_place: str,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
     device: torch.device | None = None,
     pin_memory: bool | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """Draw numbers with the shape of `x` but without its values, so that drawing need not wait for them."""
+    """Draw numbers with the shape of `x` but without its values, so that drawing need not wait for them.
+
+    `draw` takes a shape, and `in_place` names the same method of a tensor.
+    """
     if memory_format not in (None, torch.preserve_format) or layout not in (None, torch.strided) or pin_memory:
         return NotImplemented
-    return _draw_like(x, lambda shape: draw(shape, dtype=dtype or x.dtype, device=device or x.device))
+    dtype, device = dtype or x.dtype, device or x.device
+    strides = _strides_like(x)
+    return (
+        draw(x.shape, dtype=dtype, device=device)
+        if strides is None
+        else drawn_in_place(x.shape, strides, in_place, (), dtype=dtype, device=device)
+    )
+
+
+def bernoulli(x: torch.Tensor, p: float = 0.5) -> torch.Tensor:
+    """Draw as `x.bernoulli_(p)` does, which is traced as this operator; `torch.bernoulli(x, p)` has other memory."""
+    return NotImplemented if _strides_like(x) is None else _bernoulli_like(x, p, x.dtype)
+
+
+def _bernoulli_like(x: torch.Tensor, p: float, dtype: torch.dtype) -> torch.Tensor:
+    strides = _strides_like(x)
+    if strides is None:
+        return aten.bernoulli.p(torch.empty(x.shape, dtype=dtype, device=x.device), p)
+    return drawn_in_place(x.shape, strides, "bernoulli_", (p,), dtype=dtype, device=x.device)
+
+
+def _strides_like(x: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the strides of `torch.empty_like(x)`; None if it is contiguous."""
+    order, _ = compute_elementwise_output_logical_to_physical_perm(x)
+    return None if list(order) == list(range(x.dim())) else compute_elementwise_output_strides(x)
 
 
 def has_scaled_mask(x: torch.Tensor, p: float) -> bool:
@@ -55,24 +86,13 @@ def has_scaled_mask(x: torch.Tensor, p: float) -> bool:
 
 def eager_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
     """Return the factor of `x` in dropout, 0 with probability p, else 1 / (1 - p), from eager PyTorch's numbers."""
-
-    def draw(shape: list[int]) -> torch.Tensor:
-        return aten.bernoulli.p(torch.empty(shape, dtype=x.dtype, device=x.device), 1 - p) / (1 - p)
-
-    return _draw_like(x, draw)
+    return _bernoulli_like(x, 1 - p, x.dtype) / (1 - p)
 
 
 def _fast_dropout_mask(x: torch.Tensor, p: float) -> torch.Tensor:
-    return _draw_like(x, lambda shape: fast_dropout_mask(shape, p, dtype=x.dtype, device=x.device))
-
-
-def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> torch.Tensor:
-    """Return the result of `draw` for the memory of `x`, in the layout of `x`.
-
-    Generators fill memory in order, so the layout decides which element gets which number.
-    """
+    """Return a mask whose memory is filled in order, in the layout of `x`."""
     order, _ = compute_elementwise_output_logical_to_physical_perm(x)
-    numbers = draw([x.shape[dim] for dim in order])
+    numbers = fast_dropout_mask([x.shape[dim] for dim in order], p, dtype=x.dtype, device=x.device)
     if list(order) == list(range(x.dim())):
         return numbers
     return numbers.permute([order.index(dim) for dim in range(x.dim())])
@@ -80,6 +100,37 @@ def _draw_like(x: torch.Tensor, draw: Callable[[list[int]], torch.Tensor]) -> to
 
 DROPOUT_MASKS: dict[str, DropoutMask] = {"eager": eager_dropout_mask, "fast": _fast_dropout_mask}
 """Functions that draw a tensor's dropout factor, by the option `dropout`."""
+
+
+@torch.library.custom_op("onnxtool::drawn_in_place", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))  # type: ignore[untyped-decorator]  # PyTorch has no types here
+def drawn_in_place(
+    size: Sequence[int],
+    stride: Sequence[int],
+    method: str,
+    arguments: Sequence[float],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """Return new memory that a method such as `normal_` has filled.
+
+    The strides decide which element gets which number, and even by which algorithm numbers are drawn.
+    """
+    memory: torch.Tensor = getattr(torch.empty_strided(size, stride, dtype=dtype, device=device), method)(*arguments)
+    return memory
+
+
+@drawn_in_place.register_fake  # type: ignore[untyped-decorator]  # PyTorch has no types here
+def _(
+    size: Sequence[int],
+    stride: Sequence[int],
+    method: str,
+    arguments: Sequence[float],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype, device=device)
 
 
 _BLOCK = 2**15

@@ -31,11 +31,12 @@ _SCALINGS = (aten.div.Scalar, aten.mul.Scalar, aten.div.Tensor, aten.mul.Tensor)
 def known_power(node: Node) -> Node | None:
     """Replace `x ** 1`, found in the gradient of a square, with x, and `x ** 0.5` and `x ** -0.5` with roots of x.
 
-    onnxruntime computes them like any other power, which for minus infinity gives a number.
+    onnxruntime computes them like any other power, which for minus infinity gives a number. A result of the graph stays
+    a tensor of its own.
     """
     x, exponent = node.args
     if exponent == 1:
-        return x
+        return None if _is_output(node) else x
     root = {0.5: aten.sqrt.default, -0.5: aten.rsqrt.default}.get(exponent)
     return None if root is None else call(node, root, x)
 
