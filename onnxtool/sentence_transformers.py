@@ -25,8 +25,10 @@ from sentence_transformers.base import modules
 from sentence_transformers.base.model import BaseModel
 
 from onnxtool.checkpoint.limits import verified_limit
+from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.errors import InputError, OptionError, OutputExistsError, TrainingError
 from onnxtool.model_file.wire import read_structure
+from onnxtool.reading import read_json
 from onnxtool.runtime.providers import MAX_THREADS, PROVIDERS, parse_provider
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.runtime.text_feeds import require_named_inputs, text_feeds
@@ -74,6 +76,7 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         super().__init__()
         self.path, self.config, self.provider, self.threads = path, config, provider, threads
         self.is_causal = is_causal
+        self._files = {one: _state_of(one) for one in [path, *(path.parent / name for name in _locations(path))]}
         self._session: Session = open_session(path, provider=provider, threads=threads)
         require_named_inputs(self._session.model)
 
@@ -140,7 +143,9 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
 
         Raises:
             OutputExistsError: the file was loaded from there under another name, and would replace the one next to it.
+            InputError: it was replaced since it was loaded.
         """
+        self._require_same()
         target = Path(folder) / _FOLDER
         target.mkdir(parents=True, exist_ok=True)
         if self.path.parent.samefile(target) and self.path.name != _FILE:
@@ -165,13 +170,31 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         return {name: value for name, value in self.__dict__.items() if name != "_session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Open the file again."""
+        """Open the file again, if it is still the same."""
         super().__setstate__(state)
+        self._require_same()
         self._session = open_session(self.path, provider=self.provider, threads=self.threads)
+
+    def _require_same(self) -> None:
+        for path, state in self._files.items():
+            if _state_of(path) != state:
+                raise InputError(f"{path} was replaced or removed since it was loaded", "load the model again")
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    """Return what changes with a file's contents; None if it does not exist."""
+    found = path.stat() if path.exists() else None
+    return None if found is None else (found.st_size, found.st_mtime_ns)
+
+
+def _locations(path: Path) -> set[str]:
+    return {data.location for data in read_structure(path).external}
 
 
 class Transformer(modules.Transformer):
     """sentence-transformers' Transformer with an ONNX file instead of the PyTorch model."""
+
+    saved_for = ""  # the class of sentence-transformers that the folder names; empty for none
 
     def __init__(self, model_name_or_path: str, **arguments: Any) -> None:
         """Load configuration, tokenizer and ONNX file.
@@ -199,17 +222,20 @@ class Transformer(modules.Transformer):
             OptionError: `model_kwargs` has entries that do not apply to an ONNX file.
         """
         asked = named.get("model_kwargs") or {}
-        unknown = sorted({*asked} - {*_ARGUMENTS})
+        where = {name: named[name] for name in _WHERE if name in named}
+        unknown = sorted({*asked} - {*_ARGUMENTS, *_WHERE, "trust_remote_code"})
         if unknown or asked.get("export"):
             raise OptionError(
                 f"model_kwargs has {', '.join(unknown) or 'export'}, which means nothing for the ONNX file of "
                 f"{model_name_or_path}",
                 f"pass only {', '.join(_ARGUMENTS[:-1])}; the rest was decided when the file was made",
             )
-        where = {name: named[name] for name in _WHERE if name in named}
         if cls.load_file_path(model_name_or_path, "config.json", **where) is None:
             named["subfolder"] = ""
-        return super().load(model_name_or_path, *arguments, **named)
+        loaded = super().load(model_name_or_path, *arguments, **named)
+        path = cls.load_file_path(model_name_or_path, ENCODER_NAME, **where)
+        loaded.saved_for = "" if path is None else read_json(Path(path)).get("model_type", "SentenceTransformer")
+        return loaded
 
     def _load_model(
         self,
@@ -231,8 +257,18 @@ class Transformer(modules.Transformer):
         return OnnxModel(path, config, provider=provider, threads=threads, is_causal=is_causal)
 
     def on_model_ready(self, model: BaseModel) -> None:
-        """Report the ONNX backend."""
+        """Report the ONNX backend.
+
+        Raises:
+            InputError: the folder was saved for another class, and modules that were never trained were added.
+        """
         super().on_model_ready(model)
+        if self.saved_for not in ("", model.model_type):
+            raise InputError(
+                f"the ONNX file {self.model.path} is for {self.saved_for}, and {model.model_type} would add modules "
+                "that were never trained",
+                f"load the folder with {self.saved_for}",
+            )
         model.backend = "onnx"
 
 
@@ -254,7 +290,7 @@ def _find_file(model_name_or_path: str, arguments: Mapping[str, Any]) -> Path:
         )
     path = Path(found).absolute()
     if not Path(model_name_or_path).is_dir():  # the hub downloads one file at a time
-        for location in {data.location for data in read_structure(path).external}:
+        for location in _locations(path):
             with suppress(ValueError):  # a link to elsewhere, which the session refuses by name
                 modules.Transformer.load_file_path(
                     model_name_or_path, (PurePosixPath(name).parent / location).as_posix(), **where

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -139,6 +140,28 @@ def test_a_model_is_saved_pickled_and_loaded_again(folder: Path, tmp_path: Path)
     assert json.loads((tmp_path / "saved" / "modules.json").read_text())[0]["type"] == CLASS
     read = np.asarray(onnxtool.load(tmp_path / "saved" / "onnx" / "model.onnx").encode(TEXTS))
     np.testing.assert_allclose(read, expected, rtol=0, atol=1e-5)
+
+
+def test_a_file_that_was_replaced_is_not_taken_for_the_loaded_one(folder: Path, tmp_path: Path) -> None:
+    """A copy, a process of a pool and a saved folder would compute something else than the session in memory."""
+    copied = Path(shutil.copytree(folder, tmp_path / "m"))
+    model = SentenceTransformer(str(copied))
+    pickled = pickle.dumps(model)
+    copy.deepcopy(model)
+    graph = copied / "onnx" / "model.onnx"
+    other = onnx.load(graph)
+    other.doc_string = "another"
+    onnx.save(other, graph)
+    for take in (copy.deepcopy, lambda _: pickle.loads(pickled), lambda one: one.save_pretrained(str(tmp_path / "s"))):  # noqa: S301  our own
+        with pytest.raises(InputError, match=r"model\.onnx was replaced or removed since it was loaded"):
+            take(model)
+
+
+@pytest.mark.parametrize("encoder", [SparseEncoder, MultiVectorEncoder])
+def test_a_folder_of_another_class_is_refused(folder: Path, encoder: Any) -> None:
+    """sentence-transformers would add modules with random weights."""
+    with pytest.raises(InputError, match=f"is for SentenceTransformer, and {encoder.__name__} would add modules"):
+        encoder(str(folder))
 
 
 def test_another_file_of_the_folder_is_loaded_by_its_name(folder: Path, tmp_path: Path) -> None:
