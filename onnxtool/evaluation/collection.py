@@ -39,6 +39,7 @@ _QUERIES = (
 )
 _QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
 _JUDGED = ("query-id", "corpus-id", "score")  # columns of MTEB's judgements
+_TOLD_LINES = 1 << 18  # half a second or more
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
 # For topics with normalized spaces: no pattern can backtrack.
 _TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
@@ -200,6 +201,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
         with open_lines(path) as file:
             for raw, num_bytes in lines_of(file):
                 number, size = number + 1, size + num_bytes
+                if number % _TOLD_LINES == 0:
+                    tell(f"reading {path}, line {number:,}")
                 if raw is None or size > _MAX_BYTES:
                     what = f":{number} has a line" if raw is None else " has text"
                     most = MOST_LINE_BYTES if raw is None else _MAX_BYTES
