@@ -14,8 +14,9 @@ A gate on a figure other than latency (`load_ms`, `peak_rss_bytes`) is a plain c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,7 @@ _TOKENS_PER_S = "throughput_tokens_per_s"
 THROUGHPUTS = ("throughput_samples_per_s", _TOKENS_PER_S)
 # Figures of the whole run; all others belong to a shape.
 _OF_RUN = {field.name for field in fields(BenchmarkReport)} - {"results", "gates", "trusted", "warnings"}
+_NEEDED = {"tokens": ("texts",), "stages_ms": ("texts",), "comparison": ("compare", "baseline")}
 _OF_SHAPE = {field.name for field in fields(BenchmarkResult)} | set(STATISTICS)
 
 
@@ -91,6 +93,9 @@ class Gates:
                     "check memory in a run without --compare",
                 )
             _check_figure(gate, shapes, samples_only=options.baseline is None)
+            needs = _NEEDED.get(split_gate(gate, shapes)[1].figure.partition(".")[0])
+            if needs is not None and not any(getattr(options, name) for name in needs):
+                raise GateError(f"{gate.figure} is not measured (gate {gate.expression!r})", f"pass --{needs[0]}")
         baseline = None if options.baseline is None else Baseline.read(options.baseline)
         return cls(gates, baseline, baseline is None and options.compare is not None)
 
@@ -175,20 +180,34 @@ def _check_figure(gate: Gate, shapes: Sequence[str], *, samples_only: bool) -> N
         GateError: it is unknown, or relative to a model with only known latencies.
     """
     _, inner = split_gate(gate, shapes)
-    first = inner.figure.partition(".")[0]
-    if not _is_of_run(inner) and first not in _OF_SHAPE:
+    figure = inner.figure.removeprefix("latency_ms.")
+    first, path = inner.figure.partition(".")[0], inner.figure.split(".")
+    is_count = first.startswith("count(") and (_is_of_run(inner) or first[6:].rstrip(")") in _OF_SHAPE.difference(_RAW))
+    is_figure = _leads(path, BenchmarkReport if _is_of_run(inner) else BenchmarkResult) and first not in _RAW
+    if not is_count and not is_figure and figure not in STATISTICS:
         raise GateError(
             f"a benchmark has no figure {inner.figure!r} (gate {gate.expression!r})",
             f"there are {', '.join([*STATISTICS, *THROUGHPUTS])}, load_ms, first_run_ms, peak_rss_bytes and others;"
             " see --format json",
         )
-    figure = inner.figure.removeprefix("latency_ms.")
     known = {*STATISTICS, *THROUGHPUTS, "load_ms"}
     if gate.sign and samples_only and figure not in known:
         raise GateError(
             f"the gate {gate.expression!r} is relative to the model of --compare, of which {figure} is not known",
             f"name one of {', '.join(sorted(known))}, or pass --baseline",
         )
+
+
+def _leads(path: Sequence[str], kind: Any) -> bool:
+    """Return whether a path may lead to a number in a value of a type; keys of a dict are unknown before the run."""
+    if is_dataclass(kind):
+        return bool(path) and _leads(path[1:], get_type_hints(kind).get(path[0]))
+    of = get_args(kind)
+    if get_origin(kind) in (list, tuple):
+        return bool(path) and path[0].isdecimal() and any(_leads(path[1:], one) for one in of)
+    if get_origin(kind) is dict:
+        return bool(path)
+    return any(_leads(path, one) for one in of) if of else kind in (int, float) and not path
 
 
 def split_gate(gate: Gate, shapes: Sequence[str]) -> tuple[str, Gate]:

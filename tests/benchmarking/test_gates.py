@@ -263,6 +263,10 @@ def test_other_versions_are_named(path: Path, baseline: Path) -> None:
     [
         (("p50>+10%",), "is relative, and there is no base"),
         (("p51>10",), "a benchmark has no figure 'p51'"),
+        (("latency_ms.p96>1",), "a benchmark has no figure 'latency_ms.p96'"),
+        (("environment.cpu>1",), "a benchmark has no figure 'environment.cpu'"),
+        (("2x5.stages_ms.total.p50>1",), "is not measured"),
+        (("comparison.load_ms>1",), "is not measured"),
         (("p50",), "no comparison after"),
         (("9x9.p50>1",), "no shape 9x9 was timed"),
     ],
