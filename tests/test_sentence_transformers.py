@@ -7,6 +7,7 @@ import json
 import pickle
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -152,9 +153,14 @@ def test_a_file_that_was_replaced_is_not_taken_for_the_loaded_one(folder: Path, 
     other = onnx.load(graph)
     other.doc_string = "another"
     onnx.save(other, graph)
-    for take in (copy.deepcopy, lambda _: pickle.loads(pickled), lambda one: one.save_pretrained(str(tmp_path / "s"))):  # noqa: S301  our own
+    ways: tuple[Callable[[], object], ...] = (
+        lambda: copy.deepcopy(model),
+        lambda: pickle.loads(pickled),  # noqa: S301  our own
+        lambda: model.save_pretrained(str(tmp_path / "saved")),
+    )
+    for take in ways:
         with pytest.raises(InputError, match=r"model\.onnx was replaced or removed since it was loaded"):
-            take(model)
+            take()
 
 
 @pytest.mark.parametrize("encoder", [SparseEncoder, MultiVectorEncoder])

@@ -184,6 +184,8 @@ class Target:
         refused: kinds it does not accept, each with an alternative.
         tokenizer_of: its tokenization library: tokenizers, transformers or sentence-transformers.
         pads: what it pads, which requires a padding token; empty for nothing.
+        functions: functions of torch.nn that it applies to logits: of one label, of several, then of both for
+            `multi_label_classification`; empty if it returns logits.
     """
 
     name: str
@@ -197,6 +199,7 @@ class Target:
     refused: tuple[tuple[str, str], ...] = ()
     tokenizer_of: str = "tokenizers"
     pads: str = ""
+    functions: tuple[str, ...] = ()
 
     @property
     def takes_any_graph(self) -> bool:
@@ -274,10 +277,6 @@ class Target:
     def reads_as_trained(self, text: Text, tokenizer: Any) -> bool:
         """Return whether it should match the tokenizer's ids for a text; some are read differently for any model."""
         return True
-
-    def label_function(self, problem_type: Json, *, is_single: bool) -> str:
-        """Return the function of torch.nn that it applies to a classifier's logits; empty if the caller applies one."""
-        return ""
 
     def adapt_outputs(self, graph: ir.Model, head: Head | None) -> None:
         """Convert the head's outputs to those of `uses`, in place, if they differ."""

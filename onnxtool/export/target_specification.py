@@ -388,11 +388,11 @@ def specify(
 
 def other_scores(target: Target, source: ModuleFiles, *, is_single: bool) -> str:
     """Say where a target turns logits into other scores than the checkpoint's library does."""
-    theirs = target.label_function(source.read("config.json").get("problem_type"), is_single=is_single)
+    several = source.read("config.json").get("problem_type") == "multi_label_classification"
     own = score_function(source, is_single=is_single)
-    if theirs in ("", own):
-        return ""
-    return f"{target.title} scores by {theirs}, and the checkpoint by {own}: ask it for logits, and apply {own} to them"
+    theirs = target.functions[2 * several + (not is_single)] if target.functions else own
+    how = f"{target.title} scores by {theirs}, and the checkpoint by {own}: ask it for logits, and apply {own} to them"
+    return "" if theirs == own else how
 
 
 def _trained_head(source: Source, kind: str) -> Head | None:

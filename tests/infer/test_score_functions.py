@@ -102,6 +102,7 @@ def test_a_random_activation_is_refused(tmp_path: Path) -> None:
         ("transformers.js", 3, "multi_label_classification", ""),
         ("tei", 3, "multi_label_classification", "Softmax, and the checkpoint by Sigmoid"),
         ("tei", 1, None, ""),
+        ("tei", 1, "multi_label_classification", ""),
         ("infinity", 3, "regression", ""),
     ],
 )

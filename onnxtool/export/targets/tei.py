@@ -22,7 +22,6 @@ from onnxtool.export.target import (
     read_object,
     write_json,
 )
-from onnxtool.reports import Json
 
 # Settings that it reads from config.json, and the names it knows for each.
 _CONFIG_KEYS = {
@@ -45,6 +44,7 @@ class TextEmbeddingsInference(Target):
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10
     max_opset = 21
+    functions = ("Sigmoid", "Softmax") * 2  # unless `raw_scores` is set (core/src/infer.rs)
     refused = ((SPARSE, "its onnxruntime backend has no SPLADE pooling; serve the safetensors with --pooling splade"),)
 
     def write_files(self, to: Delivery) -> None:
@@ -56,10 +56,6 @@ class TextEmbeddingsInference(Target):
         modes = next((module.modes for module in to.model.modules if isinstance(module, Pooling)), ())
         if to.model.head is None and len(modes) == 1:
             _write_flags(to.folder / "1_Pooling" / "config.json", modes[0])
-
-    def label_function(self, problem_type: Json, *, is_single: bool) -> str:
-        """Return what it applies unless `raw_scores` is set (core/src/infer.rs)."""
-        return "Sigmoid" if is_single else "Softmax"
 
     def instruction(self, model: TargetModel) -> str:
         """Name the router option to use if the files do not say how to pool."""

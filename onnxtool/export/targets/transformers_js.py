@@ -19,7 +19,6 @@ from onnxtool.export.target import (
     Use,
     bound_texts,
 )
-from onnxtool.reports import Json
 
 
 class TransformersJs(Target):
@@ -38,15 +37,12 @@ class TransformersJs(Target):
     files = ("config.json", *TOKENIZER_FILES)
     max_ir = 10
     max_opset = 21
+    functions = ("Softmax", "Softmax", "Sigmoid", "Sigmoid")  # src/pipelines/text-classification.js
     refused = ((OTHER, "decoders need their cache as inputs there; pass --target plain for a graph without one"),)
 
     def write_files(self, to: Delivery) -> None:
         """State the text length."""
         bound_texts(to.folder, to.max_length)
-
-    def label_function(self, problem_type: Json, *, is_single: bool) -> str:
-        """Return what its pipeline applies, also to a single label or a regression."""
-        return "Sigmoid" if problem_type == "multi_label_classification" else "Softmax"
 
 
 TARGET = TransformersJs()
