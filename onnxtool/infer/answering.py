@@ -349,6 +349,10 @@ def _similarities(model: TextModel, read: Read) -> tuple[tuple[float, ...], ...]
     if count > MAX_SIMILARITIES:
         read.notes.append(f"no similarities: {count} texts, and pairs are compared up to {MAX_SIMILARITIES} texts")
         return ()
+    if (stated := model.folder.sentence_modules.encoder.get("similarity_fn_name")) not in (None, "cosine"):
+        read.notes.append(
+            f"these are cosines, and the checkpoint compares vectors by {str(stated)[:40]}, as evaluate does"
+        )
     return tuple(tuple(float(value) for value in row) for row in model.head.similarities(np.stack(read.vectors)))
 
 

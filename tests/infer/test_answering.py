@@ -46,6 +46,17 @@ def test_similarities_of_a_corpus_are_left_out(tmp_path: Path, monkeypatch: pyte
     assert report.notes == ("no similarities: 5 texts, and pairs are compared up to 2 texts",)
 
 
+@pytest.mark.parametrize(("stated", "is_said"), [("dot", True), ("cosine", False), (None, False)])
+def test_cosines_are_named_where_the_checkpoint_compares_otherwise(
+    tmp_path: Path, stated: str | None, is_said: bool
+) -> None:
+    """sentence-transformers' `similarity` would give other numbers."""
+    path = write_model(tmp_path, model_for("sentence-similarity", table(V, 6), "last_hidden_state"), modules=POOLED)
+    (path.with_suffix("") / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": stated}))
+    notes = infer(path, TEXTS[:2]).notes
+    assert any("the checkpoint compares vectors by dot" in note for note in notes) == is_said
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 32])
 def test_texts_are_answered_alike_in_batches_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
