@@ -3,6 +3,7 @@
 `python scripts/check_checkpoints.py` makes tiny checkpoints of many architectures with a tokenizer that pads on the
 right or on the left, exports each, and runs its file on texts of several lengths: one by one, in twos, all at once, and
 in another order. It prints a table and fails where an output for a text is not the one that PyTorch has for it alone.
+Then it compares the functions after the logits with the checkpoint's library (scripts/checkpoints/answers.py).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_D
 import numpy as np
 import torch
 import transformers
+from checkpoints.answers import compare_answers
 from zoo.checkpoint import NotRunnableError, make_checkpoint
 from zoo.running import load_model
 from zoo.tasks import Task, find_task
@@ -54,9 +56,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--types", nargs="+", metavar="TYPE", help="model types; default: those of each task")
+    parser.add_argument(
+        "--answers", nargs="?", const="", metavar="PART", help="only the functions after the logits, of rows with PART"
+    )
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    if arguments.answers is not None:
+        return compare_answers(arguments.answers)
     counts: Counter[str] = Counter()
     print("| task | model type | tokenizer pads | stamped | one by one | in twos | at once | in another order |")
     print("|---|---|---|---|---|---|---|---|")
@@ -68,7 +75,7 @@ def main() -> int:
                     counts.update(found)
                     print(f"| {' | '.join((task, model_type, side, stamped, *found))} |", flush=True)
     print(", ".join(f"{count} {result.split(' by')[0]}" for result, count in counts.items()))
-    return int(any(result.startswith(DIFFERENT) for result in counts))
+    return int(any(result.startswith(DIFFERENT) for result in counts)) | compare_answers()
 
 
 def _try(task: Task, model_type: str, side: str, folder: Path) -> tuple[str, ...]:
