@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+import errno
+import re
+from collections.abc import Collection
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from onnxtool.verification import Verification
 
 
-_LONGEST_REASON = 300  # characters; a library's message may hold a name of any length
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_LONGEST_MESSAGE = 2000  # characters; messages quote files and options, whose names may have any length
+_LONGEST_REASON = 300
+_LONGEST_NAME = 160
+_NAME = re.compile(rf"'[^'\n]{{{_LONGEST_NAME},}}'|(?<!\S)\S{{{_LONGEST_NAME},}}[^\s:;,.]")
+_FEW = 4  # names of a list
+
+
+def shorten(text: str, most: int = _LONGEST_NAME) -> str:
+    """Leave out the middle of a long text, and state the full length."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]}…{text[-(most // 4) :]} ({len(text)} characters)"
+
+
+def some(names: Collection[str], most: int = _FEW) -> str:
+    """List the first names, and how many more there are."""
+    shown = ", ".join(shorten(name) for name in islice(names, most))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+
+
+def bounded(message: str) -> str:
+    """Shorten a message of more than 2,000 characters: first the names in it, then its lists, then the whole."""
+    if len(message) > _LONGEST_MESSAGE:
+        message = _NAME.sub(lambda name: shorten(name[0]), message)
+    for separator in ("\n", "; ", ", "):
+        parts = message.split(separator)
+        if len(message) > _LONGEST_MESSAGE and len(parts) > 3 * _FEW:
+            left = f"… {len(parts) - 2 * _FEW} more …"
+            message = separator.join([*parts[:_FEW], left, *parts[-_FEW:]])
+    return shorten(message, _LONGEST_MESSAGE)
 
 
 def first_line(error: BaseException) -> str:
-    """Return the beginning of the first line of an error's message, or its class if the message is empty."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:_LONGEST_REASON]
+    """Return the first line of an error's message, shortened, or its class if the message is empty."""
+    return shorten((str(error).strip().splitlines() or [type(error).__name__])[0], _LONGEST_REASON)
 
 
 class OnnxtoolError(Exception):
@@ -26,9 +60,9 @@ class OnnxtoolError(Exception):
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message := bounded(message))
         self.message = message
-        self.hint = hint
+        self.hint = bounded(hint)
 
     def __str__(self) -> str:
         """Return the message and the hint, as shown in logs and tracebacks of library users."""

@@ -14,7 +14,7 @@ from onnxtool.cli.config_option import configured
 from onnxtool.cli.options import FORMATS, Result, derived_options, refuse, result_options
 from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import say
 from onnxtool.reports import to_json
 from onnxtool.stats import Settings, Shape, compare_models, describe_model
 from onnxtool.summary.figures import Difference, Stats
@@ -36,7 +36,8 @@ _LOGGER = logging.getLogger(__name__)
 def command(asked: Settings, *, model: Path, base: Path | None, result: Result) -> int:
     """Summarize the ONNX file MODEL, or show how it differs from the ONNX file BASE.
 
-    Reads the structure and hardly any weights, so large files take no longer. Nodes inside If, Loop and Scan count.
+    A summary reads the structure and hardly any weights, so large files take no longer; a difference reads all weights
+    once, unless --no_weights is given. Nodes inside If, Loop and Scan count.
     """
     _LOGGER.info("reading %s", " and ".join(str(path) for path in (model, base) if path is not None))
     gates = _parse_gates(asked.fail_if, has_base=base is not None)
@@ -59,7 +60,7 @@ def command(asked: Settings, *, model: Path, base: Path | None, result: Result) 
         )
         result.emit(report, blocks)
     for gate in met:
-        click.echo(f"gate failed: {printable(gate)}", err=True)
+        say(f"gate failed: {gate}")
     return 1 if met else 0
 
 

@@ -13,6 +13,7 @@ from onnxtool.cli.stats_wording import (
     comparison,
     entry_rows,
     format_count,
+    initializer_row,
     interface_notes,
     join,
     license_of,
@@ -20,15 +21,15 @@ from onnxtool.cli.stats_wording import (
     names_of,
     replaced,
     shape_of,
-    shorten,
     show_weight,
     signatures,
     signed,
     step_row,
     verification_table,
 )
+from onnxtool.errors import shorten
 from onnxtool.model_file.metadata import STEPS_KEY
-from onnxtool.summary.figures import Cost, Difference, MappingDelta, Stats
+from onnxtool.summary.figures import Cost, Difference, MappingDelta, Stats, StatsDelta
 
 MAX_ROWS = 40
 _CHANGES = ("Base", "Model", "Change")
@@ -125,7 +126,7 @@ def difference_sections(difference: Difference) -> list[Section]:
     parts = [*base.layers, *(name for name in model.layers if name not in base.layers)]
     renamed = list(delta.renamed.items())
     sections = [
-        Section("Figures", _COMPARED, _difference_figures(base, model), (), _CHANGES, is_facts=True),
+        Section("Figures", _COMPARED, _difference_figures(base, model, delta), (), _CHANGES, is_facts=True),
         _verification_section(model),
         *entries[:2],
         _changed_counts("Operators", "Operator", _most_changed(delta.ops, base, model), base.ops, model.ops),
@@ -144,7 +145,7 @@ def difference_notes(difference: Difference) -> list[str]:
     notes = interface_notes(difference.base, difference.model, delta.inputs, delta.outputs)
     if notes or any((delta.ops, delta.weights, delta.layers, delta.renamed)):
         return notes
-    what = "attributes" if delta.hashed else "values of weights, attributes"
+    what = "values of weights, attributes" if delta.num_not_hashed else "attributes"
     return [f"the same operators and initializers; {what} and edges are not compared"]
 
 
@@ -282,12 +283,12 @@ def _summary_facts(stats: Stats) -> list[tuple[str, str]]:
     return [*facts, *((name, show(amount)) for name, amount, show in optional if amount)]
 
 
-def _difference_figures(base: Stats, model: Stats) -> list[Row]:
+def _difference_figures(base: Stats, model: Stats, delta: StatsDelta) -> list[Row]:
     rows = [
         compared("Number of nodes", model.num_nodes, base.num_nodes),
         compared("Number of inputs", model.num_inputs, base.num_inputs),
         compared("Number of outputs", model.num_outputs, base.num_outputs),
-        compared("Initializers", model.num_initializers, base.num_initializers),
+        initializer_row(model, base, delta),
         compared("Parameters", model.num_parameters, base.num_parameters),
         compared("Size", model.size_bytes, base.size_bytes, format_bytes),
     ]

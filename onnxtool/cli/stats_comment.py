@@ -15,14 +15,15 @@ from onnxtool.cli.stats_wording import (
     ABSENT,
     counts_of,
     format_count,
+    initializers_of,
     interface_notes,
     last_verification,
     license_of,
     needs,
     replaced,
     shape_of,
-    shorten,
 )
+from onnxtool.errors import shorten
 from onnxtool.reports import code_span, html_entity, printable
 from onnxtool.summary.figures import Difference, Stats
 
@@ -56,8 +57,9 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
         "|---|---:|---:|---:|",
         *map(_row, [*rows, replaced("Needs", needs(model), needs(base))]),
     ]
-    parts = [("Operators", delta.ops), ("Initializers", delta.weights), ("Metadata", delta.metadata)]
-    told = [f"**{name}:** {counts_of(changes) or 'unchanged'}" for name, changes in parts]
+    parts = {"Operators": counts_of(delta.ops), "Initializers": initializers_of(delta)}
+    parts["Metadata"] = counts_of(delta.metadata)
+    told = [f"**{name}:** {changes or 'unchanged'}" for name, changes in parts.items()]
     notes = interface_notes(base, model, delta.inputs, delta.outputs)
     interface = f"⚠ {'; '.join(notes)}" if notes else "inputs and outputs unchanged"
     top += ["", f"**Interface:** {interface}. {' · '.join(told)}", *_last_lines(model, gates)]
@@ -65,7 +67,7 @@ def difference_comment(difference: Difference, gates: Sequence[str] = ()) -> str
 
 
 def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(map(_text, cells))} |"
+    return f"| {' | '.join(_text(shorten(cell, _MAX_CELL_LENGTH * 3)) for cell in cells)} |"
 
 
 def _last_lines(stats: Stats, gates: Sequence[str]) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from onnxtool.cli.render import format_shape, format_tensor
+from onnxtool.errors import shorten
 from onnxtool.model_file.metadata import STEPS_KEY, License
 from onnxtool.reports import Json, TensorInfo
-from onnxtool.summary.figures import Cost, MappingDelta, Stats
+from onnxtool.summary.figures import Cost, MappingDelta, Stats, StatsDelta
 
 ABSENT = "absent"
 _UNCHANGED, _CHANGED = "unchanged", "changed"
@@ -37,11 +38,6 @@ Row = tuple[str, str, str, str]
 def join(counts: Mapping[str, int], show: Callable[[int], str] = str) -> str:
     """Write counts on one line: `float32 8.0 kB, int64 24 B`."""
     return ", ".join(f"{name} {show(count)}" for name, count in counts.items()) or "none"
-
-
-def shorten(text: str, length: int = _MAX_CELL_LENGTH) -> str:
-    """Shorten long text, and state its full length."""
-    return text if len(text) <= length else f"{text[:length]}… ({len(text)} characters)"
 
 
 def replaced(name: str, after: int | str | None, before: int | str | None) -> Row:
@@ -103,6 +99,19 @@ def counts_of(changes: MappingDelta) -> str:
     """Write the numbers of changes: `1 added, 2 removed, 3 changed`; empty if nothing differs."""
     counts = {"added": changes.added, "removed": changes.removed, "changed": changes.changed}
     return ", ".join(f"{len(entries)} {what}" for what, entries in counts.items() if entries)
+
+
+def initializers_of(delta: StatsDelta) -> str:
+    """Write how the initializers differ; empty if all are the same."""
+    more = {"renamed": len(delta.renamed), "not compared by their data": delta.num_not_hashed}
+    return ", ".join(filter(None, [counts_of(delta.weights), *(f"{n} {what}" for what, n in more.items() if n)]))
+
+
+def initializer_row(model: Stats, base: Stats, delta: StatsDelta) -> Row:
+    """Return the row of the number of initializers, with how they differ."""
+    *values, change = compared("Initializers", model.num_initializers, base.num_initializers)
+    changes = [change] if change != _UNCHANGED else []
+    return values[0], values[1], values[2], "; ".join(filter(None, [*changes, initializers_of(delta)])) or _UNCHANGED
 
 
 def entry_rows(changes: MappingDelta, show: Callable[[Json], str]) -> list[tuple[str, str, str]]:

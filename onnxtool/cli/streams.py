@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
+from onnxtool.errors import bounded
 from onnxtool.reports import printable as printable
 from onnxtool.reports import to_json
 
@@ -49,18 +50,23 @@ def report_error(message: str, hint: str, code: int) -> int:
     if sys.platform != "win32" and sys.stderr.isatty() and "NO_COLOR" not in os.environ:
         label = f"\x1b[31m\x1b[1m{label}\x1b[0m"
     try:
-        print(f"{label} {_lines(message)}", file=sys.stderr)  # noqa: T201  click is what this does without
+        say(message, f"{label} ")
         if hint:
-            print(f"hint: {_lines(hint)}", file=sys.stderr)  # noqa: T201
+            say(hint, "hint: ")
         sys.stderr.flush()
     except OSError:  # the exit code still reports it
         _drop(sys.stderr)
     return code
 
 
-def _lines(text: str) -> str:
-    """Keep the line breaks of a message, and escape all other control characters."""
-    return "\n".join(printable(line) for line in text.splitlines())
+def say(message: str, label: str = "") -> None:
+    """Print a message to stderr, bounded and escaped; its line breaks are kept."""
+    print(f"{label}{shown(message)}", file=sys.stderr)  # noqa: T201  click is what this module does without
+
+
+def shown(message: str) -> str:
+    """Bound a message, and escape its control characters except line breaks."""
+    return bounded("\n".join(map(printable, bounded(message).splitlines())))
 
 
 def json_document(report: object) -> str:

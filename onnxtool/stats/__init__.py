@@ -1,4 +1,4 @@
-"""Describe an ONNX file, or the difference between two, without reading the weights."""
+"""Describe an ONNX file, without reading its weights, or the difference between two."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def describe_model(path: StrPath, shape: Shape | None = None) -> Stats:
 
 
 @checked
-def compare_models(model: StrPath, base: StrPath, *, weights: bool = False, shape: Shape | None = None) -> Difference:
+def compare_models(model: StrPath, base: StrPath, *, weights: bool = True, shape: Shape | None = None) -> Difference:
     """Compare the ONNX file at `model` with the one at `base`.
 
     Args:
         model: the reviewed file.
         base: the file to compare it with.
-        weights: whether to read all weights, and compare them by hash.
+        weights: whether to compare the data of the weights, by hash; each file is then read completely.
         shape: the input shape for comparing the cost of a run.
 
     Raises:

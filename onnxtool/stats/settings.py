@@ -43,4 +43,6 @@ class Settings(NamedTuple):
     sequence_length: Annotated[
         int | None, Option("Sequence length for the cost of a run.", minimum=1, default="128 with --batch_size")
     ] = None
-    weights: Annotated[bool, Option("Also compare the weight values with BASE; reads both files in full.")] = False
+    weights: Annotated[
+        bool, Option("Compare the weights with BASE by their data, not only dtype and shape; reads both files.")
+    ] = True

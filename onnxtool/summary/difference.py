@@ -44,6 +44,11 @@ def compare_stats(
         num_attentions=model.num_attentions - base.num_attentions,
         weights=initializers,
         hashed=any(weight.sha256 for weight in after.values()),
+        num_not_hashed=sum(
+            weight.size_bytes > 0 and not weight.sha256 and _describe(weight) == _describe(before[name])
+            for name, weight in after.items()
+            if name in before
+        ),
         renamed=renamed,
         layers=_compare_mappings(
             {name: to_json(layer) for name, layer in model.layers.items()},

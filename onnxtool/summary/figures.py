@@ -174,9 +174,12 @@ class StatsDelta(NamedTuple):
     """The difference between two models; numbers are the model's value minus the base's.
 
     Attributes:
-        weights: changes of initializers by name: dtype and shape, and with `--weights` the hash of their data.
+        weights: changes of initializers by name: dtype, shape, and unless `--no_weights` is given the hash of their
+            data.
         hashed: whether the data of initializers was compared.
-        renamed: new names by old names, for initializers with the same data; only with `--weights`.
+        num_not_hashed: number of initializers that agree in all that was compared, which does not include their data:
+            it is not one run of bytes, or was not to be read.
+        renamed: new names by old names, for initializers with the same data; none with `--no_weights`.
         layers: parts by scope.
         functions: model-local functions.
         macs: None unless the cost of both is known.
@@ -196,6 +199,7 @@ class StatsDelta(NamedTuple):
     num_attentions: int = 0
     weights: MappingDelta = MappingDelta()
     hashed: bool = False
+    num_not_hashed: int = 0
     renamed: Mapping[str, str] = MappingProxyType({})
     layers: MappingDelta = MappingDelta()
     functions: MappingDelta = MappingDelta()

@@ -84,7 +84,7 @@ def test_changes_of_the_interface_stand_at_the_top(folder: Path) -> None:
 
 def test_details_are_folded_and_complete(folder: Path) -> None:
     """Operators, parts by scope, initializers by name, dtype and shape, and metadata."""
-    text = markdown(folder, "model.onnx", "base.onnx")
+    text = markdown(folder, "model.onnx", "base.onnx", "--no_weights")
     assert text.count("<details>") == text.count("</details>") == 7
     assert "| `Gelu` | 0 | 1 | +1 |" in text
     assert "| `bert.layer.0` | 3 | 2 | -1 |" in text
@@ -94,17 +94,24 @@ def test_details_are_folded_and_complete(folder: Path) -> None:
     assert "| `author` | absent | `somebody` |" in text
 
 
-def test_weights_are_compared_by_their_data_where_asked(folder: Path) -> None:
-    """A weight that only changed its name is told as such, and one of other data as changed."""
+def test_weights_are_compared_by_their_data(folder: Path) -> None:
+    """A weight that only changed its name is told as such, and one of other data as changed, in every format."""
     save(folder / "renamed.onnx", {0: ["MatMul", "Erf", "Mul"], 1: ["MatMul", "Erf", "Mul"]}, same=10, old=20, fresh=30)
-    text = markdown(folder, "renamed.onnx", "base.onnx", "--weights")
+    text = markdown(folder, "renamed.onnx", "base.onnx")
     assert "| `gone` | `fresh` |" in text
     assert "Initializers (" not in text
     model = onnx.load(folder / "base.onnx")
     model.graph.initializer[0].raw_data = np.zeros(10, np.float32).tobytes()
     onnx.save(model, folder / "other.onnx")
-    assert "**Initializers:** 1 changed" in markdown(folder, "other.onnx", "base.onnx", "--weights")
-    assert "**Initializers:** unchanged" in markdown(folder, "other.onnx", "base.onnx")
+    compared = ("stats", "other.onnx", "base.onnx", "--format")
+    shown = {name: run_onnxtool(folder, *compared, name).stdout for name in ("text", "markdown", "html", "json")}
+    assert "**Initializers:** 1 changed" in shown["markdown"]
+    assert "Initializers: 3, was 3 (1 changed)" in shown["text"].splitlines()
+    assert "1 changed" in shown["html"]
+    assert list(json.loads(shown["json"])["delta"]["weights"]["changed"]) == ["same"]
+    assert "**Initializers:** 3 not compared by their data" in markdown(
+        folder, "other.onnx", "base.onnx", "--no_weights"
+    )
 
 
 def test_a_summary_has_its_top_and_its_details(folder: Path) -> None:
