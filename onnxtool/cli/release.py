@@ -12,7 +12,7 @@ from onnxtool.cli.choices import PathType
 from onnxtool.cli.options import FORMATS, shown_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import say
 from onnxtool.progress import tell
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def command(
     if checked is None or checked.passed:
         return 0
     for problem in checked.problems:
-        click.echo(f"problem: {printable(problem)}", err=True)
+        say(f"problem: {problem}")
     return 1
 
 
@@ -104,7 +104,7 @@ def release_blocks(report: ReleaseReport) -> list[Block]:
     ]
     blocks: list[Block] = [Heading("Steps"), Table(("step", "state", "because", "time"), steps, frozenset({"time"}))]
     if not report.output:
-        return [*blocks, Note("nothing was run")]
+        return [*blocks, *map(Note, report.notes), Note("nothing was run")]
     rows = []
     for model in report.models:
         found = next(iter(model.evaluations), None)
@@ -118,13 +118,14 @@ def release_blocks(report: ReleaseReport) -> list[Block]:
             [
                 ("Name", report.name),
                 ("License", report.license),
-                ("Files", f"{report.num_files}, {format_bytes(report.size_bytes)}"),
+                ("Files", f"{report.num_files}, with the record and what is made from it"),
+                ("Size", format_bytes(report.size_bytes)),
                 ("Signed", "yes" if report.signed else "no"),
             ]
         ),
         Table(("model", "least cosine", "measures"), rows, frozenset({"least cosine"})),
         *map(Note, report.notes),
-        Facts([("Written", report.output)]),
+        Facts([("Unchanged" if report.unchanged else "Written", report.output)]),
     ]
 
 

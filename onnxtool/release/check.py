@@ -17,8 +17,7 @@ from onnxtool.progress import counted
 from onnxtool.reading import MOST_BYTES, read_text
 from onnxtool.release.bom import BOM_NAME, bom_text, check_bom
 from onnxtool.release.card import CARD_NAME, card_text
-from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, first_difference, read_facts
-from onnxtool.release.run import verified_steps
+from onnxtool.release.facts import FACTS_NAME, ReleasedModel, ReleaseFacts, first_difference, read_facts, verified_steps
 from onnxtool.release.signing import SIGNATURE_NAME, verify_signature
 from onnxtool.reports import short_repr
 from onnxtool.runtime.comparison import ReferenceOutputs, run_reference, verify
@@ -36,7 +35,7 @@ class CheckReport:
 
     Attributes:
         problems: the problems found; empty if there are none.
-        num_files: number of files compared with their digests.
+        num_files: number of files, as in ReleaseReport.
         signature: `verified`, `refused`, `none`, or `not verified` if no public key was given.
         verified: model files that were run again and compared, with the largest difference.
         alone: model files that were run but not compared, because their inputs or outputs have a consumer's format.
@@ -104,13 +103,19 @@ def check_release(
         if not (folder / FACTS_NAME).is_file():
             raise
         return CheckReport(str(folder), (*problems, error.message), 0, signature, {})
-    problems += [*_files(folder, facts), *_documents(folder, facts)]
+    problems += changes(folder, facts)
     verified: dict[str, float] = {}
     alone: list[str] = []
     if not problems:  # modified files are not run
         problems += _stamps(folder, facts)
         problems += _outputs(folder, facts, verified, alone)
-    return CheckReport(str(folder), tuple(problems), len(facts.files), signature, verified, tuple(alone))
+    return CheckReport(str(folder), tuple(problems), facts.num_files, signature, verified, tuple(alone))
+
+
+def changes(folder: Path, facts: ReleaseFacts) -> Iterator[str]:
+    """Yield how the files of a folder differ from a record."""
+    yield from _files(folder, facts)
+    yield from _documents(folder, facts)
 
 
 def _files(folder: Path, facts: ReleaseFacts) -> Iterator[str]:

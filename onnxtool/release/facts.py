@@ -16,7 +16,7 @@ from onnxtool.errors import InputError
 from onnxtool.evaluation.measures import Difference, Measure
 from onnxtool.model_file.metadata import License
 from onnxtool.reading import parse_json, read_text
-from onnxtool.reports import from_json, short_repr, to_json
+from onnxtool.reports import Json, from_json, short_repr, to_json
 from onnxtool.runtime.providers import PROVIDERS
 
 FACTS_NAME = "release.json"
@@ -98,6 +98,21 @@ class VerifiedStep:
     cosine_required: float
     provider: str
     error: float | None = None
+
+
+def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[VerifiedStep, ...]:
+    """Return the verifications of a file's steps, from its stamps."""
+    names = dict.fromkeys(("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"), "")
+    names |= {"num_cases": "cases", "provider": "verified_on"}
+    return tuple(
+        VerifiedStep(
+            step=str(step["step"]),
+            error=step.get("error"),  # type: ignore[arg-type]  # JSON
+            **{field: step[key or field] for field, key in names.items()},  # type: ignore[arg-type]
+        )
+        for step in metadata_steps
+        if step.get("verified")
+    )
 
 
 @short_repr
@@ -183,6 +198,11 @@ class ReleaseFacts:
     files: tuple[ReleasedFile, ...]
     models: tuple[ReleasedModel, ...]
     signed: bool
+
+    @property
+    def num_files(self) -> int:
+        """The number of files of the release: also this record, the card, the bill of materials and the signature."""
+        return len(self.files) + 3 + self.signed
 
     def __post_init__(self) -> None:
         """Refuse an invalid record.

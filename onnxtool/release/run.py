@@ -20,6 +20,7 @@ from onnxtool.options import checked
 from onnxtool.progress import tell
 from onnxtool.release.bom import BOM_NAME, bom_text
 from onnxtool.release.card import CARD_NAME, card_text
+from onnxtool.release.check import changes
 from onnxtool.release.config import ReleaseConfig
 from onnxtool.release.facts import (
     FACTS_NAME,
@@ -33,9 +34,9 @@ from onnxtool.release.facts import (
     ReleasedFile,
     ReleasedModel,
     ReleaseFacts,
-    VerifiedStep,
     facts_text,
     read_facts,
+    verified_steps,
 )
 from onnxtool.release.signing import require_library, sign
 from onnxtool.release.steps import (
@@ -48,7 +49,7 @@ from onnxtool.release.steps import (
     versions,
 )
 from onnxtool.release.store import Made, Store, files_in
-from onnxtool.reports import Json, from_json, short_repr
+from onnxtool.reports import from_json, short_repr
 from onnxtool.stats import summarize_model
 
 _TOKENIZER_FILES = ("tokenizer", "vocab", "merges", "special_tokens_map", "spiece", "added_tokens", "sentencepiece")
@@ -76,9 +77,11 @@ class ReleaseReport:
 
     Attributes:
         output: its folder; empty in a dry run.
+        num_files: the files of the folder: those that release.json lists, and those that are made from it.
         license: the checkpoint's license.
         models: the model files, with their measurements.
         signed: whether the files include a signature.
+        unchanged: whether the folder held this release already, and was left as it is.
     """
 
     name: str
@@ -90,11 +93,14 @@ class ReleaseReport:
     models: tuple[ReleasedModel, ...]
     signed: bool
     notes: tuple[str, ...] = ()
+    unchanged: bool = False
 
 
 @checked
 def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = False) -> ReleaseReport:
     """Export, optimize, verify and evaluate what changed since the last call, and write the folder of the release.
+
+    A folder that already holds this release, made from the same inputs, is left as it is.
 
     Args:
         config: the configuration of the release.
@@ -103,27 +109,42 @@ def make_release(config: ReleaseConfig, *, force: bool = False, dry_run: bool = 
 
     Raises:
         GateError: a gate on quality is met, or the license is not among the allowed ones; no folder is written.
-        OutputExistsError: the folder exists, and is not a release or `force` is not set.
+        OutputExistsError: the folder exists and is not a release, or `force` is not set and it holds another one.
         OnnxtoolError: a step failed.
     """
-    _check_output(config.output, force=force or dry_run)
+    output, is_there = config.output, _holds_release(config.output)
     _check_inputs(config)
-    made, steps = _run_steps(release_steps(config), Store(config.work), dry_run=dry_run)
+    made, steps = _run_steps(release_steps(config), Store(config.work), dry_run=dry_run or (is_there and not force))
+    change = next((f"{step.name} runs again, because {step.reason}" for step in steps if step.state == "to run"), "")
+    facts, sources = (None, {}) if change else _collect(config, made)
+    if is_there and facts is not None:
+        change = _change(output, facts)
     if dry_run:
-        return ReleaseReport(config.name, "", tuple(steps), "", 0, 0, (), signed=False)
-    facts, sources = _collect(config, made)
-    _write(config, facts, sources)
+        notes = (_plan(output, is_there, change),)
+        return ReleaseReport(config.name, "", tuple(steps), "", 0, 0, (), signed=False, notes=notes)
+    unchanged = is_there and not force
+    if facts is None or (unchanged and change):
+        raise OutputExistsError(f"{output} holds another release: {change}", "pass --force to replace it")
+    if not unchanged:
+        _write(config, facts, sources)
     return ReleaseReport(
         name=config.name,
         output=str(config.output),
         steps=tuple(steps),
         license=str(facts.license),
-        num_files=len(facts.files) + 3,
+        num_files=facts.num_files,
         size_bytes=sum(file.size_bytes for file in facts.files),
         models=facts.models,
         signed=config.is_signed,
         notes=tuple(_notes(config, facts)),
+        unchanged=unchanged,
     )
+
+
+def _plan(output: Path, is_there: bool, change: str) -> str:
+    if is_there and not change:
+        return f"{output} holds this release already"
+    return f"{output} holds another release ({change}); --force replaces it" if is_there else f"{output} is not there"
 
 
 def _run_steps(steps: Sequence[Step], store: Store, *, dry_run: bool) -> tuple[dict[str, Made], list[StepReport]]:
@@ -218,21 +239,6 @@ def _measurements(config: ReleaseConfig, made: Mapping[str, Made], precision: st
     return found
 
 
-def verified_steps(metadata_steps: tuple[dict[str, Json], ...]) -> tuple[VerifiedStep, ...]:
-    """Return the verifications of a file's steps, from its stamps."""
-    names = dict.fromkeys(("reference", "max_abs_error", "atol", "rtol", "cosine_min", "cosine_required"), "")
-    names |= {"num_cases": "cases", "provider": "verified_on"}
-    return tuple(
-        VerifiedStep(
-            step=str(step["step"]),
-            error=step.get("error"),  # type: ignore[arg-type]  # JSON
-            **{field: step[key or field] for field, key in names.items()},  # type: ignore[arg-type]
-        )
-        for step in metadata_steps
-        if step.get("verified")
-    )
-
-
 def _model(name: str, path: Path) -> ReleasedModel:
     summary = summarize_model(path)
     inputs = {one.name: one.dtype for one in summary.inputs}
@@ -256,19 +262,25 @@ def _notes(config: ReleaseConfig, facts: ReleaseFacts) -> Iterator[str]:
         yield f"the last release, {config.last}, has {len(before.files)} files and {old:,} bytes; this one {new:,}"
 
 
-def _check_output(output: Path, *, force: bool) -> None:
-    """Refuse an existing folder that is not a release, or any if `force` is not set.
+def _holds_release(output: Path) -> bool:
+    """Return whether there is a release in a folder.
 
     Raises:
-        OutputExistsError: the folder is refused.
+        OutputExistsError: there is something else.
     """
     check_not_input(output)
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
+        return False
     if not (output / FACTS_NAME).is_file():
         raise OutputExistsError(f"{output} exists and is not a release", "name another output in the configuration")
-    if not force:
-        raise OutputExistsError(f"the release {output} is there", "pass --force to replace it")
+    return True
+
+
+def _change(output: Path, facts: ReleaseFacts) -> str:
+    """Return how the release in a folder differs from one with these facts; empty if it is the same."""
+    if (output / FACTS_NAME).read_bytes() != facts_text(facts).encode():
+        return f"{FACTS_NAME} differs"
+    return next(changes(output, facts), "")
 
 
 def _check_inputs(config: ReleaseConfig) -> None:

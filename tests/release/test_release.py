@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +188,42 @@ def test_what_a_later_step_would_refuse_is_refused_at_once(folder: Path, change:
     assert not (folder / ".onnxtool-release").exists()
 
 
-def test_nothing_is_replaced_unasked(folder: Path) -> None:
-    """Neither a release without --force, nor a folder that is none at all."""
-    config = read_config(folder / "release.toml")
-    with pytest.raises(OutputExistsError, match="is there"):
+def test_the_same_release_again_is_unchanged(folder: Path) -> None:
+    """As in Make: nothing is written, and the dry run says so; the number of files is that of the folder."""
+    before = {name: path.stat().st_mtime_ns for name, path in files_in(folder / "out").items()}
+    done = run_onnxtool(folder, "release", "--config", "release.toml", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["unchanged"], report["num_files"]) == (True, len(before))
+    assert {name: path.stat().st_mtime_ns for name, path in files_in(folder / "out").items()} == before
+    assert check_release(folder / "out").num_files == len(before)
+    (note,) = make_release(read_config(folder / "release.toml"), dry_run=True).notes
+    assert note.endswith("out holds this release already")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda folder: (folder / "release.toml").write_text(CONFIG.replace("0.5", "0.6")), "options changed"),
+        (lambda folder: (folder / "out" / "mini.onnx").write_bytes(b"x"), "mini.onnx is not the file"),
+        (lambda folder: (folder / "out" / "README.md").unlink(), "README.md is missing"),
+        (lambda folder: shutil.rmtree(folder / ".onnxtool-release"), "it never ran"),
+    ],
+)
+def test_another_release_is_not_replaced_unasked(folder: Path, change: Callable[[Path], object], reason: str) -> None:
+    """The error says what differs, the dry run as well, and nothing runs."""
+    change(folder)
+    config, before = read_config(folder / "release.toml"), files_in(folder / "out").keys()
+    with pytest.raises(OutputExistsError, match=f"holds another release: .*{reason}"):
         make_release(config)
+    (note,) = make_release(config, dry_run=True).notes
+    assert reason in note
+    assert files_in(folder / "out").keys() == before
+
+
+def test_a_folder_that_is_no_release_is_not_replaced(folder: Path) -> None:
+    """Not even with --force."""
+    config = read_config(folder / "release.toml")
     (folder / "out" / FACTS_NAME).unlink()
     with pytest.raises(OutputExistsError, match="is not a release"):
         make_release(config, force=True)
