@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, some
 from onnxtool.options import StrPath, check, checked
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, STDIN, lines_of, open_lines, open_regular, parse_json
 from onnxtool.reports import Json
@@ -16,6 +16,8 @@ from onnxtool.reports import Json
 # File names of documents in test collections of BEIR, TREC and MS MARCO, with or without `.gz`.
 CORPORA = ("corpus.jsonl", "corpus.parquet", "corpus.tsv", "collection.tsv", "corpus.txt", "corpus")
 _COLUMNS = {"id", "_id", "docid", "pid", "qid", "title", "text", "contents", "passage", "query"}
+FIELDS_PAGE = "docs/guide/corpus.md, Fields of a line"
+_MOST_FIELDS = 8
 _BESIDE_DOCUMENTS = ("queries", "topics", "qrels")
 
 
@@ -233,10 +235,10 @@ def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
     """
     name = entry.get("id", entry.get("_id"))
     if isinstance(name, bool) or not isinstance(name, str | int):
-        raise LineError("has no id that is a string or an integer", 'add "id" to the object')
+        raise _lacks("id that is a string or an integer", "its name is id or _id", entry)
     contents = entry["contents"] if "contents" in entry else entry.get("text") if is_query else _beir_text(entry)
     if not isinstance(contents, str):
-        raise LineError("has no contents that is a string", 'add "contents", the text, to the object', str(name))
+        raise _lacks("contents that is a string", "its name is contents or text", entry, str(name))
     query = entry.get("query")
     if query is not None and not isinstance(query, str):
         raise LineError("has a query that is not a string", 'leave "query" out, or make it a text', str(name))
@@ -245,6 +247,12 @@ def named_text(entry: dict[str, Json], *, is_query: bool = False) -> TextInput:
     except UnicodeEncodeError:  # JSON can escape half of a pair of UTF-16
         raise LineError("contains an unpaired surrogate", "remove it, or write both halves", str(name)) from None
     return TextInput(contents, str(name), query)
+
+
+def _lacks(what: str, named: str, entry: dict[str, Json], name: str | None = None) -> LineError:
+    """Say what a line lacks; the fields that it has follow a colon, since they differ from line to line."""
+    fields = some(list(entry), _MOST_FIELDS) or "none"
+    return LineError(f"has no {what}: {named}, and the line's fields are {fields}", f"see {FIELDS_PAGE}", name)
 
 
 def _beir_text(entry: dict[str, Json]) -> Json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -213,10 +214,18 @@ def _place_of(error: OSError) -> str:
         return f"cannot read or write {error.filename}"
     import traceback
 
+    try:
+        os.getcwd()  # noqa: PTH109  pathlib is not imported yet
+    except OSError:
+        return "the working directory was removed, or cannot be read"
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    if frame.f_globals["__name__"].startswith(("click.", __package__)):
+    module: str = frame.f_globals["__name__"]
+    if module.startswith(("click.", __package__)):
         return "cannot write to stdout"
-    return "the system refuses what the command needs"
+    if module.startswith(("multiprocessing.", "concurrent.")):
+        is_shared = not isinstance(error, FileNotFoundError | PermissionError) and error.errno != errno.EROFS
+        return "cannot start a process" if is_shared else "cannot start a process, which needs to write to /dev/shm"
+    return f"the system refuses a call of {module}.{frame.f_code.co_name}"
 
 
 def _ways_out(error: click.UsageError) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxtool.checkpoint.text_files import FIELDS_PAGE
 from onnxtool.encoding.files import START_AGAIN, Entry, on_this_machine, read_bytes, remove, staged, write
 from onnxtool.encoding.locations import OutputLocation, Uri
 from onnxtool.encoding.manifest import Manifest, read_manifest
@@ -25,7 +26,7 @@ from onnxtool.encoding.records import Records, Run, ShardEntry, ShardTexts, Spli
 from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import REPEATED_ID, Reject
 from onnxtool.encoding.splits import ShardName, format_ranges
-from onnxtool.errors import InputError, OutputExistsError
+from onnxtool.errors import InputError, OutputExistsError, some
 from onnxtool.interruption import check_interrupted
 from onnxtool.options import checked
 from onnxtool.reading import load_array, parse_json, written_lines
@@ -315,9 +316,8 @@ def _write_table(path: Path, target: Path, kept: NDArray[np.bool_]) -> None:
 
 
 def _repeated_error(folder: OutputFolder, places: Sequence[str]) -> InputError:
-    shown = ", ".join(places[:_MOST_NAMED])
     return InputError(
-        f"{len(places)} lines repeat the id of an earlier line: {shown}{', …' if len(places) > _MOST_NAMED else ''}",
+        f"{len(places)} lines repeat the id of an earlier line: {some(places, _MOST_NAMED)}",
         f"give them other ids, or leave out --strict to keep the first text of each; {folder.path} is not published",
     )
 
@@ -327,8 +327,11 @@ def _no_texts(run: Run, rejects: Sequence[Reject], folder: OutputFolder) -> Inpu
     if not rejects:
         return InputError(f"{first} has no texts", "put one on each line")
     reasons = Counter(reject.kind for reject in rejects)
-    counts = ", ".join(f"{reason} ({count})" for reason, count in reasons.most_common(3))
-    return InputError(f"no line of {first} gave a text: {counts}", f"{folder.rejects_path} says why for each line")
+    first_of = {reject.kind: reject.reason for reject in reversed(rejects)}
+    counts = ", ".join(f"{first_of[kind]} ({count} lines)" for kind, count in reasons.most_common(3))
+    return InputError(
+        f"no line of {first} gave a text: {counts}", f"{folder.rejects_path} says why for each line; see {FIELDS_PAGE}"
+    )
 
 
 def _report(folder: OutputFolder, manifest: Manifest, num_removed: int = 0, notes: tuple[str, ...] = ()) -> MergeReport:
@@ -408,7 +411,7 @@ def corpus_status(output: OutputLocation) -> StatusReport:
         num_done=len(times),
         to_do=format_ranges(to_do),
         half_written=folder.half_written(),
-        num_texts=sum(texts.values()),
+        num_texts=sum(texts.values()) + sum(shard.num_texts for number in to_do for shard in records.begun(number)),
         share=len(times) / run.num_splits,
         texts_per_s=rate,
         seconds_left=len(to_do) * seconds / (len(times) - 1) if seconds else None,

@@ -32,7 +32,7 @@ from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import ShardName
-from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
+from onnxtool.errors import NO_SPACE, InputError, OutputExistsError, OutputWriteError
 from onnxtool.model_file import check_not_input
 from onnxtool.model_file.commits import folder_lock, force_to_disk
 from onnxtool.reports import Json
@@ -101,9 +101,15 @@ class OutputFolder:
         except OSError as error:
             if error.errno is None:  # not a disk failure: other libraries derive their errors from OSError too
                 raise
+            if isinstance(error, FileExistsError | NotADirectoryError):
+                raise OutputWriteError(
+                    f"cannot write {self.path}: {error.filename or self.path} is a file",
+                    "vectors go to a folder: pass --output NAME/",
+                ) from error
+            way = "make room" if error.errno in NO_SPACE else "check its permissions"
             raise OutputWriteError(
                 f"cannot write {self.path}: {error.strerror}",
-                "everything written so far is kept; make room or pass another --output, and run the same command again",
+                f"everything written so far is kept; {way} or pass another --output, and run the same command again",
             ) from error
 
     def require_own(self, *, force: bool) -> bool:

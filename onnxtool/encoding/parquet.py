@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -45,7 +45,10 @@ def read_rows(
     number = 0
     try:
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-            columns = [name for name in file.schema_arrow.names if name in _COLUMNS]
+            names = file.schema_arrow.names
+            columns = [name for name in names if name in _COLUMNS]
+            is_named = any({name, text} <= {*columns} for name in ("id", "_id") for text in ("contents", "text"))
+            others = {} if is_named else dict.fromkeys(names)  # for an error, which lists them
             groups = {
                 place: group
                 for place, group in enumerate(_groups(file))
@@ -62,7 +65,7 @@ def read_rows(
                 for batch in file.iter_batches(batch_size=size, row_groups=[place], columns=columns):
                     for row in range(len(batch)):
                         number += 1
-                        yield _row(batch, row), number / num_rows
+                        yield _row(batch, row, others), number / num_rows
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; pyarrow's own have no number
             raise
@@ -102,8 +105,8 @@ def _group(group: Any) -> _Group:
     return _Group(begin, group.num_rows, sum(sizes))
 
 
-def _row(batch: Any, place: int) -> dict[str, object] | LineError:
-    row: dict[str, object] = {}
+def _row(batch: Any, place: int, others: Mapping[str, object]) -> dict[str, object] | LineError:
+    row = {**others}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             row[name] = column[place].as_py()

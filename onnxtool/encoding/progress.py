@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from onnxtool.encoding.files import staged, written
 from onnxtool.encoding.options import CorpusProgress
-from onnxtool.errors import OutputWriteError
+from onnxtool.errors import NO_SPACE, OutputWriteError
 from onnxtool.model_file import check_not_input
 from onnxtool.options import UNSET, Option, OptionalPath, Options
 from onnxtool.progress import listener
@@ -161,7 +161,8 @@ class ProgressFiles:
                     hidden.replace(self._metrics)
         except OSError as error:
             raise OutputWriteError(
-                f"cannot write {error.filename or self._log}: {error.strerror}", "pass another file, or make room"
+                f"cannot write {error.filename or self._log}: {error.strerror}",
+                f"pass another file, or {'make room' if error.errno in NO_SPACE else 'check its permissions'}",
             ) from error
 
 

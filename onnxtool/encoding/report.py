@@ -149,7 +149,7 @@ class StatusReport:
     Attributes:
         merged: whether the manifest is written.
         num_done: number of finished splits, of `num_splits`.
-        num_texts: number of texts in finished splits.
+        num_texts: number of texts stored so far, in unfinished splits too.
         share: fraction of finished splits, from 0 to 1.
         to_do: numbers and ranges of the other splits.
         half_written: unfinished files of active or killed workers; `merge_parts` removes them.

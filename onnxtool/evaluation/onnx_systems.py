@@ -15,7 +15,7 @@ from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.manifest import file_sha256
 from onnxtool.encoding.reading import Shard, by_document, read_shards
 from onnxtool.encoding.sources import find_sources
-from onnxtool.errors import InputError, OutputExistsError, OutputWriteError
+from onnxtool.errors import NO_SPACE, InputError, OutputExistsError, OutputWriteError
 from onnxtool.evaluation.collection import Collection
 from onnxtool.evaluation.options import (
     COSINE,
@@ -96,8 +96,11 @@ class OnnxVectors(VectorSystem):
                 again = replace(corpus_options, force=True)
                 report = encode_corpus(self._path, collection.corpus, folder, again)
         except (OutputExistsError, OutputWriteError) as error:
-            way = "wait for the run that writes there" if isinstance(error, OutputExistsError) else "make room there"
-            raise type(error)(error.message, f"pass another --cache, or {way}") from error
+            is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_SPACE
+            way = ", or wait for the run that writes there" if isinstance(error, OutputExistsError) else ""
+            raise type(error)(
+                error.message, f"pass another --cache{', or make room there' if is_full else way}"
+            ) from error
         rejects.update(report.rejects)
         if report.num_passages:
             self.note = f"documents are read as {report.num_passages} passages, of which the best one counts"

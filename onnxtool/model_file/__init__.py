@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.errors import NO_SPACE, ModelFileError, OutputExistsError, OutputWriteError
 from onnxtool.inputs import input_at, note_input
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
@@ -463,7 +463,7 @@ def _disk_failures(output: Path) -> Iterator[None]:
 def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
     import shutil
 
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+    if error.errno in NO_SPACE:
         folder = next(parent for parent in output.absolute().parents if parent.is_dir())
         free = shutil.disk_usage(folder).free
         return OutputWriteError(

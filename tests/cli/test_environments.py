@@ -38,6 +38,8 @@ ENVIRONMENTS = {
     "100 MB": 'ulimit -v 100000; exec "$@"',
     "100 MB of data": 'ulimit -d 100000; exec "$@"',
     "400 MB": 'ulimit -v 400000; exec "$@"',
+    "no working directory": 'mkdir tmp/gone && cd tmp/gone && rmdir ../gone && exec "$@"',
+    "no semaphores": 'exec "$@"',
     "full": 'exec "$@"',
     "read-only": 'exec "$@"',
 }
@@ -45,11 +47,12 @@ ENVIRONMENTS = {
 MOUNT = "mount -t tmpfs -o size=64k none out && cp -r old/. out && "
 MOUNTS = {
     "full": f"{MOUNT} {{ dd if=/dev/zero of=out/big bs=4k status=none 2>/dev/null; true; }} &&",
+    "no semaphores": "mount -t tmpfs -o ro none /dev/shm &&",
     "read-only": f"{MOUNT} mount -o remount,ro out &&",
 }
 LIST = 'find out tmp -type f -exec sha256sum {} + | grep -vE "out/v(/|[.]parts/)[^.]" | sort'
 LITTLE = "error: a process may have 102 MB of memory here, and the libraries need 256 MB alone"
-REFUSED = "error: the system refuses what the command needs: "
+REFUSED = "error: cannot start a process: "
 CASES = [
     ("stats", "16 handles", 0, ""),
     ("stats", "100 MB", 0, ""),
@@ -60,6 +63,8 @@ CASES = [
     ("infer", "100 MB of data", 1, LITTLE),
     ("encode", "closed streams", 0, ""),
     ("encode", "16 handles", 1, f"{REFUSED}Too many open files"),
+    ("encode", "no working directory", 1, "error: the working directory was removed, or cannot be read: No such file"),
+    ("encode", "no semaphores", 1, "error: cannot start a process, which needs to write to /dev/shm: Read-only file"),
     ("encode", "no bytes", 1, f"{REFUSED}File too large"),
     ("encode", "full", 1, "error: cannot write @/out/v: No space left on device"),
     ("encode", "read-only", 1, "error: cannot write @/out/v: Read-only file system"),

@@ -15,7 +15,7 @@ import pytest
 from onnxtool.encoding import CorpusOptions, encode_corpus, splits
 from onnxtool.encoding.report import CorpusReport
 from onnxtool.encoding.shards import quantize_weights
-from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError
+from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.model_file.metadata import stamp
 from tests.encoding.corpora import (
     V,
@@ -225,11 +225,37 @@ def test_a_text_without_tokens_is_rejected_also_where_a_run_goes_on(tmp_path: Pa
     assert contents_of(tmp_path / "vectors") == before
 
 
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_corpus_of_other_fields_is_told_which_count(tmp_path: Path, suffix: str) -> None:
+    """The error lists the fields that the lines have, and those that hold an id and a text."""
+    rows, corpus = (
+        [{"docid": "1", "passage": "a cat"}, {"docid": "2", "passage": "a dog"}],
+        tmp_path / f"corpus.{suffix}",
+    )
+    if suffix == "parquet":
+        pyarrow = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), corpus)
+    else:
+        corpus.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(
+        InputError, match=r"its name is id or _id, and the line's fields are docid, passage \(2 lines\)"
+    ):
+        _encode(dense_model(tmp_path), corpus)
+
+
+def test_vectors_do_not_go_to_a_file(tmp_path: Path) -> None:
+    """The error names the file, and does not speak of space."""
+    (tmp_path / "vectors").write_text("mine")
+    with pytest.raises(OutputWriteError, match=r"vectors is a file") as caught:
+        _encode(dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a cat"]))
+    assert "room" not in caught.value.hint
+
+
 def test_a_corpus_of_rejected_lines_alone_has_no_vectors(tmp_path: Path) -> None:
     """It is an error that says why, for each line in the file of rejects; and so is one without any line."""
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text("{\n")
-    with pytest.raises(InputError, match=r"no line of .* gave a text: is not JSON \(1\)"):
+    with pytest.raises(InputError, match=r"no line of .* gave a text: is not JSON: .* \(1 lines\)"):
         _encode(dense_model(tmp_path), corpus)
     assert "is not JSON" in (tmp_path / "vectors.rejects.jsonl").read_text()
     corpus.write_text("\n \n")

@@ -49,6 +49,7 @@ from tests.encoding.corpora import (
     make_texts,
     part_command,
     sparse_model,
+    stopped_after,
     whole,
     write_corpus,
 )
@@ -389,6 +390,16 @@ def test_a_signal_does_not_part_the_manifest_from_the_records(tmp_path: Path, mo
     assert not (tmp_path / "vectors.parts").exists()
     with pytest.raises(KeyboardInterrupt):
         interruption.check_interrupted()
+
+
+def test_status_counts_texts_of_unfinished_splits(tmp_path: Path) -> None:
+    """What is stored of a split counts before the split is done."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
+    with stopped_after(20), pytest.raises(KeyboardInterrupt):
+        encode_corpus(model, corpus, tmp_path / "vectors", CorpusOptions(shard_size=10, batch_tokens=64, workers=1))
+    status = corpus_status(tmp_path / "vectors")
+    assert status.num_done == 0
+    assert status.num_texts in (10, 20)
 
 
 def test_status_counts_what_is_done(tmp_path: Path, corpus: Path) -> None:

@@ -190,7 +190,8 @@ def test_a_row_that_python_cannot_hold_is_rejected_by_its_number(tmp_path: Path)
     assert rejects == [(2, "is not UTF-8: invalid start byte at byte 0 of contents")]
     times = pa.array([1 << 62, 1], pa.timestamp("us"))
     pq.write_table(pa.table({"id": times, "contents": ["one", "two"]}), tmp_path / "b.parquet")
-    assert _read(tmp_path / "b.parquet") == ([], [(n, "has no id that is a string or an integer") for n in (1, 2)])
+    reason = "has no id that is a string or an integer: its name is id or _id, and the line's fields are id, contents"
+    assert _read(tmp_path / "b.parquet") == ([], [(n, reason) for n in (1, 2)])
 
 
 def test_a_damaged_page_of_parquet_is_an_error_that_says_what_it_is(tmp_path: Path) -> None:
