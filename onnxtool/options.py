@@ -409,7 +409,7 @@ def not_a_choice(value: Any, choices: Sequence[Any]) -> str:
     from reprlib import repr as shortened
 
     names = [str(choice) for choice in choices]
-    near = get_close_matches(str(value), names, n=1, cutoff=0.5)
+    near = get_close_matches(str(value)[:100], names, n=1, cutoff=0.5)
     listed = f"{len(names)} values" if near and len(names) > _MOST_LISTED else ", ".join(map(repr, names))
     suggestion = f" Did you mean {near[0]!r}?" if near else ""
     return f"{shortened(value)} is not one of {listed}.{suggestion}"

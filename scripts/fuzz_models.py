@@ -34,9 +34,10 @@ from zoo.tasks import find_task
 from onnxtool import ExportOptions, OptimizeOptions, export_model, optimize_model
 from tests.hostile.documents import damage_document
 from tests.hostile.fields import damage_model
+from tests.hostile.long_texts import ALL_KINDS as KINDS
 from tests.hostile.running import ROOT, VARIABLES, Ended, run_command
 from tests.hostile.seeds import by_hand
-from tests.hostile.surroundings import KINDS, Case
+from tests.hostile.surroundings import Case
 
 _COUNTS = {"model": 5_000, "document": 1_000, "checkpoint": 200, **dict.fromkeys(KINDS, 500)}
 EXPORTED = (

@@ -17,7 +17,7 @@ import numpy as np
 
 from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult
 from onnxtool.benchmarking.samples import TimedShape
-from onnxtool.errors import GateError, ModelFileError
+from onnxtool.errors import GateError, ModelFileError, shorten
 from onnxtool.model_file import ModelFile
 from onnxtool.reading import read_json
 from onnxtool.reports import Json, from_json, to_json
@@ -170,4 +170,4 @@ def _shape(value: Json) -> tuple[str, TimedShape]:
 
 def _short(value: Json) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text if len(text) <= 80 else f"{text[:77]}...")
+    return repr(shorten(text, 80))

@@ -12,6 +12,7 @@ from onnxtool.cli.commands import SUBCOMMANDS
 from onnxtool.cli.infer_corpus import corpus_progress
 from onnxtool.cli.options import derived_options, model_argument, report_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, format_bytes, format_duration
+from onnxtool.cli.streams import say
 from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import PartOptions, RunOptions, VectorOptions
 from onnxtool.encoding.progress import ProgressOptions
@@ -142,7 +143,7 @@ def merge(*, output: Location, read_back: bool, strict: bool, format_name: str, 
 
 def _exit_code(report: MergeReport) -> int:
     if report.to_do:
-        click.echo(f"splits to do: {report.to_do}", err=True)
+        say(f"splits to do: {report.to_do}")
     return 1 if report.to_do else 0
 
 

@@ -19,7 +19,7 @@ from onnxtool.cli.options import (
 )
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit_plan, format_bytes, format_duration
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import say
 from onnxtool.evaluation.options import EvaluateOptions
 from onnxtool.model_file import check_writable
 from onnxtool.reports import WritePlan, planned_files
@@ -78,7 +78,7 @@ def command(
         result.emit(report, evaluation_blocks(report))
     for gate in report.gates:
         if gate.met:
-            click.echo(f"gate failed: {printable(gate.text)}", err=True)
+            say(f"gate failed: {gate.text}")
     return 0 if report.passed else 1
 
 

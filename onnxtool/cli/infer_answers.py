@@ -19,7 +19,7 @@ from onnxtool.checkpoint.tasks import TASK_OF_PICTURES
 from onnxtool.cli.options import Result, is_given, refuse
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
-from onnxtool.cli.streams import json_line, printable
+from onnxtool.cli.streams import json_line, say
 from onnxtool.infer.generation.options import GenerateOptions
 from onnxtool.infer.options import InferOptions
 from onnxtool.infer.report import GenerationReport, InferReport, TextAnswer
@@ -76,7 +76,7 @@ def run_answers(
         rest = given_texts(options)
         texts = tuple(islice(rest, MAX_IN_ONE_REPORT + 1))
         if len(texts) > MAX_IN_ONE_REPORT:
-            click.echo(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}", err=True)
+            say(f"more than {MAX_IN_ONE_REPORT:,} texts: answers are written as --format {LINES}")
             in_lines = True
     if in_lines:
         known = None if texts is None else chain(texts, rest)
@@ -108,7 +108,7 @@ def write_vector_file(options: InferOptions, output: Path, *, force: bool, quiet
         ids, vectors = encode_texts(options, dense=suffix == ".npy")
         write_vectors(staging.model_path, ids, vectors)
     if not quiet:
-        click.echo(f"vectors of {len(ids)} inputs: {printable(str(output))}", err=True)
+        say(f"vectors of {len(ids)} inputs: {output}")
 
 
 def _stream(options: InferOptions, generation: GenerateOptions, output: Result) -> None:
@@ -127,7 +127,7 @@ def _stream(options: InferOptions, generation: GenerateOptions, output: Result) 
     report = write_texts(options, generation, on_text=show)
     click.echo("\n" * (len(report.answers) - 1 - last))
     if not output.quiet:
-        click.echo(f"{report.num_generated} tokens, {report.throughput_tokens_per_s:.1f} tokens/s", err=True)
+        say(f"{report.num_generated} tokens, {report.throughput_tokens_per_s:.1f} tokens/s")
 
 
 def answer_blocks(report: InferReport, *, vectors: bool) -> list[Block]:
@@ -292,9 +292,9 @@ def write_lines(reports: Iterator[InferReport | GenerationReport], output: Resul
             write("".join(map(json_line, report.answers)))
     if last is not None and not output.quiet:
         for note in last.notes:
-            click.echo(f"note: {printable(note)}", err=True)
+            say(f"note: {note}")
         place = "" if output.output is None else f": {output.output}"
-        click.echo(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){printable(place)}", err=True)
+        say(f"{count} texts answered by {last.model} ({last.task}, {last.provider}){place}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from onnxtool.benchmarking.report import BenchmarkReport, BenchmarkResult, Compa
 from onnxtool.cli.options import Result
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import printable, say
 from onnxtool.errors import GateError, OutputWriteError
 from onnxtool.infer.options import InferOptions
 from onnxtool.model_file import staged
@@ -51,7 +51,7 @@ def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | 
         output.emit(report, benchmark_blocks(report))
     for gate in report.gates:
         if gate.met or not gate.decided:
-            click.echo(f"gate failed: {gate}", err=True)
+            say(f"gate failed: {gate}")
     return 1 if any(gate.met for gate in report.gates) else 0
 
 

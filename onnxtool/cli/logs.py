@@ -11,7 +11,7 @@ import click
 
 from onnxtool.cli.choices import NameChoice
 from onnxtool.cli.config_option import all_of
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -40,12 +40,12 @@ def log_options(command: Command) -> Command:
 
 
 class _Formatter(logging.Formatter):
-    """Write a record on one line without control characters: names in a model are untrusted."""
+    """Write a record without control characters, and bounded: names in a model are untrusted."""
 
     default_msec_format = "%s.%03d"
 
     def format(self, record: logging.LogRecord) -> str:
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        return shown(super().format(record))
 
 
 def _set_level(context: click.Context, _parameter: click.Parameter, value: str | None) -> None:

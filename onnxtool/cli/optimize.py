@@ -12,6 +12,7 @@ from onnxtool.cli.options import derived_options, dry_run_option, model_argument
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, emit, emit_plan, format_bytes, format_duration
 from onnxtool.cli.stats import summary_blocks
+from onnxtool.cli.streams import say
 from onnxtool.cli.verify import verdict, verification_blocks
 from onnxtool.optimize.options import OptimizeOptions
 from onnxtool.optimize.report import Candidate, FusionCount, OptimizeReport, Quantization, Ranking, Speed
@@ -78,7 +79,7 @@ def command(
     blocks = [*optimize_blocks(report, stats=stats), verdict(report.verification, report.output)]
     emit(report, blocks, format_name)
     if report.warning:
-        click.echo(f"warning: {report.warning}", err=True)
+        say(f"warning: {report.warning}")
 
 
 def optimize_blocks(report: OptimizeReport, *, stats: bool) -> list[Block]:

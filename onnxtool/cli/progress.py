@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import click
-
+from onnxtool.cli.streams import say
 from onnxtool.progress import OnProgress, Stage, ignore, listening
 
 if TYPE_CHECKING:
@@ -87,17 +86,13 @@ def bar(*columns: object) -> Iterator[Progress]:
         yield shown
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
 class Lines:
     """Print a line for each new stage, and one now and then while it lasts."""
 
     def __init__(
         self,
         clock: Callable[[], float] = time.monotonic,
-        say: Callable[[str], object] = _say,
+        say: Callable[[str], object] = say,
     ) -> None:
         """Start; `clock` returns seconds, and `say` prints a line."""
         self._clock = clock

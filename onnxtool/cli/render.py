@@ -16,8 +16,9 @@ from typing import NamedTuple
 import click
 
 from onnxtool.cli.streams import json_document, printable
+from onnxtool.errors import bounded
 from onnxtool.model_file import write_text
-from onnxtool.reports import Dimension, TensorInfo, WritePlan
+from onnxtool.reports import Dimension, Json, TensorInfo, WritePlan, to_json
 
 
 class Heading(NamedTuple):
@@ -65,7 +66,10 @@ def emit(
     output: Path | None = None,
     force: bool = False,
 ) -> None:
-    """Print `report` in a format, or write it to `output`."""
+    """Print `report` in a format, or write it to `output`; notes are bounded in every format, unlike data."""
+    if format_name == "json":
+        notes = {block.text: bounded(block.text) for block in blocks if isinstance(block, Note)}
+        report = _replaced(to_json(report), {text: note for text, note in notes.items() if text != note})
     blocks = [_printable_block(block) for block in blocks]
     if format_name == "json":
         text = json_document(report)
@@ -77,6 +81,14 @@ def emit(
         _print_rich(blocks)
     else:
         write_out(text, output=output, force=force)
+
+
+def _replaced(value: Json, texts: Mapping[str, str]) -> Json:
+    if isinstance(value, dict) and texts:
+        return {name: _replaced(item, texts) for name, item in value.items()}
+    if isinstance(value, list) and texts:
+        return [_replaced(item, texts) for item in value]
+    return texts.get(value, value) if isinstance(value, str) else value
 
 
 def emit_plan(plan: WritePlan, format_name: str) -> None:
@@ -127,7 +139,7 @@ def _printable_block(block: Block) -> Block:
         case Heading(text):
             return Heading(printable(text))
         case Note(text):
-            return Note(printable(text))
+            return Note(bounded(printable(text)))
         case Facts(rows):
             return Facts([(printable(name), printable(value)) for name, value in rows])
         case Table(columns, rows, numbers):

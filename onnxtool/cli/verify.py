@@ -13,7 +13,7 @@ from onnxtool.cli.options import Result, derived_options, result_options
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_shape
 from onnxtool.cli.stats_wording import verification_figures
-from onnxtool.cli.streams import printable
+from onnxtool.cli.streams import say
 from onnxtool.model_file.metadata import FIGURES
 from onnxtool.verification import Verification
 
@@ -37,7 +37,7 @@ def command(options: VerifyOptions, *, model: Path, reference: str, result: Resu
     result.emit(verification, verification_blocks(verification))
     if verification.passed:
         return 0
-    click.echo(f"verification failed: {printable(failure(verification, '').message)}", err=True)
+    say(f"verification failed: {failure(verification, '').message}")
     return 1
 
 

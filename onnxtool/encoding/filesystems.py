@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from onnxtool.encoding.locations import SERVERS, STORES, Uri
-from onnxtool.errors import InputError, OutputWriteError, StoreError
+from onnxtool.errors import InputError, OutputWriteError, StoreError, shorten
 from onnxtool.interruption import check_interrupted
 
 Answer = TypeVar("Answer")
@@ -35,7 +35,6 @@ RANGE_BYTES = 8 << 20  # of a request that reads a part of a file
 _MOST_BYTES = 5 << 30  # of one request, as stores take it
 _RETRIES, _GIVE_UP, _CONNECT = 20, timedelta(minutes=5), timedelta(seconds=10)  # of a store's client
 _WAITS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)  # seconds
-_LONGEST_REASON = 300
 # The query of an address in an error may contain a token or a signature.
 _QUERY = re.compile(r"\?\S*")
 _PUBLIC = ("host", "port", "protocol")  # options that errors may show; all others are hidden
@@ -262,7 +261,7 @@ def _reason(error: Exception) -> str:
     # A filesystem with two names uses the configuration of either.
     for secret in sorted(_texts(conf), key=len, reverse=True):
         message = message.replace(secret, "…")
-    return message[:_LONGEST_REASON]
+    return shorten(message, 300)
 
 
 def _texts(value: Any, name: str = "") -> Iterator[str]:

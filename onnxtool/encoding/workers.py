@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from onnxtool.encoding.encoder import SplitEncoder, Task
 from onnxtool.encoding.options import ProcessOptions
 from onnxtool.encoding.progress import Event, OnEvent
-from onnxtool.errors import OnnxtoolError, SessionError
+from onnxtool.errors import OnnxtoolError, SessionError, shorten
 from onnxtool.interruption import check_interrupted, deaf
 from onnxtool.runtime.machine import available_cores
 
@@ -31,7 +31,6 @@ from onnxtool.runtime.machine import available_cores
 _THREADS_OF_A_PROCESS = 8
 _POLL_S = 0.2
 _LONGEST_WRITE_S = 5.0
-_LONGEST_REASON = 200
 
 Answer = TypeVar("Answer")
 
@@ -134,7 +133,7 @@ def _fault(number: int, place: int) -> str:
         for _ in encode_windows(job.model, iter([window]), job.plan, lambda _event: None):
             pass
     except (SessionError, MemoryError) as error:
-        return f"cannot be encoded: {' '.join(str(error).split())[:_LONGEST_REASON]}"
+        return f"cannot be encoded: {shorten(' '.join(str(error).split()), 200)}"
     return ""
 
 

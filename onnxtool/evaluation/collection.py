@@ -24,7 +24,7 @@ from onnxtool.checkpoint.folder import is_path, quiet_hub, require_cached_commit
 from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
 from onnxtool.encoding.parquet import read_rows
 from onnxtool.encoding.sources import REPEATED_ID, Document, Reject, SourceReader, find_sources, id_digest
-from onnxtool.errors import InputError
+from onnxtool.errors import InputError, some
 from onnxtool.evaluation.options import DEFAULT_SPLIT
 from onnxtool.progress import tell
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines, parse_json
@@ -126,7 +126,7 @@ def open_collection(data: Path, split: str = DEFAULT_SPLIT) -> Collection:
     if not judged:
         raise InputError(
             f"{qrels[0]} judges none of the {len(queries)} queries of {topics}",
-            f"compare their ids: {_some(judgements)} are judged, and {_some(queries)} are queries",
+            f"compare their ids: {some(judgements)} are judged, and {some(queries)} are queries",
         )
     return Collection(
         name=found.name,
@@ -392,10 +392,6 @@ def _cells(row: object) -> list[str]:
     """Return ids and grade of an MTEB row, as far as present; 1.0 is the grade 1."""
     values = [row[name] for name in _JUDGED if row.get(name) is not None] if isinstance(row, dict) else [row]
     return [f"{value:g}" if isinstance(value, float) else str(value) for value in values]
-
-
-def _some(names: Mapping[str, object]) -> str:
-    return ", ".join(repr(name) for name in list(names)[:3])
 
 
 _NAME = re.compile(r"(?P<id>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?", re.ASCII)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from onnxtool.checkpoint.files import ADAPTER_NAME
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, some
 from onnxtool.export.source import Source
-from onnxtool.export.weights import StoredTensor, read_headers, some
+from onnxtool.export.weights import StoredTensor, read_headers
 from onnxtool.runtime.quiet import quiet
 
 _WEIGHTS, _PICKLE = "adapter_model.safetensors", "adapter_model.bin"

@@ -33,7 +33,7 @@ from onnxtool.checkpoint.tokenizer_library import (
     prefix_tokens,
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
-from onnxtool.errors import CheckpointError, ProviderError, first_line
+from onnxtool.errors import CheckpointError, ProviderError, first_line, some
 from onnxtool.export.adapters import TASKS as ADAPTER_TASKS
 from onnxtool.export.adapters import Adapter
 from onnxtool.export.source import Source, has_vocabulary, missing_packages, reason
@@ -49,7 +49,6 @@ from onnxtool.export.weights import (
     read_headers,
     require_known_quantizer,
     require_scaled,
-    some,
     surplus_layers,
     weight_files,
 )

@@ -20,7 +20,7 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import TOKENIZER_NAME, CheckpointFolder
 from onnxtool.checkpoint.sentence_modules import ROUTER_NAME
-from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError
+from onnxtool.errors import ExportError, ModelFileError, OutputExistsError, SessionError, VerificationError, some
 from onnxtool.export.checkpoint import Checkpoint
 from onnxtool.export.decoding.encoder_decoder import encoder_path
 from onnxtool.export.modalities.modality import SEQUENCE, DescribedInputs
@@ -38,7 +38,7 @@ from onnxtool.export.source import all_files
 from onnxtool.export.target import write_json
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.export.verification import ShorterError, Verifier, lengths_of
-from onnxtool.export.weights import FLOAT_CHECKPOINT, some
+from onnxtool.export.weights import FLOAT_CHECKPOINT
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     ModelFile,

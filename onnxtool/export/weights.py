@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onnxtool.errors import CheckpointError
+from onnxtool.errors import CheckpointError, some
 from onnxtool.export.pickles import load_pickle
 from onnxtool.export.source import Source, plain_name, reason, refused_object
 from onnxtool.runtime.quiet import quiet
@@ -345,12 +345,6 @@ def misplaced(model: Any, unknown: Sequence[str]) -> str:
 def method_of(names: Iterable[str]) -> str:
     """Return the quantization method that stores tensors with such names; empty if unknown."""
     return next((method for pattern, method in _TRACES for name in names if pattern.search(name)), "")
-
-
-def some(names: Sequence[str]) -> str:
-    """List the first names, and how many more there are."""
-    shown = ", ".join(names[:4])
-    return shown if len(names) <= 4 else f"{shown} and {len(names) - 4} more"
 
 
 def _coded(tensors: Sequence[StoredTensor], others: Sequence[str], label: str) -> CheckpointError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line
+from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line, shorten, some
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED, digest_of_start
@@ -66,9 +66,7 @@ _QUANTIZED = frozenset(("DynamicQuantizeLinear", "MatMulInteger", "QLinearMatMul
 }
 _PROOF_SECONDS = 1800  # of processor time
 _PROOF_BYTES, _PROOF_COPIES = 4 << 30, 6  # of memory, and of the model's weights in it
-_MOST_NAMED = 3  # nodes in a message
 _DIGITS = 15  # of a number of bytes
-_LONGEST_REASON = 300  # characters of a message
 _PROFILED_RUNS = 5
 
 
@@ -372,9 +370,7 @@ class Proof:
         """What a user has to know."""
         if not self.left:
             return ()
-        more = ", ..." if self.left[_MOST_NAMED:] else ""
-        named = ", ".join(self.left[:_MOST_NAMED]) + more
-        return (f"{len(self.left)} nodes run on the CPU, {self.share:.0%} of the time: {named}",)
+        return (f"{len(self.left)} nodes run on the CPU, {self.share:.0%} of the time: {some(self.left)}",)
 
 
 def prove_elsewhere(
@@ -481,9 +477,8 @@ def proof_of(path: Path, provider: ExecutionProvider, size: int | None = None) -
 
 
 def _falls_back(path: Path, provider: ExecutionProvider, left: Sequence[str]) -> ProviderError:
-    some = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
     return ProviderError(
-        f"{provider.place} does not take {len(left)} nodes of {path}: {some}",
+        f"{provider.place} does not take {len(left)} nodes of {path}: {some(left)}",
         f"onnxtool optimize --provider {provider.name} writes what it takes; or pass --allow_fallback, which runs them "
         "on the CPU",
     )
@@ -531,7 +526,7 @@ def _not_loaded(path: Path, error: Exception, provider: ExecutionProvider | None
         # OpenVINO first lists where in its source the error came from.
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith("Exception from")]
         return SessionError(
-            f"{provider.place} cannot load {path}: {' '.join(lines[-1:])[:_LONGEST_REASON]}",
+            f"{provider.place} cannot load {path}: {shorten(' '.join(lines[-1:]), 300)}",
             f"pass --provider cpu, or a file of onnxtool optimize --provider {provider.name}",
         )
     return SessionError(

@@ -20,7 +20,7 @@ from onnxtool.checkpoint.tokenizer_library import (
     panics_as_exceptions,
 )
 from onnxtool.checkpoint.tokenizer_trial import require_harmless
-from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line
+from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, first_line, shorten
 from onnxtool.guarded import in_time
 from onnxtool.reading import read_bytes, read_text, require_small_settings
 from onnxtool.runtime.quiet import quiet
@@ -109,7 +109,7 @@ class OwnTokenizer:
         text, own, other = found
         place = next((index for index, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), 0)
         part = slice(max(0, place - 1), max(0, place - 1) + _SHOWN)
-        shown = repr(text) if len(repr(text)) <= 80 else f"{repr(text)[:80]}…"
+        shown = shorten(repr(text), 80)
         name = type(self.tokenizer).__name__
         if getattr(self.tokenizer, "split_special_tokens", False):
             hint = (

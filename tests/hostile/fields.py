@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from tests.hostile.documents import ABSURD
@@ -105,3 +106,22 @@ def _value(descriptor: Any, model: onnx.ModelProto, choices: random.Random, old:
     if descriptor.type in (kinds.TYPE_FLOAT, kinds.TYPE_DOUBLE):
         return choices.choice([0.0, -1.0, float("nan"), float("inf"), 1e38])
     return choices.choice([*ABSURD, *range(24), 99])
+
+
+def lengthen_field(model: onnx.ModelProto, long: str, many: Sequence[str], choices: random.Random) -> str:
+    """Replace one text of one message by a long one, or a list of texts by many, and return where."""
+    kinds = (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+    places = {
+        (message.DESCRIPTOR.name, field.name): (message, field)
+        for message in _messages(model)
+        for field in message.DESCRIPTOR.fields
+        if field.type in kinds
+    }
+    message, field = places[choices.choice(sorted(places))]
+    encode = (lambda text: text.encode()) if field.type == FieldDescriptor.TYPE_BYTES else str
+    if field.is_repeated:
+        message.ClearField(field.name)
+        getattr(message, field.name).extend(map(encode, choices.choice(([long], many))))
+    else:
+        setattr(message, field.name, encode(long))
+    return f"{message.DESCRIPTOR.name}.{field.name}"

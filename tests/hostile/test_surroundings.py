@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.hostile.long_texts import ALL_KINDS as KINDS
 from tests.hostile.running import Ended, run_command
-from tests.hostile.surroundings import ENCODER, KINDS
+from tests.hostile.surroundings import ENCODER
 from tests.workshop import Workshop
 
 CASES = [
@@ -61,6 +62,7 @@ def test_a_case_comes_from_its_seed(kind: str, tmp_path: Path) -> None:
         (Ended(1, 1.0, "Traceback (most recent call last):"), "printed a traceback"),
         (Ended(1, 99.0, "error: no", is_late=True), "took more than its time: 99 s of the processor, or waited"),
         (Ended(1, 1.0, "", is_mute=True), ""),
+        (Ended(1, 1.0, f"error: {'x' * 10_000}"), "wrote 10007 characters to stderr"),
     ],
 )
 def test_a_fault_is_named(ended: Ended, fault: str) -> None:

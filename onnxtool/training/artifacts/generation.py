@@ -20,7 +20,7 @@ import onnx
 import onnx_ir as ir
 from onnx import defs, numpy_helper
 
-from onnxtool.errors import ArtifactError, OutputExistsError
+from onnxtool.errors import ArtifactError, OutputExistsError, some
 from onnxtool.model_file import ModelFile, Staging, check_not_input, check_writable, save_beside, staged
 from onnxtool.model_file.domains import default_opset, settle_domains
 from onnxtool.model_file.weights import relocate, sort_nodes
@@ -31,7 +31,7 @@ from onnxtool.runtime.quiet import quiet, quiet_stdout_descriptor
 from onnxtool.runtime.session import require_loadable
 from onnxtool.runtime.timing import Stopwatch
 from onnxtool.training import onnxblock
-from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful, listed
+from onnxtool.training.artifacts.report import ArtifactFile, describe, doubtful
 from onnxtool.training.artifacts.report import ArtifactReport as ArtifactReport
 from onnxtool.training.artifacts.targets import OBSOLETE, PHONES, describe_build, target_files, write_target_files
 from onnxtool.training.artifacts.verification import ArtifactVerification
@@ -208,7 +208,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     if options.require_all:
         known = {*selection.trained, *selection.frozen}
         rest = [name for name in matchable_parameters(model, options.parameters) if name not in known]
-        doubts += [f"{listed(rest)} neither trained nor frozen"] if rest else []
+        doubts += [f"{some(rest)} neither trained nor frozen"] if rest else []
     if options.require_all and doubts:
         raise ArtifactError(f"not everything is trained as require_all asks: {doubts[0]}", _REQUIRE_ALL)
     training, evaluation = block.to_model_proto()

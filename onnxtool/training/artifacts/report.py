@@ -10,14 +10,13 @@ from typing import Any
 
 from onnx import helper
 
+from onnxtool.errors import some
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
 from onnxtool.training.artifacts.verification import ArtifactVerification
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.names import LAZY_RESET, accumulated_name, buffer_name, labels_of, updated_name
 from onnxtool.training.onnxblock import TrainingBlock
-
-_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -139,22 +138,17 @@ def doubtful(block: TrainingBlock, numbers: Sequence[str], logits: Sequence[str]
     if unused := [name for name in block.selection.trained if name not in has_gradient]:
         yield _without_gradient(unused)
     if numbers and block.selection.optional:
-        yield f"{listed(numbers)} of one element not trained: patterns do not match what may be a constant"
+        yield f"{some(numbers)} of one element not trained: patterns do not match what may be a constant"
     if named := [name for name in logits if _PROBABILITIES.search(name)]:
-        yield f"the loss expects logits, and the name of {listed(named)} says probabilities"
+        yield f"the loss expects logits, and the name of {some(named)} says probabilities"
 
 
 def _without_gradient(names: Sequence[str]) -> str:
     """Explain why parameters without a gradient are frozen."""
     return (
-        f"{listed(names)} frozen: the loss does not depend on "
+        f"{some(names)} frozen: the loss does not depend on "
         f"{'it' if len(names) == 1 else 'them'}, or only through operators without a gradient such as Round"
     )
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return the first few names, and how many more there are."""
-    return ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
 
 
 def _tensor_info(value: Any) -> TensorInfo:

@@ -16,7 +16,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
-from onnxtool.errors import ArtifactError
+from onnxtool.errors import ArtifactError, some
 from onnxtool.training.checkpoints.lora import Adapter, Lora
 from onnxtool.training.graphs.parameters import listed_names
 from onnxtool.training.options import LoraOptions
@@ -187,7 +187,7 @@ def _matches(name: str, target: str) -> bool:
 def _listed(names: Collection[str]) -> str:
     """Return patterns that cover these names, one for all layers of a network."""
     patterns = list(dict.fromkeys(re.sub(r"\.\d+(?=\.)", ".*", name) for name in names))
-    return f"{', '.join(patterns[:_LISTED]) or 'nothing in this model'}{', …' if len(patterns) > _LISTED else ''}"
+    return some(patterns, _LISTED) or "nothing in this model"
 
 
 def _initial(
