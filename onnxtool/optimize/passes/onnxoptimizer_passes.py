@@ -18,25 +18,32 @@ from onnxtool.optimize.onnxoptimizer_region import Forms, InexactError, rewrite
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, count_changes, inventory, refusals
 
 _DEAD = "onnxtool.dead_passes"  # key under which a model keeps why passes died on it
-_DECLINED = "onnxoptimizer does not rewrite it"
 _SWAP = [1, 0]
 
 
 def _apply(name: str, match: Callable[[ir.Node], Forms | str], model: ir.Model, _context: Context) -> Outcome:
     """Run the pass `name` on each match; instead of one, `match` may return a reason, or an empty text."""
     dead = model.meta.setdefault(_DEAD, {})
-    found = [] if name in dead else [match(node) for node in model.graph if not node.domain]
-    before, reasons = None if all(isinstance(one, str) for one in found) else inventory(model), []
-    for one in found:
-        try:
-            reasons.append(one if isinstance(one, str) else "" if rewrite(name, one) else _DECLINED)
-        except InexactError:
-            reasons.append("a weight would lose digits, or not be finite")
-        except DeadPassError as error:
-            dead[name] = f"left out: onnxoptimizer's pass {error}"
-            break
-    num_changes = 0 if before is None else count_changes(before, inventory(model))
+    before, reasons = None, []
+    for node in list(model.graph):
+        found = "" if name in dead or node.graph is None or node.domain else match(node)
+        if not isinstance(found, str):
+            before = before or inventory(model)
+            found = _rewrite(name, found, dead)
+        reasons.append(found)
+    num_changes = count_changes(before, inventory(model)) if before else 0
     return Outcome(model, num_changes, dead.get(name) or refusals([*filter(None, reasons)]), left_out=name in dead)
+
+
+def _rewrite(name: str, forms: Forms, dead: dict[str, str]) -> str:
+    """Rewrite a match, or return why it is left alone; a pass that dies is added to `dead`."""
+    try:
+        return "" if rewrite(name, forms) else "onnxoptimizer does not rewrite it"
+    except InexactError:
+        return "a weight would lose digits, or not be finite"
+    except DeadPassError as error:
+        dead[name] = f"left out: onnxoptimizer's pass {error}"
+        return ""
 
 
 def _pad_before_conv(conv: ir.Node) -> Forms | str:

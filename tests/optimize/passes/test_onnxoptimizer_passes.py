@@ -158,8 +158,13 @@ ROWS = (
             "inputs": of_image(
                 "m = ReduceSum<keepdims = 0>(x, axes) u = Unsqueeze(m, axes) y = Relu(u)", y="(float[2, 4, P, Q] y)"
             ),
+            "two": of_image(
+                "m = ReduceSum<keepdims = 0>(x, axes) u = Unsqueeze(m, axes) "
+                "n = ReduceMax<axes = [-1], keepdims = 0>(u) y = Unsqueeze(n, last)",
+                y="(float[2, 4, P, Q] y, float[2, 4, P, Q] u)",
+            ),
         },
-        after={"attributes": "ReduceMean", "inputs": "ReduceSum Relu"},
+        after={"attributes": "ReduceMean", "inputs": "ReduceSum Relu", "two": "ReduceSum ReduceMax"},
         stays={
             "other axes": (
                 of_image("m = ReduceSum<keepdims = 0>(x, last) y = Unsqueeze(m, axes)", y="(float[2, 4, P, Q, R] y)"),
