@@ -22,7 +22,8 @@ from onnxtool.optimize.passes.onnxoptimizer_passes import ALLOWED, onnxoptimizer
 from onnxtool.optimize.pipeline import Context, run_passes
 from onnxtool.optimize.presets import PRESETS
 from tests.graphs import of_text as text_of
-from tests.optimize.passes.builders import Row, apply, build, normal, of_body, of_text
+from tests.optimize.passes import networks
+from tests.optimize.passes.builders import Row, apply, build, count, normal, of_body, of_text, run
 from tests.workshop import Workshop
 
 PADS, BIASES, NORMALIZATIONS, TRANSPOSES, REDUCTIONS = ALLOWED
@@ -287,20 +288,24 @@ WRONG = {
         "onnxoptimizer's pass ends the process that tries it (SIGSEGV)",
     ),
 }
-INT4 = {name: np.array([1, 2], helper.tensor_dtype_to_np_dtype(TensorProto.INT4)) for name in "pq"}
+
+
+def wrong_graph(name: str) -> onnx.ModelProto:
+    """Return a graph on which a pass is wrong."""
+    values, body, _ = WRONG[name]
+    int4 = {name: np.array([1, 2], helper.tensor_dtype_to_np_dtype(TensorProto.INT4)) for name in "pq"}
+    return text_of(f"g {values} {{ {body} }}", int4 if "Dequantize" in body else None, opset=21)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_pass_that_is_wrong_is_left_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name, and the file is written without it."""
-    values, body, reason = WRONG[name]
-    text = f"g {values} {{ {body} }}"
-    onnx.save(text_of(text, INT4 if "Dequantize" in body else None, opset=21), tmp_path / "m.onnx")
+    onnx.save(wrong_graph(name), tmp_path / "m.onnx")
     monkeypatch.setattr(onnxtool.optimize.run, "passes_for", lambda *_: (*ALLOWED, onnxoptimizer_pass(name)))
     report = optimize_model(OptimizeOptions(tmp_path / "m.onnx", timing=False))
     (found,) = [result for result in report.passes if result.left_out]
     assert (found.name, found.num_changes) == (name, 0)
-    assert reason in found.note
+    assert WRONG[name][-1] in found.note
     assert report.after.ops == report.before.ops
     assert report.verification is not None
     assert report.verification.passed
@@ -327,3 +332,15 @@ def test_passes_that_die_never_take_the_file_down(tmp_path: Path, monkeypatch: p
     assert {result.note for result in report.passes if result.left_out} == {
         "left out: onnxoptimizer's pass takes more than 10 s"
     }
+
+
+def test_a_network_loses_its_normalizations(tmp_path: Path) -> None:
+    """With Pad and depthwise convolutions in it; its outputs are still those of PyTorch."""
+    network, sample = networks.make("EfficientNet")
+    model = networks.exported(network, sample, dynamo=False)
+    assert count(model, "BatchNormalization") == 6
+    ir.save(model, tmp_path / "m.onnx")
+    report = optimize_model(OptimizeOptions(tmp_path / "m.onnx", timing=False))
+    assert report.after.ops.keys().isdisjoint({"BatchNormalization", "Pad"})
+    (found,) = run(ir.load(report.output), {"x": sample.numpy()})
+    np.testing.assert_allclose(found, network(sample).detach().numpy(), atol=1e-5)
