@@ -16,8 +16,10 @@ _inputs: ContextVar[dict[Path, None] | None] = ContextVar("inputs", default=None
 
 @contextmanager
 def reading(paths: Iterable[Path] = ()) -> Iterator[None]:
-    """Protect `paths`, files and folders, and what `note_input` adds, during the block."""
-    token = _inputs.set({**(_inputs.get() or {}), **dict.fromkeys(paths)})
+    """Protect `paths`, files and folders, and what `note_input` adds, until the outermost block ends."""
+    outer = _inputs.get()
+    token = _inputs.set({} if outer is None else outer)
+    note_input(*paths)
     try:
         yield
     finally:

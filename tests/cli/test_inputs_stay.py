@@ -162,5 +162,10 @@ def test_vectors_are_what_the_suffix_says(tmp_path: Path) -> None:
     assert isinstance(expected, SparseVectors)
     terms = sparse.load_npz(write("sparse", "terms.npz"))
     np.testing.assert_array_equal(terms.toarray(), expected.to_dense())
+    tokenizer = tmp_path / "dense" / "model" / "tokenizer.json"
+    before = tokenizer.read_bytes()
+    words = ("dense/model.onnx", "--text", "a", "--output", str(tokenizer), "--force")
+    assert run_onnxtool(tmp_path, "infer", *words).returncode == 1
+    assert tokenizer.read_bytes() == before
     done = run_onnxtool(tmp_path, "infer", "sparse/model.onnx", "--text", "a", "--output", "terms.npy")
     assert (done.returncode, (tmp_path / "terms.npy").exists()) == (1, False)
