@@ -156,7 +156,8 @@ def to_tensors(model: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
     import torch
 
     dtype = getattr(model, "dtype", torch.float32)
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(model.device) for name, array in feeds.items()}
+    device = getattr(model, "device", "cpu")  # FSMT's encoder is a plain module
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in feeds.items()}
     return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
 
 
