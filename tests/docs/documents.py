@@ -28,6 +28,7 @@ _WRITTEN_BY_SCRIPTS = (
     "coverage.md",
     "gradients.md",
     "operators.md",
+    "onnxoptimizer.md",
     "figures.md",
     "figures_details.md",
     "foreign_files.md",

@@ -344,3 +344,14 @@ def test_a_network_loses_its_normalizations(tmp_path: Path) -> None:
     assert report.after.ops.keys().isdisjoint({"BatchNormalization", "Pad"})
     (found,) = run(ir.load(report.output), {"x": sample.numpy()})
     np.testing.assert_allclose(found, network(sample).detach().numpy(), atol=1e-5)
+
+
+def test_the_page_is_about_the_installed_version() -> None:
+    """Each pass has a row, and those of the presets are marked and never wrong."""
+    import onnxoptimizer
+
+    page = (Path(__file__).parents[3] / "docs" / "onnxoptimizer.md").read_text(encoding="utf-8")
+    assert f"onnxoptimizer {onnxoptimizer.__version__}," in page
+    rows = {row[0].strip("`"): row for row in (line.strip("| ").split(" | ") for line in page.splitlines())}
+    assert rows.keys() >= set(onnxoptimizer.get_available_passes())
+    assert {name for name, row in rows.items() if row[2:3] == ["**yes**"]} == {step.name for step in ALLOWED}
