@@ -32,10 +32,12 @@ def note_input(*paths: Path) -> None:
         known.update(dict.fromkeys(paths))
 
 
-def input_at(path: Path) -> Path | None:
-    """Return the input that replacing or removing `path` would change: itself by any name, in it, or around it."""
+def input_at(path: Path, *, lies_in: bool = True) -> Path | None:
+    """Return the input that replacing `path` would change: itself by any name, in it, or a folder that it `lies_in`."""
     known = list(filter(os.path.exists, _inputs.get() or ())) if os.path.exists(path) else []  # noqa: PTH110  never fails
-    return next((one for one in known if path.samefile(one) or _holds(path, one) or _is_read_in(one, path)), None)
+    return next(
+        (one for one in known if path.samefile(one) or _holds(path, one) or (lies_in and _is_read_in(one, path))), None
+    )
 
 
 def _is_read_in(folder: Path, path: Path) -> bool:

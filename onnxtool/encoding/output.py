@@ -69,7 +69,7 @@ class OutputFolder:
         )
         for place in (self.path, self.manifest_path, self.rejects_path, self.records_path):
             if isinstance(place, Path):
-                check_not_input(place)
+                check_not_input(place, lies_in=False)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

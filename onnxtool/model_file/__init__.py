@@ -276,13 +276,15 @@ def _check_free(output: Path, *, force: bool) -> None:
         raise _output_write_error(output, OSError(reason, os.strerror(reason), str(folder)))
 
 
-def check_not_input(output: Path) -> None:
+def check_not_input(output: Path, *, lies_in: bool = True) -> None:
     """Refuse to replace what the running call reads: a file by any name, a file in a folder, or the folder around it.
+
+    Without `lies_in`, a folder that is read may have files of the output, which are known to be its own.
 
     Raises:
         OutputWriteError: it does.
     """
-    if (found := input_at(output)) is not None:
+    if (found := input_at(output, lies_in=lies_in)) is not None:
         where = "is" if output.samefile(found) else "lies in" if output.is_file() else "holds"
         raise OutputWriteError(f"{output} {where} an input of this command, {found}", "pass another path to write to")
 
