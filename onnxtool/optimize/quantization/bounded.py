@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx_ir as ir
@@ -114,23 +114,50 @@ def quantize_within(
                 errors,
             )
 
+        def search(arithmetic: str, bound: float) -> Quantized:
+            """Return the smallest result within the bound, of one for each precision of embeddings.
+
+            A table is often larger than all layers together, so that it comes before them.
+            """
+            found: list[Quantized] = []
+            for embeddings in (*config.embeddings, None):
+                base = model.clone()
+                if embeddings is None:
+                    if found:
+                        break
+                elif not embeddings[1].apply(base, Context()).num_changes:
+                    continue
+                switchable = open_switchable(base, config.levels, folder, feeds, recording.outputs, arithmetic)
+                try:
+                    if embeddings and max(switchable.error({}, place) for place in range(len(feeds))) > MARGIN * bound:
+                        continue
+                    fallbacks = find_fallback_layers(switchable, bound)
+                except PassError:
+                    if embeddings is None:
+                        raise
+                    continue
+                finally:
+                    del switchable  # it contains every weight at every level
+                result = quantize(fallbacks, embeddings)
+                if embeddings is None or result.report.error <= bound:
+                    found.append(result)
+                if not result.report.kept:
+                    break
+            return min(found, key=_size_bytes)
+
         result = quantize((), config.embeddings[0])
         if max_error is not None and result.report.error > MARGIN * max_error:
-            errors = result.errors
+            errors, has_tables = result.errors, bool(result.report.num_embeddings)
+            del result
             # The arithmetic with the largest error over all layers decides the fallback layers; the others rarely
             # matter.
             for arithmetic in sorted(errors, key=lambda name: -errors[name]):
-                del result
-                switchable = open_switchable(model, config.levels, folder, feeds, recording.outputs, arithmetic)
-                fallbacks = find_fallback_layers(switchable, max_error)
-                del switchable  # it contains every weight at every level
-                # Embeddings in the lowest precision first, finally none.
-                for embeddings in (*config.embeddings, None):
-                    result = quantize(fallbacks, embeddings)
-                    if not result.report.num_embeddings or result.report.error <= MARGIN * max_error:
-                        break
+                result = search(arithmetic, max_error)
                 if result.report.error <= max_error:
                     break
+            if has_tables and not result.report.num_embeddings:
+                note = f"embeddings stay in float32, because in {config.embeddings[-1][0]} the error exceeds the bound"
+                result = replace(result, report=replace(result.report, note=note))
     report = result.report
     if max_error is not None and report.error > max_error:
         raise PassError(
@@ -139,3 +166,8 @@ def quantize_within(
             "pass a larger --max_error",
         )
     return result
+
+
+def _size_bytes(quantized: Quantized) -> int:
+    held = (value.const_value for value in quantized.outcome.model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in held if tensor is not None)

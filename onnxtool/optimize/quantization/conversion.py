@@ -129,7 +129,8 @@ class Conversion:
             """Return the converted model the first time; the search for a faulty pass converts its models again."""
             return done.pop() if done else self._quantize(fused, precision, activations).outcome
 
-        report = replace(result.report, num_texts=self.calibration.num_texts, note=self.calibration.note)
+        notes = "; ".join(filter(None, (self.calibration.note, result.report.note)))
+        report = replace(result.report, num_texts=self.calibration.num_texts, note=notes)
         if precision == "int8":
             arithmetic = figures_of(result.errors, small_pairs=not self.is_for_exact_cpus)
             note = "; ".join(note for note in (report.note, self._caveat(activations)) if note)

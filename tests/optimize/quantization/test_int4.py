@@ -90,6 +90,20 @@ def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None,
     result = to_int4(model, feeds, max_error)
     assert (result.report.embedding_precision, result.report.num_embeddings) == (expected, int(bool(expected)))
 
+    assert ("embeddings stay in float32" in result.report.note) == (not expected)
+
+
+def test_a_large_table_gets_fewer_bits_before_small_layers_do() -> None:
+    """Layers in 4 bits would use the bound up, and the table, thirty times their size, would need 8."""
+    body = "e = Gather(t, i) p = MatMul(e, w) q = MatMul(p, v) y = Add(q, e)"
+    weights = {"t": normal(2000, 32), "w": normal(32, 32, seed=1) / 8, "v": normal(32, 32, seed=2) / 6}
+    generator = np.random.default_rng(0)
+    feeds: list[Feeds] = [{"i": generator.integers(0, 2000, (4, 6))} for _ in range(3)]
+    report = to_int4(build(f"g (int64[B, S] i) => (float[B, S, 32] y) {{ {body} }}", weights), feeds, 0.02).report
+    assert report.embedding_precision == "int4"
+    assert [layer.precision for layer in report.kept] == ["int8"]
+    assert report.error <= 0.02
+
 
 @pytest.mark.slow
 def test_the_promise_holds_for_trained_weights(trained: Path, tmp_path: Path) -> None:
