@@ -27,7 +27,8 @@ Result = TypeVar("Result")
 
 _OUT_OF_MEMORY = 3  # the child's exit status
 _MOST_START_SECONDS = 120.0  # to import what the function needs, on a busy machine
-_PATIENCE = 4  # times the processor time of a request: a busy machine is not the input's fault
+# Times the processor time of a request: a busy machine is not the input's fault. Windows has no other limit.
+_PATIENCE = 4 if sys.platform == "win32" else 24
 _MOST_REPLY_BYTES = 1 << 28
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 

@@ -27,6 +27,7 @@ from sentence_transformers.base.model import BaseModel
 from onnxtool.checkpoint.limits import verified_limit
 from onnxtool.checkpoint.sentence_modules import ENCODER_NAME
 from onnxtool.errors import InputError, OptionError, OutputExistsError, TrainingError
+from onnxtool.model_file import disk_failures, staged
 from onnxtool.model_file.wire import read_structure
 from onnxtool.reading import read_json
 from onnxtool.runtime.providers import MAX_THREADS, PROVIDERS, parse_provider
@@ -144,26 +145,25 @@ class OnnxModel(torch.nn.Module):  # type: ignore[misc]  # PyTorch has no types 
         Raises:
             OutputExistsError: the file was loaded from there under another name, and would replace the one next to it.
             InputError: it was replaced since it was loaded.
+            OutputWriteError: it cannot be written, or the file is gone.
         """
         self._require_same()
         target = Path(folder) / _FOLDER
-        target.mkdir(parents=True, exist_ok=True)
-        if self.path.parent.samefile(target) and self.path.name != _FILE:
-            raise OutputExistsError(
-                f"{target / _FILE} is beside the {self.path.name} that is loaded, which would replace it",
-                "save to another folder",
-            )
-        self.config.save_pretrained(folder)
-        copies = {
-            _FILE: self.path,
-            **{name: self.path.parent / name for name in self._session.model.external_locations},
-        }
-        for name, source in copies.items():
-            copy = target / name
-            if copy.exists() and copy.samefile(source):
-                continue
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, copy)
+        with disk_failures(target / _FILE):
+            target.mkdir(parents=True, exist_ok=True)
+            if self.path.parent.samefile(target) and self.path.name != _FILE:
+                raise OutputExistsError(
+                    f"{target / _FILE} is beside the {self.path.name} that is loaded, which would replace it",
+                    "save to another folder",
+                )
+            self.config.save_pretrained(folder)
+            copies = {name: self.path.parent / name for name in self._session.model.external_locations}
+            copies[_FILE] = self.path  # last, because it refers to the others
+            for name, source in copies.items():
+                copy = target / name
+                if not (copy.exists() and copy.samefile(source)):
+                    with staged(copy, force=True) as staging:
+                        shutil.copyfile(source, staging.model_path)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state that another process needs to reopen the file: a session cannot be pickled."""

@@ -20,7 +20,14 @@ from sentence_transformers.base.model import BaseModel
 
 import onnxtool
 from onnxtool import sentence_transformers
-from onnxtool.errors import InputError, ModelFileError, OnnxtoolError, OutputExistsError, TargetError, TrainingError
+from onnxtool.errors import (
+    InputError,
+    ModelFileError,
+    OnnxtoolError,
+    OutputExistsError,
+    TargetError,
+    TrainingError,
+)
 from onnxtool.export.targets.sentence_transformers import CLASS
 from onnxtool.runtime.session import open_session
 from tests.retrieval.checkpoints import CASES
@@ -182,6 +189,16 @@ def test_another_file_of_the_folder_is_loaded_by_its_name(folder: Path, tmp_path
         np.testing.assert_allclose(found, SentenceTransformer(str(copy)).encode(TEXTS), rtol=0, atol=2e-3)
     with pytest.raises(OutputExistsError, match=r"model\.onnx is beside"):
         model.save_pretrained(str(copy))
+
+
+def test_saving_a_model_whose_file_is_gone_is_one_error(folder: Path, tmp_path: Path) -> None:
+    """And nothing half-written is left where it was to go."""
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    model = SentenceTransformer(str(copy))
+    shutil.rmtree(copy / "onnx")
+    with pytest.raises(OnnxtoolError, match=r"model\.onnx"):
+        model.save_pretrained(str(tmp_path / "saved"))
+    assert not (tmp_path / "saved" / "onnx").exists()
 
 
 @pytest.mark.parametrize(

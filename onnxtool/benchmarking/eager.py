@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.errors import CheckpointError, InputError, ProviderError, first_line
+from onnxtool.errors import CheckpointError, InputError, OnnxtoolError, ProviderError, first_line
 from onnxtool.reading import require_small_settings
 from onnxtool.runtime.providers import is_on_cuda
 from onnxtool.runtime.quiet import quiet
@@ -100,7 +100,6 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
     try:
         import torch
         import transformers
-        from safetensors import SafetensorError
     except ImportError as error:
         raise CheckpointError(f"{error.name} is not installed", "pip install 'onnxtool-cli[export]'") from error
     device = "cuda" if is_on_cuda(provider) else "cpu"
@@ -124,7 +123,9 @@ def load_eager(name: str, *, provider: str, threads: int) -> EagerModel:
                 name, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=local
             )
             model = model.to(device).eval()
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:  # what damaged files raise
+    except OnnxtoolError:
+        raise
+    except Exception as error:  # damaged files fail in many ways, and attention may need a package of kernels
         reason = first_line(error)
         raise CheckpointError(
             f"cannot load {name} in PyTorch: {reason}", "--compare takes an ONNX file, a checkpoint, or cpu and cuda"

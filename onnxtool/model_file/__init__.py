@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from onnxtool.errors import NO_SPACE, ModelFileError, OutputExistsError, OutputWriteError
+from onnxtool.errors import NO_SPACE, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.inputs import input_at, note_input
 from onnxtool.interruption import check_interrupted
 from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
@@ -202,7 +202,7 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
         root = output.parent
     # Named before it is made: a signal between the two must find a name to clean up.
     folder = CommitFolder(root, output.name)
-    with _disk_failures(output), _made(folder):
+    with disk_failures(output), _made(folder):
         staging = Staging(folder.files, output, root, _locations_of(output))
         staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
@@ -250,14 +250,14 @@ def check_writable(output: Path, *, force: bool) -> None:
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
     """
-    with _disk_failures(output):
+    with disk_failures(output):
         recover(follow_link(output))
     _check_free(output, force=force)
 
 
 def _check_free(output: Path, *, force: bool) -> None:
     target = follow_link(output)
-    with _disk_failures(output):
+    with disk_failures(output):
         is_file, exists = target.is_file(), target.exists()
     if exists and not is_file:  # a rename would replace /dev/null
         raise OutputWriteError(f"cannot write {output}: it is not a regular file", "pass the path of a file to write")
@@ -312,7 +312,7 @@ def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], No
 
     if not existing.is_dir():
         return
-    with _disk_failures(output), tempfile.TemporaryDirectory() as name:
+    with disk_failures(output), tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder)
         _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
@@ -366,7 +366,7 @@ def scratch_folder(output: Path) -> Iterator[Path]:
         OutputWriteError: the disk is full, the folder cannot be written, …
     """
     folder = CommitFolder(output.parent, output.name)
-    with _disk_failures(output), _made(folder):
+    with disk_failures(output), _made(folder):
         yield folder.files
 
 
@@ -451,15 +451,24 @@ def _output_exists(output: Path) -> OutputExistsError:
     return OutputExistsError(f"{output} exists already", "pass --force to replace it, or another path")
 
 
+# Libraries in Rust have errors of their own that quote the system's number; numpy's OSError has no number.
+_QUOTED = re.compile(r"\(os error (\d+)\)|\d+ requested and \d+ written")
+
+
 @contextmanager
-def _disk_failures(output: Path) -> Iterator[None]:
-    """Convert failures of the disk in the block to one error."""
+def disk_failures(output: Path) -> Iterator[None]:
+    """Convert failures of the disk in the block to one error, also those that libraries report in their own way."""
     try:
         yield
-    except OSError as error:
-        if error.errno is None:  # not a disk failure: other libraries also derive their errors from OSError
+    except OnnxtoolError:
+        raise
+    except Exception as error:
+        failure, quoted = error, _QUOTED.search(str(error))
+        if quoted and (number := int(quoted[1] or errno.ENOSPC)) in NO_SPACE:
+            failure = OSError(number, os.strerror(number))
+        if not isinstance(failure, OSError) or failure.errno is None:  # libraries derive other errors from OSError, too
             raise
-        raise _output_write_error(output, error) from error
+        raise _output_write_error(output, failure) from error
 
 
 def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
@@ -473,7 +482,8 @@ def _output_write_error(output: Path, error: OSError) -> OutputWriteError:
             "free some space or pass a path on another disk; nothing was changed",
         )
     place = os.fspath(error.filename) if error.filename else str(output)
+    gone = error.errno == errno.ENOENT
     return OutputWriteError(
         f"cannot write {output}: {error.strerror} ({place})",
-        "pass a path in a folder that you can write to",
+        "it was removed meanwhile; run this again" if gone else "pass a path in a folder that you can write to",
     )

@@ -159,7 +159,8 @@ class Original:
         if not expected.has_numbers:
             raise VerificationError(
                 f"{self.source.path} gives nothing but NaN and infinities, so that there is nothing to compare",
-                "no file was written; look at its weights, or pass --no_verify",
+                "no file was written; pass inputs that give numbers with --sample_inputs FILE.npz, look at its "
+                "weights, or pass --no_verify",
                 verify(run, expected, _ROUNDING),
             )
         return Reference(self, expected, draws)

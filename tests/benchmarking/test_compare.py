@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from onnxtool.benchmarking import BenchmarkOptions, benchmark
 from onnxtool.benchmarking.rounds import InterleavedRuns, Limits
-from onnxtool.errors import GateError, InputError, OnnxtoolError, ProviderError
+from onnxtool.errors import CheckpointError, GateError, InputError, OnnxtoolError, ProviderError
 from onnxtool.runtime.providers import cuda_problem
 from onnxtool.runtime.session import Session
 from tests.infer.tiny_models import TinyModel, table
@@ -240,3 +240,20 @@ def test_torch_is_loaded_for_a_checkpoint_alone(path: Path, other: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_checkpoint_that_needs_a_package_of_kernels_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its configuration may name an attention that is fetched from the hub."""
+    import transformers
+
+    from onnxtool.benchmarking.eager import load_eager
+
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise ImportError("kernels is not installed")
+
+    folder = _checkpoint(tmp_path / "checkpoint")
+    monkeypatch.setattr(transformers.BertForMaskedLM, "from_pretrained", fail)
+    with pytest.raises(CheckpointError, match="cannot load .* in PyTorch: kernels is not installed"):
+        load_eager(str(folder), provider="cpu", threads=1)

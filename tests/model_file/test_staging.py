@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
+from safetensors.numpy import save_file
 
 from onnxtool.errors import OutputExistsError, OutputWriteError
 from onnxtool.model_file import (
@@ -245,3 +248,36 @@ def test_a_graph_beside_the_first_is_replaced_together_with_its_data(
             assert save_beside(model, staging, beside.name, max_inline_bytes=0).parent == staging.folder
     assert seen == [None, 1.0, 1.0, 1.0, 2.0, 2.0]
     assert names_in(tmp_path) == ["model-encoder.onnx", "model-encoder.onnx.data.2", "model.onnx"]
+
+
+def save_tokenizer(path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {f"word{number}": number for number in range(2000)}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary)).save(str(path))
+
+
+WRITERS = {
+    "text": lambda path: path.write_text("x" * 100_000),
+    "numpy": lambda path: np.ones(100_000).tofile(path),
+    "safetensors": lambda path: save_file({"w": np.ones(100_000)}, path),
+    "tokenizers": save_tokenizer,
+}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files there have no such limit")
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_is_one_error_whichever_library_finds_it(tmp_path: Path, name: str) -> None:
+    """Each reports it in its own way."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with (
+            pytest.raises(OutputWriteError, match="no space to write .*file"),
+            staged(tmp_path / "file", force=False) as to,
+        ):
+            WRITERS[name](to.model_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert names_in(tmp_path) == []

@@ -112,7 +112,8 @@ def record(model: ir.Model, feeds: Sequence[Feeds], folder: Path) -> Recording:
         if not all(np.isfinite(rows).all() for rows in one.rows):
             raise PassError(
                 f"{name}, the input of a layer, is not finite on the calibration inputs",
-                "look at the weights, and at what the model gives in float32: no grid is as wide as that",
+                "pass inputs like those that the model will get, with --sample_inputs FILE.npz or, for texts, "
+                "--calibration FILE; if it is not finite on these either, look at the weights",
             )
     inputs: dict[str, tuple[str, ...]] = {}
     for layer in layers:

@@ -17,7 +17,7 @@ from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import make_calibration
 from onnxtool.optimize.quantization.error import output_errors, padding_mask
 from onnxtool.optimize.quantization.int4 import quantize_int4, to_int4
-from tests.optimize.passes.builders import build, build_body, count, normal
+from tests.optimize.passes.builders import Arrays, build, build_body, count, normal
 from tests.optimize.quantization.test_int8 import BODY, FEEDS, errors_of, held_out, layers
 
 
@@ -96,7 +96,7 @@ def test_embeddings_get_as_few_bits_as_the_error_allows(max_error: float | None,
 def test_a_large_table_gets_fewer_bits_before_small_layers_do() -> None:
     """Layers in 4 bits would use the bound up, and the table, thirty times their size, would need 8."""
     body = "e = Gather(t, i) p = MatMul(e, w) q = MatMul(p, v) y = Add(q, e)"
-    weights = {"t": normal(2000, 32), "w": normal(32, 32, seed=1) / 8, "v": normal(32, 32, seed=2) / 6}
+    weights: Arrays = {"t": normal(2000, 32), "w": normal(32, 32, seed=1) / 8, "v": normal(32, 32, seed=2) / 6}
     generator = np.random.default_rng(0)
     feeds: list[Feeds] = [{"i": generator.integers(0, 2000, (4, 6))} for _ in range(3)]
     report = to_int4(build(f"g (int64[B, S] i) => (float[B, S, 32] y) {{ {body} }}", weights), feeds, 0.02).report
