@@ -99,6 +99,7 @@ class Lengths:
         work: the cost of a run; None if the file is not verified, or its texts have a single length.
         thresholds: lengths from which the model may compute differently.
         why: why `longest` differs from `stated`; empty if it does not.
+        rescaled: a note on a rotary embedding that the file computes for short texts only; empty for others.
     """
 
     stated: int | None
@@ -106,6 +107,7 @@ class Lengths:
     work: Work | None = None
     thresholds: tuple[int, ...] = ()
     why: str = ""
+    rescaled: str = ""
 
     @classmethod
     def of(cls, model: Any, stated: int | None, *, asked: int | None, verified: bool) -> Lengths:
@@ -126,8 +128,11 @@ class Lengths:
                 "configuration and tokenizer",
                 "leave it out, or pass fewer",
             )
+        kind, most = rescaling(model)
+        lost = f"right up to {most} tokens only: for longer texts, transformers rescales the rotary embedding by the "
+        lost = f"{lost}length of each (rope_type {kind}), and this file does not" if kind == "dynamic" else ""
         if not verified:
-            return cls(stated, asked or stated, why="as --max_length says" if asked else "")
+            return cls(stated, asked or stated, why="as --max_length says" if asked else "", rescaled=lost)
         work = Work.of(model)
         longest, why = asked or stated or (_UNLIMITED if work.layers else _UNLIMITED_TABLE), ""
         if asked is not None:
@@ -137,7 +142,7 @@ class Lengths:
             if not why and stated is None:
                 why = "no file of the checkpoint states a maximum; --max_length asks for another one"
         thresholds = sorted(set(config_thresholds(text_config(model).to_dict())))
-        return cls(stated, longest, work, tuple(thresholds), why)
+        return cls(stated, longest, work, tuple(thresholds), why, lost)
 
     def seen_in(self, graph: ir.Model) -> Lengths:
         """Return these lengths with a graph's thresholds added."""
@@ -149,7 +154,7 @@ class Lengths:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user about the maximum."""
-        notes = []
+        notes = [self.rescaled] if self.rescaled else []
         if self.why:
             stated = "" if self.stated is None else f", of the {self.stated} that the checkpoint states"
             notes.append(f"for texts of up to {self.longest} tokens{stated}: {self.why}")
@@ -182,6 +187,22 @@ class Lengths:
                     left -= self.work.operations(length)
                     lengths |= {length} if left >= 0 else set()
         return tuple(sorted(lengths, reverse=True))
+
+
+def rescaling(model: Any) -> tuple[str, int]:
+    """Return the rope_type of a rotary embedding that depends on the text's length, and up to where it does not.
+
+    Empty for others. These are the two kinds that transformers' `dynamic_rope_update` updates in each run; `longrope`
+    has two scales, and follows neither up to a length.
+    """
+    for module in model.modules():
+        stated = getattr(module, "rope_type", "")
+        kinds = [str(kind) for kind in (stated.values() if isinstance(stated, dict) else (stated,))]
+        if any("dynamic" in kind for kind in kinds):
+            return "dynamic", int(getattr(module, "original_max_seq_len", 0))
+        if "longrope" in kinds:
+            return "longrope", 0
+    return "", 0
 
 
 def config_thresholds(content: Any) -> Iterator[int]:

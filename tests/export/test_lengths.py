@@ -17,6 +17,7 @@ import transformers
 from onnxtool.checkpoint.limits import Limit, graph_limit, text_limit
 from onnxtool.errors import ExportError, InputError
 from onnxtool.export import ExportOptions, export_model, lengths
+from onnxtool.export.decoding.step import PROMPTS, trace_with_cache
 from onnxtool.export.lengths import Lengths, Work, config_thresholds
 from onnxtool.export.report import ExportReport
 from onnxtool.infer import load
@@ -159,6 +160,18 @@ def test_a_model_with_a_threshold_is_verified_on_both_sides_of_it_and_at_its_max
     for length in (*sides, longest):
         assert largest_difference(source, report, length) < 1e-4
     assert not any("for texts of up to" in note for note in report.notes)
+    assert any("right up to 1100 tokens only" in note for note in report.notes) == (make is dynamic_ntk)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_rotary_embedding_that_depends_on_the_length_has_no_cache(kind: str) -> None:
+    """Keys in a cache keep the scale of their step; the tracer's own message says nothing of that."""
+    config = dynamic_ntk().config if kind == "dynamic" else longrope().config
+    make = transformers.LlamaForCausalLM if kind == "dynamic" else transformers.Phi3ForCausalLM
+    with pytest.raises(ExportError, match=rf"rope_type {kind}") as caught:
+        trace_with_cache(make(config).eval(), prompts=PROMPTS[0], opset=None)
+    assert "--task text-generation" in caught.value.hint
+    assert ("up to 1100 tokens" in caught.value.hint) == (kind == "dynamic")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onnxtool.errors import ExportError
+from onnxtool.export.lengths import rescaling
 from onnxtool.export.modalities.modality import BATCH, SEQUENCE
 from onnxtool.export.signature import order_and_name, rename_axes, strip
 from onnxtool.export.tracing import guarded, operators_apart, patched, reason_of
@@ -271,6 +272,15 @@ def trace_with_cache(model: Any, *, prompts: str, opset: int | None) -> ir.Model
     Raises:
         ExportError: the model does not generate with a cache, or cannot be traced.
     """
+    kind, most = rescaling(model)
+    if kind:
+        raise ExportError(
+            f"{type(model).__name__} rescales its rotary embedding by the length of each text (rope_type {kind}), and "
+            "keys in a cache keep their scale",
+            f"{WITHOUT_CACHE}; or, for texts of up to {most} tokens, take the rope scaling out of config.json"
+            if most
+            else WITHOUT_CACHE,
+        )
     parallel = prompts == PROMPTS[0]
     traced, cache = _traced_step(model, opset, parallel=parallel)
     if not parallel:
