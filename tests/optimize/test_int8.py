@@ -62,12 +62,13 @@ def test_the_alias_of_the_domain_changes_nothing(exported: Path) -> None:
 
 
 def test_fixed_ranges_come_with_a_note_of_what_they_do_not_promise(exported: Path) -> None:
-    """Which the ranges of each run have no need of."""
+    """Those of each run depend on the batch instead, by what is measured."""
     for activations, told in (("static", True), ("dynamic", False)):
         options = OptimizeOptions(exported, precision="int8", activations=activations, verify=False, force=True)
         found = optimize_model(replace(options, max_error=0.5)).quantization
         assert found is not None
         assert ("a text whose activations exceed them has a larger error" in found.note) == told
+        assert ("an answer depends on the texts beside it: by 1 - cosine " in found.note) != told
 
 
 def test_the_error_is_that_of_this_cpus_kernels(exported: Path) -> None:

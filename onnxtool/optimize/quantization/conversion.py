@@ -18,13 +18,14 @@ from onnxtool.model_file.metadata import (
     REQUIRED,
     STEPS_KEY,
 )
-from onnxtool.optimize.options import ANY_CPU, EXACT_CPUS, MIXED, NATIVE, STATIC, OptimizeOptions
+from onnxtool.optimize.options import ANY_CPU, DYNAMIC, EXACT_CPUS, MIXED, NATIVE, STATIC, OptimizeOptions
 from onnxtool.optimize.pipeline import Context, Outcome, Pass, run_passes
-from onnxtool.optimize.quantization.activations import Feeds
+from onnxtool.optimize.quantization.activations import Feeds, open_written
 from onnxtool.optimize.quantization.adjustments import HEADROOM, NORMALIZED_HEADROOM
 from onnxtool.optimize.quantization.bounded import Quantized
 from onnxtool.optimize.quantization.calibration import Calibration, make_calibration
 from onnxtool.optimize.quantization.cpu_arithmetic import figures_of
+from onnxtool.optimize.quantization.error import measure_errors
 from onnxtool.optimize.quantization.float16 import LEAST, beyond, measure_ranges, to_float16
 from onnxtool.optimize.quantization.int4 import to_int4
 from onnxtool.optimize.quantization.int8 import to_int8
@@ -133,7 +134,8 @@ class Conversion:
         report = replace(result.report, num_texts=self.calibration.num_texts, note=notes)
         if precision == "int8":
             arithmetic = figures_of(result.errors, small_pairs=not self.is_for_exact_cpus)
-            note = "; ".join(note for note in (report.note, self._caveat(activations)) if note)
+            caveat = self._batch_effect(result.outcome.model) if activations == DYNAMIC else self._caveat(activations)
+            note = "; ".join(note for note in (report.note, caveat) if note)
             report = replace(report, activations=activations, cpu=self.cpu, arithmetic=arithmetic, note=note)
         return Pass(precision, apply), report
 
@@ -147,6 +149,18 @@ class Conversion:
             "whose activations exceed them has a larger error than this one, so calibrate on texts like those that the "
             "model will get"
         )
+
+    def _batch_effect(self, model: ir.Model) -> str:
+        """Return a note on answers that depend on their batch, measured on a text of the calibration."""
+        note = "each range of activations is that of a whole batch, so that an answer depends on the texts beside it"
+        batch = self.calibration.feeds[-1]  # the longest texts
+        if not self.calibration.num_texts or len(next(iter(batch.values()))) < 2:
+            return note
+        session = open_written(model, self.folder)
+        alone = {name: array[:1] for name, array in batch.items()}
+        together = {name: array[:1] for name, array in session.run(batch).items()}
+        error = measure_errors(session, [alone], [together]).max(initial=0.0)
+        return f"{note}: by 1 - cosine {error:.2g}, for one text of the calibration alone and in its batch"
 
     def _quantize(self, model: ir.Model, precision: str, activations: str) -> Quantized:
         feeds = self.calibration.feeds
