@@ -43,7 +43,7 @@ lock: ## Write requirements.txt by uv, for every platform and Python; ARGS=--upg
 demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
 	$(BIN)/python scripts/demo.py
 
-test_fast: $(READY) ## Run what takes no time to set up: the first loop, 90 s on two cores.
+test_fast: $(READY) ## Run the fast tests (90 s on two cores).
 	$(BIN)/python -m pytest --fast
 
 test: $(READY) ## Run the test suite.

@@ -21,7 +21,7 @@ def version_module(root: str) -> dict[str, Any]:
 
 
 def resolve_links(text: str, address: str, revision: str) -> str:
-    """Let relative links of `text` lead into the repository at `revision`, or leave their text without an address."""
+    """Rewrite relative links to point to the repository at `revision`, or leave their text without an address."""
 
     def resolve(link: re.Match[str]) -> str:
         image, label, target = link.groups()

@@ -48,7 +48,7 @@ def share_staged() -> None:
 
 
 def tell_staged(path: Path) -> None:
-    """Tell a supervising process that a staging folder will be made; one that is full forgets what is gone."""
+    """Tell a supervising process that a staging folder will be made; if full, drop names of folders that are gone."""
     for descriptor in _staged:
         with suppress(OSError):  # a limit on the size of files holds here too
             if os.fstat(descriptor).st_size > _MOST_STAGED_BYTES:

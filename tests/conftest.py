@@ -91,7 +91,7 @@ def _is_costly(item: pytest.Item) -> bool:
 
 @pytest.fixture(autouse=True)
 def frozen_heap() -> None:
-    """Leave what is there before a test, all of torch's among it, out of garbage collections.
+    """Freeze existing objects, including torch's, so GC skips them.
 
     Exports, optimizations and trainers collect garbage themselves, and over the whole heap this was a fifth of their
     tests' CPU time.

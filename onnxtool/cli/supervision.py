@@ -26,7 +26,7 @@ from types import FrameType
 
 from onnxtool.interruption import ENDING, share_staged, stop, told_staged
 
-_LONGEST_WAIT = 3600.0  # there is no call that waits for ever, or for some time
+_LONGEST_WAIT = 3600.0  # `sigtimedwait` has no "no timeout" value
 _GRACE_SECONDS = 10.0  # to unwind, as containers get
 _AGAIN_SECONDS = 2.0  # the exception may arrive in a destructor, which drops it
 _spoken = {2}  # the descriptors of stderr, whatever sys.stderr is meanwhile
@@ -80,7 +80,7 @@ def supervised(run: Callable[[], int]) -> int:
 
 
 def _leave(code: int) -> None:
-    """End this process before Python takes itself apart, but after what is registered for its end.
+    """End this process before interpreter shutdown, but after its registered exit handlers.
 
     Threads of obstore may not survive that: they abort a process that has encoded into a store, once in eight times on
     a busy machine.

@@ -32,7 +32,7 @@ from onnxtool.options import checked
 from onnxtool.reading import load_array, parse_json, written_lines
 from onnxtool.reports import from_json
 
-_RECORDS_AT_ONCE = 128  # are asked for, of a store that takes a while for each
+_RECORDS_AT_ONCE = 128  # fetched concurrently, because stores are slow per request
 _MOST_NAMED = 20  # ids in an error
 _NOT_READ_BACK = (
     "sizes and names were compared, which have the digests of the contents; --read_back reads every shard again"

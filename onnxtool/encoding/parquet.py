@@ -112,7 +112,7 @@ def _row(batch: Any, place: int, others: Mapping[str, object]) -> dict[str, obje
             row[name] = column[place].as_py()
         except UnicodeDecodeError as error:
             return LineError(f"is not UTF-8: {error.reason} at byte {error.start} of {name}", "convert it to UTF-8")
-        except (ValueError, OverflowError):  # a time that Python has none for, which is neither an id nor a text
+        except (ValueError, OverflowError):  # a timestamp that Python cannot represent; it is not an id or text
             row[name] = None
         if column.nbytes > MOST_LINE_BYTES and len(str(row[name])) > MOST_LINE_BYTES:
             return LineError(f"has more than {MOST_LINE_BYTES} characters", "split the text")

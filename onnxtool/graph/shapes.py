@@ -34,7 +34,7 @@ _KEPT = "onnxtool.shapes"  # where a model caches its shapes
 _RANK_OF_STATES = 3
 # Sizes that do not accidentally equal a hidden size or a number of heads; the first of each is the batch size.
 _SMALL = ((3, 7, 11, 13, 19, 23, 29, 31), (5, 17, 37, 41, 43, 47, 53, 59))
-# For samples and pixels, many of which a model combines into one step: nothing would be left of a few.
+# Models downsample audio and images, so probe sizes must be large.
 _OF_SAMPLES = ((3, 8009, 211, 223, 227, 229), (5, 9001, 307, 311, 313, 317))
 _OF_STEPS = ("Conv", "AveragePool", "MaxPool", "LpPool", "STFT")
 _TURNING = ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod")

@@ -196,11 +196,11 @@ def _load_writer(options: InferOptions, generation: GenerateOptions) -> tuple[Wr
     given = [f"{name} {value}" for name, value in of_texts.items() if value is not None]
     if given := [*options.description.given.values(), *given]:
         raise OptionError(
-            f"{options.model_path} writes after texts, and {' and '.join(given)} was passed", "leave it out"
+            f"{options.model_path} is a text-generation model; {' and '.join(given)} does not apply", "leave it out"
         )
     if options.query is not None:
         raise InputError(
-            f"{options.model_path} writes after texts, and --query was passed",
+            f"{options.model_path} is a text-generation model; --query does not apply",
             "write both into one --text, as the model was trained on them",
         )
     writer = load_writer(

@@ -350,7 +350,7 @@ def made_for(model: ModelFile) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a provider computes, compared with the CPU's outputs of the same file on generated inputs.
+    """Comparison of a provider's outputs with the CPU's, of the same file on generated inputs.
 
     Attributes:
         failure: how the outputs differ; empty if they agree.
@@ -379,7 +379,7 @@ def prove_elsewhere(
     """Let another process compare the provider's outputs with the CPU's, of the same file on generated inputs.
 
     Raises:
-        ProviderError: it ends the process; or, unless this is only a trial, they differ, or it does not take the file.
+        ProviderError: the child dies; or, outside a trial, outputs differ or the model is not supported.
     """
     seconds, num_bytes = _PROOF_SECONDS, _PROOF_BYTES + _PROOF_COPIES * model.size_bytes
     hint = f"pass --provider cpu, or a file of onnxtool optimize --provider {provider.name}"

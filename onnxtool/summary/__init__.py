@@ -14,7 +14,7 @@ from onnxtool.summary.figures import FunctionFigures, Layer, Stats, Weight
 from onnxtool.summary.kinds import is_attention
 from onnxtool.summary.releases import Usage, least_onnxruntime
 
-NO_SCOPE = "(no scope)"  # nodes and weights whose names name no part
+NO_SCOPE = "(no scope)"  # nodes and weights outside any named module
 _MAX_LARGEST = 10
 _MAX_DUPLICATES = 20
 

@@ -292,7 +292,7 @@ def test_what_is_wrong_with_the_collection_is_said(tmp_path: Path, data: Path) -
         (("--fail_if", "query_terms>3"), 1, "the report has no figure 'query_terms'"),
         (("--keep_special",), 1, "--keep_special would change nothing"),
         (("--num_candidates", "100"), 1, "--num_candidates would change nothing"),
-        (("--cache", "/dev/null/x"), 1, "pass another --cache, or make room"),
+        (("--cache", "/dev/null/x"), 1, "hint: pass another --cache"),
     ],
 )
 def test_a_mistake_is_one_error(tmp_path: Path, data: Path, options: tuple[str, ...], code: int, message: str) -> None:

@@ -178,7 +178,7 @@ class Writer:
             raise InputError("no texts to run", "pass at least one --text, or --input with a file of them")
         if any(text.query is not None for text in inputs):
             raise InputError(
-                f"{self._model.session.model.path} writes after texts, and takes no pairs of a query and a text",
+                f"{self._model.session.model.path} is a text-generation model; pairs of query and text do not apply",
                 "write both into one text, as the model was trained on them",
             )
         if long.way == "window":

@@ -20,7 +20,7 @@ _RELU = (torch.relu, functional.relu, "relu", torch.relu_, "relu_")
 _LOG1P = (torch.log1p, "log1p", "log1p_")  # never decreases where it is defined; after relu, it always is
 _IN_PLACE = (torch.relu_, "relu_", "log1p_")
 _FRESH = (operator.mul, torch.mul, "mul", *_RELU, *_LOG1P)
-"""Results that share no memory with another tensor, so that nobody else sees what is written to them."""
+"""Results that share no memory with another tensor, so in-place writes are not visible elsewhere."""
 _MAXIMUM = (torch.max, "max")  # amax gives its gradient to all that are as large, also to those that relu makes so
 _MODES = ("_enter_autocast", "_exit_autocast", "_set_grad_enabled")
 

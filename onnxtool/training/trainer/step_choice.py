@@ -65,7 +65,7 @@ class StepChoice:
     def begin(self, inputs: Any, num_graphs: int) -> _Step | None:
         """Return the step that begins; None if it is not measured, which is so in several processes."""
         if torch.are_deterministic_algorithms_enabled() or torch.distributed.is_initialized():
-            self.is_on = False  # a measurement may end otherwise the next time, or in another process
+            self.is_on = False  # timings are not reproducible, and ranks could disagree
         if not self.is_on or self.times is not None or not torch.is_grad_enabled():
             return None
         size = sum(tensor.numel() for tensor in _tensors(inputs))

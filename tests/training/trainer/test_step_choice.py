@@ -108,7 +108,7 @@ def test_steps_that_are_small_or_not_the_same_stay_in_onnxruntime(width: int, gi
 
 
 def test_steps_that_must_be_reproducible_stay_in_onnxruntime() -> None:
-    """A measurement may end otherwise the next time."""
+    """Timings are not reproducible."""
     choice = StepChoice.of("measured", network())
     assert choice.begin({}, 0) is not None
     torch.use_deterministic_algorithms(True)
