@@ -5,11 +5,13 @@ Letters: M rows, K the axis summed over, N columns.
 
 from __future__ import annotations
 
+import string
+from collections import defaultdict
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from onnxtool.autodiff.builder import Dimension, Tensor, sum_to
+from onnxtool.autodiff.builder import Dimension, Tensor, sum_at_run_time, sum_to
 from onnxtool.autodiff.rules.rule import Backward, Refusal, Rule, rule
 
 _RUNNING_MEAN = 3
@@ -245,33 +247,72 @@ def _dropout(n: Backward) -> Tensor:
 
 
 def _einsum_terms(n: Backward) -> tuple[list[str], str]:
-    """Return the letters of each input, and of the output."""
+    """Return the letters of each input, and of the output, with letters for the axes of an ellipsis."""
     equation = n.attribute("equation", "").replace(" ", "")
-    if "." in equation:
-        raise Refusal("with an ellipsis")
     left, arrow, output = equation.partition("->")
-    inputs = left.split(",")
     if not arrow:  # then all letters that occur once, in order
-        output = "".join(sorted(letter for letter in set(left) - {","} if left.count(letter) == 1))
-    if any(len(set(term)) < len(term) for term in inputs):
-        raise Refusal("with a letter twice in one input")
-    return inputs, output
+        letters = left.replace(".", "")
+        once = sorted(letter for letter in set(letters) - {","} if letters.count(letter) == 1)
+        output = ("..." if "." in left else "") + "".join(once)
+    inputs = left.split(",")
+    if "." not in equation:
+        return inputs, output
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    ranks = [len(n.shape(place)) - len(term) + 3 if "." in term else 0 for place, term in enumerate(inputs)]
+    axes = "".join(free[: max(ranks)])
+    written = [term.replace("...", axes[len(axes) - rank :]) for term, rank in zip(inputs, ranks, strict=True)]
+    return written, output.replace("...", axes)
 
 
 def _einsum(n: Backward) -> Tensor:
+    """Multiply the gradient by the other inputs, and sum what is not in this one.
+
+    An axis may have size 1 in one input and not in another. Of a letter that occurs twice, only the diagonal is read.
+    """
     inputs, output = _einsum_terms(n)
-    wanted = inputs[n.index]
+    wanted, x = inputs[n.index], n.x(n.index)
     others = [place for place in range(len(inputs)) if place != n.index]
     known = {*output, *(letter for place in others for letter in inputs[place])}
-    kept = "".join(letter for letter in wanted if letter in known)
+    kept = "".join(letter for letter in dict.fromkeys(wanted) if letter in known)
     equation = ",".join([output, *(inputs[place] for place in others)]) + f"->{kept}"
     gradient = n.build.op("Einsum", n.dy, *(n.x(place) for place in others), equation=equation)
-    if kept == wanted:
-        return gradient
+    repeated = {axis: wanted.index(letter) for axis, letter in enumerate(wanted) if letter in wanted[:axis]}
     # Summed over in this input only, so all elements along it have the same gradient.
-    summed = [axis for axis, letter in enumerate(wanted) if letter not in known]
-    spread = n.build.op("Unsqueeze", gradient, n.build.axes(summed))
-    return spread.expand(n.x(n.index).size())
+    absent = [axis for axis, letter in enumerate(wanted) if letter not in known or axis in repeated]
+    if absent:
+        gradient = n.build.op("Unsqueeze", gradient, n.build.axes(absent))
+    if absent or not _has_one_size_per_letter(n, inputs, output):
+        whole = _broadcast_size(n, inputs)
+        gradient = sum_at_run_time(n.build, gradient.expand(whole), of=whole, to=x.size())
+    for axis, first in repeated.items():
+        zero, one = (n.build.constant(number, ir.DataType.INT64) for number in (0, 1))
+        steps = n.build.op("Range", zero, x.size().slice(axis, axis + 1).reshape([]), one)
+        row, column = (steps.reshape([-1 if a == b else 1 for b in range(len(wanted))]) for a in (first, axis))
+        gradient = n.build.where(row.equals(column), gradient, 0.0)
+    return gradient
+
+
+def _broadcast_size(n: Backward, inputs: Sequence[str]) -> Tensor:
+    """Return the sizes of an input's axes in the result; onnx's shape inference of Einsum takes 1 for some of them."""
+    sizes = [
+        [n.x(place).size().slice(axis, axis + 1) for place, term in enumerate(inputs) for axis in _places(term, letter)]
+        for letter in inputs[n.index]
+    ]
+    return n.build.concat(*(found[0] if len(found) == 1 else n.build.op("Max", *found) for found in sizes))
+
+
+def _places(term: str, letter: str) -> list[int]:
+    return [axis for axis, other in enumerate(term) if other == letter]
+
+
+def _has_one_size_per_letter(n: Backward, inputs: Sequence[str], output: str) -> bool:
+    """Return whether the shapes show that no axis of size 1 is broadcast."""
+    sizes: dict[str, set[object]] = defaultdict(set)
+    shapes = [n.x(place).shape for place in range(len(inputs))]
+    for term, shape in zip([*inputs, output], [*shapes, n.y().shape], strict=True):
+        for letter, size in zip(term, shape or [None] * len(term), strict=True):
+            sizes[letter].add(size)
+    return all(len(found) == 1 and None not in found for found in sizes.values())
 
 
 NN: dict[str, Rule] = {

@@ -100,6 +100,7 @@ class Module:
             raise InputError(
                 f"{session.path} takes {', '.join(names)}, but {len(user_inputs)} were given", "pass all of them"
             )
+        session.require_sizes(dict(zip(names, user_inputs, strict=True)))
         for name, tensor in zip(names, user_inputs, strict=True):
             session.feed(name, tensor)
             if self.training and name in self._inputs:  # not accumulated: each batch is a new input

@@ -23,7 +23,7 @@ from onnxtool.model_file import ModelFile
 from onnxtool.runtime.probation import check_harmless
 from onnxtool.runtime.providers import AUTO, CPU, CUDA, PROVIDERS, resolve_provider
 from onnxtool.runtime.session import tensor_type
-from onnxtool.training.graphs.names import inputs_with_gradient, labels_of
+from onnxtool.training.graphs.names import ids_of, inputs_with_gradient, labels_of
 
 Float32 = NDArray[np.float32]
 # The optimizer's intermediate results for one block stay in the L2 cache of a CPU core.
@@ -160,7 +160,7 @@ class BoundSession:
             check_harmless(ModelFile.open(path))
         if options is None:
             options = ort.SessionOptions()
-            options.log_severity_level = 3
+            options.log_severity_level = 4  # errors are raised, not logged
             # The memory pattern is allocated in the second run, in addition to the memory of the first.
             options.enable_mem_pattern = False
         provider: Any = PROVIDERS[device.kind]
@@ -178,7 +178,7 @@ class BoundSession:
         self.output_names = [value.name for value in self._session.get_outputs()]
         metadata = self._session.get_modelmeta().custom_metadata_map
         self.inputs_with_gradient = inputs_with_gradient(metadata)
-        self._labels = labels_of(metadata)
+        self._labels, self._ids = labels_of(metadata), ids_of(metadata)
         self._fed: dict[str, Any] = {}
         self._bound: dict[str, None] = {}  # outputs in the order onnxruntime returns them
 
@@ -213,6 +213,8 @@ class BoundSession:
             )
         if name in self._labels:  # not every execution provider checks indices
             self._check_labels(name, tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
+        if name in self._ids:
+            self._check_ids(name, tensor if isinstance(tensor, np.ndarray) else tensor.numpy())
         if not isinstance(tensor, np.ndarray):
             self.bind_value(name, tensor)
             return
@@ -231,6 +233,40 @@ class BoundSession:
         array = np.ascontiguousarray(tensor).reshape(tensor.shape)
         self._fed[name] = array  # onnxruntime does not keep a reference
         self._binding.bind_cpu_input(name, array)
+
+    def require_sizes(self, tensors: Mapping[str, Any]) -> None:
+        """Refuse inputs whose axes of one name differ in size, or that have another size than a fixed one.
+
+        Losses would broadcast them, or read only some of them.
+
+        Raises:
+            InputError: a size differs; the input is named.
+        """
+        sizes: dict[str, tuple[str, int]] = {}
+        for name, tensor in tensors.items():
+            shape = list(tensor.shape() if isinstance(tensor, ort.OrtValue) else getattr(tensor, "shape", ()))
+            declared = self._inputs[name].shape
+            for axis, (size, known) in enumerate(zip(shape, declared, strict=False)):
+                if not known or len(shape) != len(declared):
+                    continue
+                first, wanted = sizes.setdefault(known, (name, size)) if isinstance(known, str) else ("", known)
+                if size != wanted:
+                    raise InputError(
+                        f"the input {name} of {self.path} has the shape {shape}, and axis {axis} has to be {wanted}"
+                        + (f", as {known} is in {first}" if first else ""),
+                        f"its shape is {declared}",
+                    )
+
+    def _check_ids(self, name: str, ids: NDArray[Any]) -> None:
+        """Refuse indices that PyTorch refuses: ONNX counts negative ones from the last row."""
+        rows = self._ids[name]
+        is_wrong = (ids < 0) | (ids >= rows)
+        if is_wrong.any():
+            raise InputError(
+                f"the input {name} of {self.path} has the index {ids[is_wrong][0]}, and its table has {rows} rows, "
+                f"from 0 to {rows - 1}",
+                "pass only ids of the table; what is to be ignored belongs into the labels",
+            )
 
     def _check_labels(self, name: str, labels: NDArray[Any]) -> None:
         """Refuse labels that are neither a valid class nor `ignore_index`."""

@@ -39,6 +39,7 @@ from onnxtool.training.checkpoints import Checkpoint
 from onnxtool.training.checkpoints.checkpoint import write_checkpoint
 from onnxtool.training.checkpoints.lora import Lora
 from onnxtool.training.graphs.adapters import add_adapters
+from onnxtool.training.graphs.merged import give_back
 from onnxtool.training.graphs.parameters import (
     FLOATS,
     Selection,
@@ -188,6 +189,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
     tell("reading the model")
     model, path = _load(options.model)
     _check_model(model)
+    merged = give_back(model) if options.parameters is None else []
     tied = (
         join_tied(model, "" if path is None else str(path.parent), options.parameters) if options.lora is None else {}
     )
@@ -252,6 +254,7 @@ def make_artifacts(options: ArtifactOptions) -> ArtifactReport:
             verification=verification,
             notes=[
                 *(f"{head} and {table} are equal, and trained as one tensor" for head, table in tied.items()),
+                *merged,
                 *doubts,
             ],
         )

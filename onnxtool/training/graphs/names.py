@@ -29,6 +29,9 @@ _INPUTS_KEY = "onnxtool.inputs_with_gradient"
 # first token whose label counts.
 _LABELS_KEY = "onnxtool.labels"
 
+# Metadata key of a JSON object that gives the number of rows for each input that only holds their indices.
+_IDS_KEY = "onnxtool.ids"
+
 _BUFFER = ".accumulation.buffer"
 _GRADIENT = "_grad"
 
@@ -80,3 +83,14 @@ def labels_of(metadata: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     """Return `classes`, `ignore_index` and `first` for each label input, from a model's metadata."""
     labels: dict[str, dict[str, Any]] = parse_json(metadata.get(_LABELS_KEY, "{}"))
     return labels
+
+
+def describe_ids(rows: Mapping[str, int]) -> dict[str, str]:
+    """Return the metadata that says how many rows each input with indices selects from."""
+    return {_IDS_KEY: json.dumps(rows)} if rows else {}
+
+
+def ids_of(metadata: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of rows for each input with indices, from a model's metadata."""
+    rows: dict[str, int] = parse_json(metadata.get(_IDS_KEY, "{}"))
+    return rows

@@ -33,10 +33,12 @@ from onnxtool.training.graphs.decomposition import (
     set_training_mode,
     update_statistics,
 )
+from onnxtool.training.graphs.merged import FX_NODE
 from onnxtool.training.graphs.names import (
     LAZY_RESET,
     accumulated_name,
     buffer_name,
+    describe_ids,
     describe_inputs,
     describe_labels,
     gradient_name,
@@ -82,11 +84,11 @@ def build_graphs(
     statistics, trained = _train(training, selection, loss, recompute=recompute)
     buffers = [name for name in statistics if name not in selection.frozen]
     promoted = {*selection.trained, *selection.frozen, *buffers}
-    labels = _evaluate(evaluation, promoted)
+    labels, ids = _evaluate(evaluation, promoted)
     tensors = [tensor for tensor in model.graph.initializer if tensor.name in promoted]
     inputs = sorted(set(trained) - {tensor.name for tensor in tensors})
-    training.metadata_props.update({**describe_inputs(inputs), **describe_labels(labels)})
-    evaluation.metadata_props.update(describe_labels(labels))
+    training.metadata_props.update({**describe_inputs(inputs), **describe_labels(labels), **describe_ids(ids)})
+    evaluation.metadata_props.update({**describe_labels(labels), **describe_ids(ids)})
     return Graphs(
         ir.to_proto(training),
         ir.to_proto(evaluation),
@@ -141,17 +143,33 @@ def _train(
     return statistics, trained
 
 
-def _evaluate(model: ir.Model, promoted: set[str]) -> dict[str, dict[str, int | None]]:
-    """Turn `model` into an eval graph; return a description of its label inputs."""
+def _evaluate(model: ir.Model, promoted: set[str]) -> tuple[dict[str, dict[str, int | None]], dict[str, int]]:
+    """Turn `model` into an eval graph; return descriptions of its inputs with labels, and with indices."""
     _promote(model.graph, promoted)
     set_inference_mode(model.graph)
     infer_types(model)
     found = [described for node in model.graph if (described := _labels(node)) is not None]
     labels = {name: one for name, one in found if all(one == b for a, b in found if a == name)}
+    tables = [table for node in model.graph if (table := _ids(node, promoted)) is not None]
+    ids = {name: min(rows for other, rows in tables if other == name) for name, _ in tables}
     decompose_losses(model.graph)
     _tidy(model)
     lower(model)
-    return labels
+    return labels, ids
+
+
+def _ids(node: ir.Node, promoted: set[str]) -> tuple[str, int] | None:
+    """Return the input with indices of a parameter's rows, and their number; indices of `x[i]` may be negative."""
+    if node.op_type != "Gather" or node.domain or "aten.index" in node.metadata_props.get(FX_NODE, ""):
+        return None
+    table, ids = node.inputs
+    while ids is not None and (maker := ids.producer()) is not None and maker.op_type in _SAME_LABELS - {"Pad"}:
+        ids = maker.inputs[0]
+    if table is None or ids is None or not ids.is_graph_input() or table.shape is None or attribute(node, "axis", 0):
+        return None
+    rows = table.shape[0]
+    is_table = (table.name in promoted or table.is_initializer()) and isinstance(rows, int)
+    return (str(ids.name), int(rows)) if is_table else None  # type: ignore[arg-type]  # an integer, checked above
 
 
 _SAME_LABELS = frozenset(("Cast", "Flatten", "Identity", "Pad", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
