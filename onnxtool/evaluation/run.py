@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -30,7 +30,7 @@ from onnxtool.evaluation.onnx_systems import open_model
 from onnxtool.evaluation.options import BM25, DEFAULT_CANDIDATES, DEFAULT_MEASURES, RERANKER, SPARSE, EvaluateOptions
 from onnxtool.evaluation.report import Comparison, EvaluationReport, GateCheck, QueryResult, SystemReport, Terms
 from onnxtool.evaluation.search import Run
-from onnxtool.evaluation.systems import Bm25, Found, System
+from onnxtool.evaluation.systems import Bm25, Found, System, VectorSystem
 from onnxtool.infer.descriptions import stated_task
 from onnxtool.model_file import ModelFile, check_writable, write_text
 from onnxtool.model_file.metadata import PARTNER_KEY
@@ -45,6 +45,7 @@ _TIMED_QUERIES = 50
 _TOP = 10
 _LOST = 10
 _OVERLAP = "overlap@10"
+_TIMED = 32  # documents
 _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
 # Measures that only fall if documents without a judgement are added.
 _FALLING = re.compile(r"(nDCG|MRR|Recall|MAP|P|Success)\b")
@@ -439,6 +440,21 @@ def _screen(
     return rule_out if documents else lambda _: ""
 
 
+def _foretell(path: Path, options: EvaluateOptions, collection: Collection) -> None:
+    """Report how long the documents will take, from one batch on the model being optimized."""
+    system = open_model(path, options)
+    texts = [document.contents for document in islice(read_documents(collection), _TIMED) if not document.sha256]
+    if not isinstance(system, VectorSystem) or not texts:
+        return
+    system.encode_queries(texts[:1])  # the first run allocates
+    start = time.perf_counter()
+    system.encode_queries(texts)
+    each_s, count = (time.perf_counter() - start) / len(texts), sum(1 for _ in read_documents(collection))
+    tell(
+        f"judging by {count} documents, which take the input about {each_s * count:.0f} s, and each candidate likewise"
+    )
+
+
 @checked
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return a judge that evaluates a candidate on the collection in `data`, and rejects it if a gate is met.
@@ -472,8 +488,10 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
         options = replace(options, against=None)
 
     screen = cache(lambda: _screen(model_path, options, gates, collection))
+    foretell = cache(lambda: _foretell(model_path, options, collection))
 
     def judge(path: Path) -> Judgement:
+        foretell()
         if reason := screen()(path):
             return Judgement({}, reason)
         report = evaluate_model(path, data, options)
