@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
-FEW_COLUMNS = 32
-"""Outputs with fewer columns are scores, logits of labels or boxes; with more, vectors and logits of tokens."""
-
+_FEW_COLUMNS = 32  # fewer are scores, logits of labels or boxes; more are vectors and logits of tokens
 _PIECE = 1 << 20  # elements compared at a time: logits of a long text take 60 MB, and each copy as much again
 _SAMPLE = 1 << 16  # elements that show the usual magnitude of an output
 _CERTAIN_FILL = 1e4  # finite values of this size that are equal in both are fills even if they occur once
+_ROUNDING = 1e-6  # relative to a smaller fill: if no more is left next to it, it was no fill
 _MOST_FILLS = 4  # different fills in an output
 _SATURATED = 1.0  # probabilities and tanh: their largest value is no fill
 _OUTLYING = 8.0  # times the median: the largest of a million normal numbers is 7.3 times their median
@@ -129,7 +128,7 @@ class Spread:
         widths = {array.shape[1:] if array.ndim < 3 else array.shape[2:] for array in arrays}
         width = math.prod(next(iter(widths), ()))
         kinds = {(array.dtype.kind, 0 < array.ndim < 4) for array in arrays}
-        if len(widths) > 1 or not 0 < width < FEW_COLUMNS or kinds != {("f", True)}:
+        if len(widths) > 1 or not 0 < width < _FEW_COLUMNS or kinds != {("f", True)}:
             return None
         rows = np.concatenate([array.reshape(-1, width) for array in arrays]).astype(np.float64)
         kept = informative(rows, rows)
@@ -264,7 +263,8 @@ def _fill(found: NDArray[Any], wanted: NDArray[Any], kept: Bools, value: float) 
         return None
     rest = kept & ~same
     low, high = _ends(wanted, rest)
-    return same if math.isfinite(low) and max(low - value, value - high) > high - low else None
+    least = _ROUNDING * abs(value) if abs(value) < _CERTAIN_FILL else 0.0
+    return same if math.isfinite(low) and max(low - value, value - high) > high - low >= least else None
 
 
 def _ends(numbers: NDArray[Any], kept: Bools) -> tuple[float, float]:
@@ -325,17 +325,6 @@ class Scales:
             return np.ones((1, 1))
         own = self.usual / _OUTLYING / np.maximum(magnitude, self.usual)
         return np.where(magnitude >= self.far, own, self.usual / shared)
-
-
-def shared_offsets(numbers: Floats, kept: Bools) -> Floats:
-    """Return what all kept numbers of a row share, [R, 1]; 0 for rows that vary by more. Numbers left out are 0."""
-    counts = np.maximum(kept.sum(axis=1, keepdims=True), 1)
-    means = numbers.sum(axis=1, keepdims=True) / counts
-    deviations = np.sqrt(np.where(kept, np.square(numbers - means), 0.0).sum(axis=1, keepdims=True) / counts)
-    shared: Floats = np.where(
-        (counts >= _FEWEST) & (np.abs(means) > _SHARED * deviations) & (deviations > 0), means, 0.0
-    )
-    return shared
 
 
 def _some(numbers: NDArray[Any], kept: Bools) -> Floats:

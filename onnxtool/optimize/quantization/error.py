@@ -15,7 +15,6 @@ from onnxtool.runtime.difference import (
     informative,
     measure,
     selected,
-    shared_offsets,
     spreads_of,
 )
 from onnxtool.runtime.session import Session
@@ -73,11 +72,9 @@ def row_errors(found: NDArray[Any], expected: NDArray[Any], valid: NDArray[np.bo
 def _cosine_errors(
     rows: NDArray[Any], wanted: NDArray[Any], kept: NDArray[np.bool_], scales: Scales
 ) -> NDArray[np.float64]:
-    other = np.where(kept, wanted, 0.0).astype(np.float64)
-    one = np.where(kept, rows, 0.0).astype(np.float64)
-    weights = scales.weights(np.abs(other - scales.offset), scales.columns)
-    offsets = np.where(kept, shared_offsets(other, kept), 0.0)
-    one, other = (one - offsets) * weights, (other - offsets) * weights
+    one, other = (np.where(kept, array.astype(np.float64) - scales.offset, 0.0) for array in (rows, wanted))
+    weights = scales.weights(np.abs(other), scales.columns)
+    one, other = one * weights, other * weights
     norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
     cosines = (one * other).sum(axis=1) / np.maximum(norms, _SMALLEST_NORM)
     # A row of zeros has no direction: it is correct if both are zero.
