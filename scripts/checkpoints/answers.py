@@ -322,7 +322,8 @@ def _generated(settings: dict[str, Any], folder: Path) -> str:
     _, model, tokenizer = _decoder(folder)
     path = _exported(folder, task="text-generation-with-past", exporter="auto")
     options = InferOptions(path, texts=TEXTS, provider="cpu")
-    found = write_texts(options, GenerateOptions(max_new_tokens=6, **settings))
+    asked = GenerateOptions(max_new_tokens=6, decoding="sample" if settings else None, **settings)
+    found = write_texts(options, asked)
     for text, answer in zip(TEXTS, found.answers, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         ids = model.generate(**inputs, max_new_tokens=6, do_sample=False)[0, inputs.input_ids.shape[1] :]
