@@ -13,7 +13,14 @@ import pytest
 from onnx import numpy_helper
 
 import onnxtool.optimize.run
-from onnxtool.errors import FusionError, ModelFileError, OutputExistsError, OutputWriteError, PassError, VerificationError
+from onnxtool.errors import (
+    FusionError,
+    ModelFileError,
+    OutputExistsError,
+    OutputWriteError,
+    PassError,
+    VerificationError,
+)
 from onnxtool.model_file import ModelFile, save_model
 from onnxtool.model_file.weights import write_inline
 from onnxtool.optimize import OptimizeOptions, optimize_model
