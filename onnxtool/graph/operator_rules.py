@@ -338,8 +338,9 @@ def _einsum_sizes(call: Call) -> tuple[dict[str, Size], Shape, str]:
         num_dotted = len(shape) - len(before) - len(after)
         if num_dotted < 0 or (num_dotted and not dots):
             raise ValueError(equation)
-        sizes.update(zip(before, shape, strict=False))
-        sizes.update(zip(after, shape[len(before) + num_dotted :], strict=True))
+        behind = zip(after, shape[len(before) + num_dotted :], strict=True)
+        for label, size in (*zip(before, shape, strict=False), *behind):
+            (sizes[label],) = broadcast((sizes.get(label, size),), (size,))
         front = broadcast(front, shape[len(before) : len(before) + num_dotted])
     if not arrow:
         result = "..." * ("..." in left) + "".join(sorted(label for label in sizes if left.count(label) == 1))
