@@ -201,7 +201,7 @@ class ReleaseFacts:
 
     @property
     def num_files(self) -> int:
-        """The number of files of the release: also this record, the card, the bill of materials and the signature."""
+        """Number of files in the release, including this record, the card, the bill of materials and the signature."""
         return len(self.files) + 3 + self.signed
 
     def __post_init__(self) -> None:
