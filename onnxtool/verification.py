@@ -54,6 +54,8 @@ class Verification:
         padding_effect: largest change of the model's outputs when padding holds other ids; None if not tried.
         batch_effect: largest change of the model's outputs for a text when it is alone instead of padded in a batch,
             or the batch is in another order; None if not tried.
+        length_effect: for a file with a fixed length, how far the reference's outputs for a short text move when it is
+            padded to that length; None otherwise.
         refused: cases that were skipped because the reference itself does not run on them.
         provider: where the model ran. The CPU provider computes half precision in float32, so it shows rounded weights
             but not overflows.
@@ -74,6 +76,7 @@ class Verification:
     mask_effect: float | None = None
     padding_effect: float | None = None
     batch_effect: float | None = None
+    length_effect: float | None = None
     refused: tuple[str, ...] = ()
     provider: str = "cpu"
     constant_outputs: tuple[str, ...] = ()

@@ -86,6 +86,14 @@ def verification_blocks(verification: Verification | None) -> list[Block]:
                 f"{verification.padding_effect:.2g}, so pad with the tokenizer's own token, or not at all"
             )
         )
+    if verification.length_effect is not None and verification.length_effect > verification.atol:
+        blocks.append(
+            Note(
+                "texts are padded to the fixed length of this file, which moves the outputs for a short one by "
+                f"{verification.length_effect:.2g}, in {verification.reference} as well: answers for short texts are "
+                "not those of the checkpoint"
+            )
+        )
     if verification.mask_effect is not None and verification.mask_effect <= verification.atol:
         blocks.append(
             Note(

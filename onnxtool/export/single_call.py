@@ -31,8 +31,16 @@ from onnxtool.export.signature import Signature, detect_signature, run_torch_ten
 from onnxtool.export.target_specification import TargetSpecification
 from onnxtool.export.tracing import ExportStrategy, strategies_for, trace
 from onnxtool.model_file import ModelFile
-from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
-from onnxtool.runtime.difference import Tolerance
+from onnxtool.runtime.comparison import (
+    Case,
+    ReferenceOutputs,
+    Runner,
+    require_passed,
+    row_errors,
+    run_reference,
+    verify,
+)
+from onnxtool.runtime.difference import TOLERANCES, Tolerance
 from onnxtool.runtime.rows import row_cases
 from onnxtool.runtime.session import open_session
 from onnxtool.verification import Verification
@@ -117,7 +125,19 @@ class SingleCallPipeline:
                 f"PyTorch itself does not run on {', '.join(outputs.refused)}; {len(outputs.cases)} cases show little",
                 "this model takes few sizes; --no_verify exports it unverified",
             )
-        return outputs
+        return replace(outputs, length_effect=self._length_effect(run, fixed))
+
+    def _length_effect(self, run: Runner, fixed: Sizes) -> float | None:
+        """Return how far PyTorch's outputs for a text move if it is padded to a fixed length; None without one."""
+        pair = self.modality.filled_up(fixed) if isinstance(self.modality, TextInputs) else None
+        if pair is None:
+            return None
+        try:
+            padded, alone = ((case, run(case.feeds)) for case in pair)
+        except ExportError:
+            return None
+        errors = row_errors(alone, padded, self.sequences, TOLERANCES["fp32"], {})
+        return max((error.max_abs_error for error in errors.values()), default=None)
 
     @property
     def sequences(self) -> frozenset[str]:

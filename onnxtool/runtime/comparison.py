@@ -64,6 +64,7 @@ class ReferenceOutputs:
         ignores_mask: whether attending to padding never moves an output by more than rounding.
         constant: the outputs that are the same for all inputs; see `constant_outputs`.
         spreads: how the outputs with few columns vary over all cases.
+        length_effect: how far the outputs for a text move if it is padded to the fixed length of a graph, if any.
         refused: descriptions of skipped cases, which the reference itself does not run on.
         sequences: the outputs whose first axes are B and S, in which padding is ignored; None for all outputs of that
             shape, including those of a classifier with as many labels as tokens.
@@ -78,6 +79,7 @@ class ReferenceOutputs:
     ignores_mask: bool = False
     constant: tuple[str, ...] = ()
     spreads: Mapping[str, Spread] = field(default_factory=dict)
+    length_effect: float | None = None
 
     def measure(
         self,
@@ -291,6 +293,7 @@ def verify(
         mask_effect=expected.mask_effect,
         padding_effect=max((moved for n, moved in effects.items() if not expected.cases[n].rows), default=None),
         batch_effect=max((moved for n, moved in effects.items() if expected.cases[n].rows), default=None),
+        length_effect=expected.length_effect,
         refused=expected.refused,
         constant_outputs=expected.constant,
     )

@@ -14,9 +14,10 @@ import transformers
 
 from onnxtool.encoding import CorpusOptions, encode_corpus, read_shards
 from onnxtool.export import ExportOptions, export_model
+from onnxtool.export.modalities.modality import SEQUENCE
 from onnxtool.export.modalities.text import TextInputs
 from onnxtool.export.padding import choose_side
-from onnxtool.export.signature import detect_signature
+from onnxtool.export.signature import detect_signature, run_torch_tensors, to_numpy
 from onnxtool.infer import load
 from onnxtool.infer.heads.head import BatchRules
 from onnxtool.model_file import ModelFile
@@ -116,3 +117,25 @@ def test_texts_of_other_lengths_share_no_batch_where_padding_changes_them(tmp_pa
         table = TinyModel(np.eye(4), "last_hidden_state", metadata={"onnxtool.padding": side})
         rules = BatchRules.of(ModelFile.open(table.write(tmp_path / f"{side}.onnx")))
         assert list(rules.batches([5, 3, 5])) == batches
+
+
+@pytest.mark.parametrize(("kind", "side", "moves"), [("BERT", "right", False), ("ConvBERT's", "left", True)])
+def test_padding_to_a_fixed_length_is_measured_against_the_text_alone(
+    tmp_path: Path, kind: str, side: str, moves: bool
+) -> None:
+    """A file with a fixed length has no other way to run a short text."""
+    model = build(next(name for name in MODELS if name.startswith(kind)))
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(write_checkpoint(tmp_path))
+    tokenizer.padding_side = side
+    text = TextInputs.of(model, tokenizer, tuple(inspect.signature(model.forward).parameters))
+    assert text.filled_up({}) is None
+    pair = text.filled_up({SEQUENCE: 36})
+    assert pair is not None
+    padded, alone = pair
+    assert padded.valid is not None
+    assert padded.valid.sum(axis=1).tolist() == [12, 12]
+    assert (padded.feeds["input_ids"][~padded.valid] == text.pad_id).all()
+    assert alone.feeds["input_ids"].shape == (1, 12)
+    found, wanted = (run_torch_tensors(model, case.feeds)["last_hidden_state"] for case in pair)
+    error = np.abs(to_numpy(found)[:1][:, padded.valid[0]] - to_numpy(wanted)).max()
+    assert (error > 1e-3) == moves

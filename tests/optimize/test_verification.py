@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,3 +289,12 @@ def test_both_files_run_with_the_same_session_options(exported: Path, monkeypatc
     stamp(path, {DISABLED_OPTIMIZERS_KEY: "GeluFusion"})
     assert original.run().compare(path, TOLERANCES["fp32"]).passed
     assert given == 2 * [(["SkipLayerNormFusion"], onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL)]
+
+
+def test_answers_of_a_fixed_length_that_are_not_the_checkpoints_are_said(tmp_path: Path) -> None:
+    """By how much padding moves them, if it is more than rounding."""
+    report = optimize_model(OptimizeOptions(_model(tmp_path, "y = Neg(x)")))
+    assert report.verification is not None
+    for effect, is_said in ((1e-6, False), (0.25, True)):
+        blocks = verification_blocks(replace(report.verification, length_effect=effect))
+        assert any("moves the outputs for a short one by 0.25" in str(block) for block in blocks) is is_said

@@ -28,6 +28,7 @@ _TEXTS = (
 )
 _LONGEST_SAMPLE = 128
 _UNLIMITED = 10**6
+_FEWEST_FIXED = 12  # tokens of a fixed length that leaves room for padding
 PADDING_SIDES = ("right", "left")
 FEW_IDS = 256  # number to draw from if the model does not say how many ids it knows
 _FIXED_SEQUENCE = 512  # for a model without a limit, in a file that cannot leave the length open
@@ -139,6 +140,21 @@ class TextInputs:
         case = self._case(replace(shape, description=f"a batch padded {side}"), self._fill(shape, len(shapes)))
         name = "input_ids" if "input_ids" in self.names else "inputs"
         return replace(case, feeds={**case.feeds, name: np.where(shape.mask, case.feeds[name], self.pad_id)})
+
+    def filled_up(self, fixed: Sizes) -> tuple[Case, Case] | None:
+        """Return texts padded to a fixed length, three times theirs, and one alone; None if no length is fixed."""
+        length = fixed.get(SEQUENCE, 0)
+        if length < _FEWEST_FIXED or self.padded_length is not None:
+            return None
+        feeds = self.feeds({self.batch_axis: 2, **fixed})
+        is_text = np.arange(length) < length // 3
+        is_text = is_text[::-1] if self.tokenizer.padding_side == "left" else is_text
+        fill = {name: self.pad_id if name in ("input_ids", "inputs") else 0 for name in feeds}
+        padded = {name: np.where(is_text, array, fill[name]) for name, array in feeds.items()}
+        valid = np.broadcast_to(is_text, next(iter(padded.values())).shape)
+        alone = {name: array[:1, is_text] for name, array in feeds.items()}
+        case = Case("texts padded to the fixed length", padded, valid)
+        return case, Case("a text alone", alone, valid[:1, is_text], case.description, (0,))
 
     @property
     def kinds(self) -> Mapping[str, InputKind]:
