@@ -263,7 +263,8 @@ class Transformer(modules.Transformer):
             InputError: the folder was saved for another class, and modules that were never trained were added.
         """
         super().on_model_ready(model)
-        if self.saved_for not in ("", model.model_type):
+        kinds = {kind.model_type for kind in BaseModel.__subclasses__()}  # a library's own class says nothing of these
+        if self.saved_for in kinds - {model.model_type}:
             raise InputError(
                 f"the ONNX file {self.model.path} is for {self.saved_for}, and {model.model_type} would add modules "
                 "that were never trained",

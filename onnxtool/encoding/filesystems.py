@@ -261,7 +261,7 @@ def _reason(error: Exception) -> str:
     # A filesystem with two names uses the configuration of either.
     for secret in sorted(_texts(conf), key=len, reverse=True):
         message = message.replace(secret, "…")
-    return shorten(message, 300)
+    return shorten(message, 1000)  # with the store's own code in the middle
 
 
 def _texts(value: Any, name: str = "") -> Iterator[str]:

@@ -429,9 +429,9 @@ def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
         check_not_input(staging.root / name)
     new_locations = _locations_of(staging.model_path)
     superseded = [location for location in staging.previous_locations if location not in new_locations]
-    obsolete = [*staging.obsolete, *_own_data(staging.output, superseded)]
     # A copied graph refers to the data of the old one.
-    folder.commit(names, [file.relative_to(staging.root) for file in obsolete if input_at(file) is None])
+    unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
+    folder.commit(names, [file.relative_to(staging.root) for file in (*staging.obsolete, *unread)])
 
 
 def _files_in(folder: Path) -> list[Path]:

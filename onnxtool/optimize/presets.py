@@ -37,7 +37,7 @@ _FUSE = (
     *(tied_transposes, transposed_weights, token_maximum, matmul_add, embed_layer_normalization, bias_gelu),
 )
 # Nodes and initializers left behind by the other passes.
-_CLEAN = (neutral_operators, deduplicate_initializers)
+_CLEAN = (deduplicate_initializers,)
 
 _CPU = (*_SETTLE, *_FUSE, *_CLEAN)
 # Not on the CPU, where Add and LayerNormalization take a sixth of the fused operator's time.

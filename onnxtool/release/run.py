@@ -18,6 +18,7 @@ from onnxtool.model_file import ModelFile, check_not_input, staged
 from onnxtool.model_file.metadata import HEAD_KEY, TASK_KEY, WEIGHTS_KEY
 from onnxtool.options import checked
 from onnxtool.progress import tell
+from onnxtool.reading import read_bytes
 from onnxtool.release.bom import BOM_NAME, bom_text
 from onnxtool.release.card import CARD_NAME, card_text
 from onnxtool.release.check import changes
@@ -278,7 +279,7 @@ def _holds_release(output: Path) -> bool:
 
 def _change(output: Path, facts: ReleaseFacts) -> str:
     """Return how the release in a folder differs from one with these facts; empty if it is the same."""
-    if (output / FACTS_NAME).read_bytes() != facts_text(facts).encode():
+    if read_bytes(output / FACTS_NAME) != facts_text(facts).encode():
         return f"{FACTS_NAME} differs"
     return next(changes(output, facts), "")
 
