@@ -14,7 +14,16 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import OnnxtoolError, SessionError, VerificationError
 from onnxtool.progress import counted
-from onnxtool.runtime.difference import INCOMPARABLE, TOLERANCES, OutputError, Spread, Tolerance, measure, selected
+from onnxtool.runtime.difference import (
+    INCOMPARABLE,
+    TOLERANCES,
+    OutputError,
+    Spread,
+    Tolerance,
+    informative,
+    measure,
+    selected,
+)
 from onnxtool.verification import Verification, VerificationCase
 
 Runner = Callable[[Mapping[str, "NDArray[Any]"]], Mapping[str, "NDArray[Any]"]]
@@ -404,7 +413,7 @@ def _describe(case: VerificationCase, verification: Verification) -> str:
         return f"output {case.worst_output} has NaN, infinities or sizes that the reference does not have, on {shapes}"
     return (
         f"output {case.worst_output}: max_abs_error {case.max_abs_error:.3g} (numbers up to {case.scale:.3g}), "
-        f"cosine {case.cosine:.6f} (allowed: {verification.atol:g} + {verification.rtol:g} x scale, cosine "
+        f"cosine {case.cosine:.6f} (allowed: {verification.atol:g} + {verification.rtol:g} x largest value, cosine "
         f"{verification.cosine_required:g}) on {shapes}"
     )
 
@@ -472,6 +481,9 @@ def _rows(given: Arrays, output: NDArray[Any]) -> Iterator[tuple[list[NDArray[An
 def _same(one: NDArray[Any], other: NDArray[Any]) -> bool:
     if one.shape != other.shape:
         return False
-    finite = one[np.isfinite(one)]
-    scale = float(np.abs(finite.astype(np.float64)).max(initial=0.0))
-    return bool(np.allclose(one.astype(np.float64), other, rtol=0.0, atol=_SAME * scale, equal_nan=True))
+    one, other = (np.atleast_1d(array).astype(np.float64) for array in (one, other))
+    kept = informative(one, other)  # next to a fill, all others would be the same
+    if kept is None:
+        return False
+    scale = float(np.abs(one[kept]).max(initial=0.0))
+    return bool((np.abs(one[kept] - other[kept]) <= _SAME * scale).all())

@@ -61,7 +61,7 @@ def test_a_failed_verification_exits_with_1_and_leaves_nothing(workshop: Worksho
     assert done.returncode == 1
     assert "error: the result differs from PyTorch" in done.stderr
     assert "max_abs_error" in done.stderr
-    assert "x scale, cosine 1)" in done.stderr
+    assert "x largest value, cosine 1)" in done.stderr
     assert "hint: " in done.stderr
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []

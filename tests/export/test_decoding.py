@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnxtool.errors import CheckpointError, ExportError, VerificationError
 from onnxtool.export import ExportOptions, export_model
-from onnxtool.export.decoding.generation import GenerationPipeline, generate
+from onnxtool.export.decoding.generation import GenerationPipeline, choose, generate
 from onnxtool.export.decoding.step import (
     cache_name,
     capture_step,
@@ -623,3 +623,11 @@ def test_what_differs_in_anything_stays_apart() -> None:
     assert {"weight", "added", "step/added"} == {name for name in joined.graph.initializers if "tokens/" not in name}
     joined = choose_by_length(tiny_graph(1, "weight"), tiny_graph(1, "weight", rank=2))
     assert {"weight", "added", "step/weight"} == {name for name in joined.graph.initializers if "tokens/" not in name}
+
+
+@pytest.mark.parametrize("suppressed", [-np.inf, -1e9, np.finfo(np.float32).min])
+def test_suppressed_tokens_do_not_make_all_others_equally_good(suppressed: float) -> None:
+    """Only tokens that are equal apart from rounding may replace each other."""
+    logits = np.array([[suppressed, 0.0, 1.0, suppressed, 0.9999999]], np.float32)
+    assert choose(logits, np.array([1]), TOLERANCES["fp32"]) == [2]
+    assert choose(logits, np.array([4]), TOLERANCES["fp32"]) == [4]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import onnxtool.runtime.comparison as comparison
 import onnxtool.runtime.difference as difference
 from onnxtool.errors import VerificationError
 from onnxtool.reports import TensorInfo
@@ -298,3 +299,13 @@ def test_a_reference_that_counts_padding_is_not_held_to_it() -> None:
         "padded right, one row alone",
         "padded right, in another order",
     ]
+
+
+@pytest.mark.parametrize("fill", [-1e9, -np.inf])
+def test_a_fill_does_not_make_an_output_constant(fill: float) -> None:
+    """Next to it, all other numbers would be the same."""
+    feeds = [{"ids": np.full((2, 3), number)} for number in range(3)]
+    outputs = [{"y": np.array([[fill, number, 1.0, fill]] * 2, np.float32)} for number in range(3)]
+    assert comparison.constant_outputs(feeds, outputs) == ()
+    outputs = [{"y": np.array([[fill, 2.0, 1.0, fill]] * 2, np.float32)} for _ in range(3)]
+    assert comparison.constant_outputs(feeds, outputs) == ("y",)

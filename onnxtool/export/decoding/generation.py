@@ -35,7 +35,7 @@ from onnxtool.export.modalities.modality import BATCH, DescribedInputs, Modality
 from onnxtool.export.signature import to_tensors
 from onnxtool.export.tracing import EXPORTERS, ExportStrategy
 from onnxtool.runtime.comparison import Case, ReferenceOutputs, require_passed, run_reference, verify
-from onnxtool.runtime.difference import Tolerance
+from onnxtool.runtime.difference import Tolerance, informative
 from onnxtool.runtime.quiet import quiet
 from onnxtool.runtime.session import Session, open_session
 from onnxtool.verification import Verification
@@ -284,7 +284,9 @@ def choose(logits: NDArray[Any], expected: NDArray[np.int64] | None, tolerance: 
     if expected is None or tolerance is None:
         return best
     rows = np.arange(len(logits))
-    slack = 2 * (tolerance.atol + tolerance.rtol * float(np.abs(logits).max()))
+    # Suppressed tokens, with -inf or a large negative number, must not make all others equally good.
+    usual = np.abs(logits[informative(logits, logits)]).max(initial=0.0)
+    slack = 2 * (tolerance.atol + tolerance.rtol * float(usual))
     return np.where(logits[rows, expected] >= logits[rows, best] - slack, expected, best)
 
 
