@@ -92,6 +92,16 @@ def test_a_row_that_is_huge_has_a_scale_of_its_own() -> None:
         assert measure(rounded, rows, batched=batched).passed
 
 
+def test_a_small_sample_has_its_own_scale_where_most_of_a_batch_are_huge() -> None:
+    """The median of all rows is that of the huge ones then."""
+    samples = normal(4, 8, 64)
+    samples[1:] *= 1e4
+    wrong = samples.copy()
+    wrong[0] = off(samples[0])
+    assert not measure(wrong, samples, batched=True).passed
+    assert measure(samples, samples, batched=True).passed
+
+
 @pytest.mark.parametrize("constant", [True, False])
 def test_an_outlying_channel_has_a_scale_of_its_own(constant: bool) -> None:
     """Also where a token has a value near zero in it."""
