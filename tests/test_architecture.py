@@ -43,7 +43,6 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 ONLY_IN = {
     "click": {"cli"},
     "rich": {"cli"},
-    "matplotlib": {"cli"},
     "torch": {
         "export",
         "benchmarking/eager.py",
@@ -82,7 +81,7 @@ ONLY_IN = {
 }
 HEAVY = (
     *("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxoptimizer", "onnxscript", "tokenizers"),
-    *("matplotlib", "pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
+    *("pyarrow", "sentence_transformers", "PIL", "ir_measures", "bm25s", "scipy"),
     *("obstore", "fsspec"),
     *("cyclonedx", "model_signing"),
 )

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from onnxtool import reading
-from onnxtool.benchmarking.baseline import Baseline
 from onnxtool.checkpoint.text_files import LineError, iterate_texts
 from onnxtool.encoding.manifest import read_manifest
 from onnxtool.encoding.parquet import read_rows, require_pyarrow
@@ -39,7 +38,7 @@ CONTENTS: dict[str, Callable[[Path], object]] = {
     "digits": lambda path: path.write_text('{"a": ' + "9" * 5000 + "}"),
     "pipe": os.mkfifo,
 }
-READERS: dict[str, Callable[[Path], object]] = {"baseline": Baseline.read, "manifest": read_manifest}
+READERS: dict[str, Callable[[Path], object]] = {"manifest": read_manifest}
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -240,7 +239,6 @@ ELSEWHERE = {
         "training/checkpoints/odtc.py": {"memmap"},
     },
     "a stream, of which a line or a block is held at a time": {
-        "benchmarking/baseline.py": {"open"},
         "model_file/metadata.py": {"open"},
         "encoding/filesystems.py": {"cat_file"},
         "encoding/sources.py": {"GzipFile"},

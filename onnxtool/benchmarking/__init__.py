@@ -1,4 +1,4 @@
-"""Time a model on generated inputs or texts, by itself, in turns with another, or against an earlier report."""
+"""Time a model on generated inputs or texts, by itself or in turns with another."""
 
 from __future__ import annotations
 

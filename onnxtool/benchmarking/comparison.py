@@ -39,7 +39,7 @@ class ComparedModel:
     """The model to compare with.
 
     Attributes:
-        kind: `onnx`, `pytorch`, `provider` or `baseline`.
+        kind: `onnx`, `pytorch` or `provider`.
         folder: the checkpoint's folder, whose files define the pooling; None for ONNX files and hub ids.
     """
 
@@ -80,13 +80,6 @@ def open_compared(options: BenchmarkOptions, session: Session) -> ComparedModel:
         notes.append(f"what turns its outputs into {' and '.join(sorted(heads))} is not included in PyTorch's time")
     folder = CheckpointFolder(path) if path.is_dir() else None
     return ComparedModel(name, "pytorch", eager.device, eager, tuple(notes), folder)
-
-
-def open_again(path: Path, options: BenchmarkOptions, session: Session) -> ComparedModel:
-    """Load the model of a baseline, to time it in turns with the model."""
-    runner = SessionRunner(_open(path, options, session.provider), options.io_binding)
-    note = "the model of the baseline is still there: it is timed again, in turns, and gates refer to that"
-    return ComparedModel(str(path), "baseline", session.provider, runner, (note,))
 
 
 def _require_same_inputs(model: ModelFile, other: ModelFile) -> None:

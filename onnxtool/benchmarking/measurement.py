@@ -11,17 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from onnxtool.benchmarking.baseline import sha256_of
 from onnxtool.benchmarking.comparison import (
     ComparedModel,
     OutputDifference,
     compare_outputs,
     compared_shape,
     few_pairs,
-    open_again,
     open_compared,
 )
-from onnxtool.benchmarking.gates import Gates, shape_names
+from onnxtool.benchmarking.gates import check_report, read_gates, require_tokens, shape_names
 from onnxtool.benchmarking.options import BenchmarkOptions
 from onnxtool.benchmarking.report import (
     BenchmarkEnvironment,
@@ -29,12 +27,9 @@ from onnxtool.benchmarking.report import (
     BenchmarkResult,
     ComparedShape,
     Comparison,
-    GateOutcome,
-    ModelIdentity,
-    StageTimes,
 )
 from onnxtool.benchmarking.rounds import InterleavedRuns, Limits, SessionRunner
-from onnxtool.benchmarking.samples import Floats, TimedShape, drift, median_interval, robust_spread, shape_warnings
+from onnxtool.benchmarking.samples import Floats, drift, median_interval, robust_spread, shape_warnings
 from onnxtool.benchmarking.workload import (
     TextReader,
     Workload,
@@ -42,23 +37,14 @@ from onnxtool.benchmarking.workload import (
     fit_sizes,
     random_workloads,
     sample_workloads,
-    sha256_of_feeds,
 )
 from onnxtool.infer.loading import load
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.metadata import TASK_KEY
 from onnxtool.options import StrPath, checked
 from onnxtool.progress import Stage, tell
-from onnxtool.reports import TensorInfo, to_json
 from onnxtool.runtime.machine import DeviceMemory, available_cores, device_memory, installed_versions, processor_name
 from onnxtool.runtime.session import Session, disabled_optimizers, open_session
 from onnxtool.runtime.timing import peak_rss_bytes, reset_peak_rss, summarize_latencies
-
-# Stamped by export, under the names that onnxruntime's tutorials use.
-_SIZES = ("model_type", "num_layers", "hidden_size", "num_heads")
-_SOURCE_KEY = "onnxtool.source"
-_MAX_UNDECIDED_S = 30.0  # spent on further runs of a shape with an undecided gate
-_MORE_RUNS = Limits(float("inf"), 3.0)
 
 
 @checked
@@ -73,7 +59,7 @@ def benchmark(
 
     Raises:
         CheckpointError: the checkpoint to compare with cannot be loaded.
-        GateError: a gate is malformed or names an unknown figure, or the baseline is not comparable.
+        GateError: a gate is malformed or names an unknown figure.
         InputError: an option is invalid, a shape exceeds the model's limit, or texts cannot be used.
         ModelFileError: the file or its external data cannot be used.
         ProviderError: the provider cannot run here.
@@ -85,7 +71,7 @@ def benchmark(
     if options.sample_inputs:
         samples = sample_workloads(ModelFile.open(model_path), options)
         shapes = [workload.name for workload in samples]
-    gates = Gates.open(options, shapes)
+    gates = read_gates(options, shapes)
     if not options.texts and not samples:
         options = fit_sizes(ModelFile.open(model_path), options)
         check_lengths(ModelFile.open(model_path), options)
@@ -94,7 +80,6 @@ def benchmark(
     session, reader = _load(model_path, options)
     memory = memory if session.on_device else None
     peak_rss_load = peak_rss_bytes()
-    # The conditions known before timing, which must be the same for a baseline.
     report = BenchmarkReport(
         model=str(session.model.path),
         provider=session.provider,
@@ -105,24 +90,18 @@ def benchmark(
         warmup=options.warmup,
         results=(),
         environment=_describe_environment(session, options, load_before, memory),
-        identity=_identify_model(session.model, reader.sha256 if reader else sha256_of_feeds(samples)),
         inputs="texts" if reader else "samples" if samples else "random",
         peak_rss_load_bytes=peak_rss_load,
-        baseline="" if gates.baseline is None else str(gates.baseline.path),
     )
-    gates.check(report, shapes)
-    other = _compared_model(options, session, gates.model_again(report))
-    if other is not None and other.kind == "baseline":
-        gates = replace(gates, in_turns=True)
-    timer = _ShapeTimer(SessionRunner(session, options.io_binding), other, options, gates, reader)
+    timer = _ShapeTimer(SessionRunner(session, options.io_binding), _compared_model(options, session), options, reader)
     workloads = samples or list(_workloads(session.model, reader, options))
-    gates.check_tokens(has_tokens=all(workload.has_tokens for workload in workloads))
+    require_tokens(gates, has_tokens=all(workload.has_tokens for workload in workloads))
     for number, workload in enumerate(workloads):
         tell(Stage("timing shape", number, len(workloads), workload.description))
         timer.time(workload)
     report = _complete(report, timer, tuple(_machine_warnings(session.threads, available_cores())))
     report = replace(report, peak_vram_bytes=_taken(memory))
-    return replace(report, gates=(*timer.gate_outcomes, *gates.run_outcomes(report)))
+    return replace(report, gates=tuple(check_report(gates, report)))
 
 
 def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | None]:
@@ -143,15 +122,12 @@ def _load(path: Path, options: BenchmarkOptions) -> tuple[Session, TextReader | 
     return model.session, TextReader.draw(model, options)
 
 
-def _compared_model(options: BenchmarkOptions, session: Session, again: Path | None) -> ComparedModel | None:
-    """Load the model to time in turns: the requested one, or the baseline's model `again`."""
-    if options.compare is not None:
-        tell(f"loading {options.compare}")
-        return open_compared(options, session)
-    if again is not None:
-        tell(f"loading {again}")
-        return open_again(again, options, session)
-    return None
+def _compared_model(options: BenchmarkOptions, session: Session) -> ComparedModel | None:
+    """Load the model to time in turns, if one is named."""
+    if options.compare is None:
+        return None
+    tell(f"loading {options.compare}")
+    return open_compared(options, session)
 
 
 def _workloads(model: ModelFile, reader: TextReader | None, options: BenchmarkOptions) -> Iterator[Workload]:
@@ -174,16 +150,14 @@ class _ShapeTimer:
     runner: SessionRunner
     other: ComparedModel | None
     options: BenchmarkOptions
-    gates: Gates
     reader: TextReader | None
     first_run_ms: float | None = None
     results: list[BenchmarkResult] = field(default_factory=list)
     compared: list[ComparedShape] = field(default_factory=list)
     differences: list[OutputDifference] = field(default_factory=list)
-    gate_outcomes: list[GateOutcome] = field(default_factory=list)
 
     def time(self, workload: Workload) -> None:
-        """Time a shape, by itself or in turns with the compared model, and longer if a gate is undecided."""
+        """Time a shape, by itself or in turns with the compared model."""
         if self.first_run_ms is None:
             start = time.perf_counter()
             self.runner.session.run_unchecked(workload.batches[0])
@@ -198,33 +172,11 @@ class _ShapeTimer:
         peak_bytes = peak_rss_bytes() if has_own_peak else None
         stages = self.reader.time_stages(workload) if self.reader else None
         transfers = self.runner.time_transfers(workload.batches[0])
-        self.gate_outcomes += self._decide(workload, runs, stages)
         result = self._result(workload, runs.blocks[0])
         self.results.append(replace(result, peak_rss_bytes=peak_bytes, stages_ms=stages, transfer_ms=transfers))
         if self.other is not None:
             pairs = list(zip(*runs.blocks, strict=True))
             self.compared.append(compared_shape(workload, pairs, self.differences[-1]))
-
-    def _decide(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
-        """Check the gates, and take more runs for a while if one of them is undecided."""
-        end = time.perf_counter() + _MAX_UNDECIDED_S
-        while True:
-            outcomes = self._outcomes(workload, runs, stages)
-            undecided = [outcome.expression for outcome in outcomes if not outcome.decided]
-            if not undecided or time.perf_counter() >= end:
-                return outcomes
-            tell(f"timing {workload.description} longer, as {', '.join(undecided)} is not decided")
-            runs.take(_MORE_RUNS)
-
-    def _outcomes(self, workload: Workload, runs: InterleavedRuns, stages: StageTimes | None) -> list[GateOutcome]:
-        if not self.gates.gates:
-            return []
-        results = [self._result(workload, blocks) for blocks in runs.blocks]
-        results[0] = replace(results[0], stages_ms=stages)
-        shapes = [
-            TimedShape(to_json(result), tuple(blocks)) for result, blocks in zip(results, runs.blocks, strict=True)
-        ]
-        return self.gates.outcomes(results[0].name, *shapes)
 
     def _result(self, workload: Workload, blocks: Sequence[Floats]) -> BenchmarkResult:
         samples = np.concatenate(blocks)
@@ -240,7 +192,6 @@ class _ShapeTimer:
             throughput_samples_per_s=workload.batch_size * runs_per_s,
             throughput_tokens_per_s=None if tokens is None else tokens * runs_per_s,
             latencies_ms=tuple(samples.tolist()),
-            block_sizes=tuple(map(len, blocks)),
             p50_interval_ms=middle,
             spread=robust_spread(samples),
             drift=drift(samples),
@@ -252,7 +203,7 @@ class _ShapeTimer:
 
 def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, ...]) -> BenchmarkReport:
     """Add the timings to the figures known before."""
-    results, baseline = tuple(timer.results), timer.gates.baseline
+    results = tuple(timer.results)
     peaks = () if timer.other else (peak_rss_bytes(), *(result.peak_rss_bytes or 0 for result in results))
     return replace(
         report,
@@ -262,11 +213,7 @@ def _complete(report: BenchmarkReport, timer: _ShapeTimer, warnings: tuple[str, 
         environment=replace(report.environment, load_average_after=_load_average()),
         trusted=not warnings and all(result.trusted for result in results),
         warnings=warnings,
-        notes=(
-            *timer.runner.session.notes,
-            *_text_notes(timer),
-            *(baseline.notes(report, results) if baseline else ()),
-        ),
+        notes=(*timer.runner.session.notes, *_text_notes(timer)),
         comparison=_comparison(timer),
     )
 
@@ -336,23 +283,3 @@ def _describe_environment(
         io_binding=options.io_binding,
         disabled_optimizers=tuple(disabled_optimizers(session.model)),
     )
-
-
-def _identify_model(model: ModelFile, inputs_sha256: str) -> ModelIdentity:
-    """Describe the identity of the model and its inputs."""
-    return ModelIdentity(
-        size_bytes=model.size_bytes,
-        sha256=sha256_of(model),
-        inputs={info.name: _type_of(info) for info in model.structure.inputs},
-        outputs={info.name: _type_of(info) for info in model.structure.outputs},
-        sizes={name: model.metadata[name] for name in _SIZES if name in model.metadata},
-        task=model.metadata.get(TASK_KEY, ""),
-        source=model.metadata.get(_SOURCE_KEY, ""),
-        inputs_sha256=inputs_sha256,
-    )
-
-
-def _type_of(info: TensorInfo) -> str:
-    """Write dtype and shape, e.g. `float32 [?, ?, 384]`; names of dynamic axes do not matter."""
-    sizes = ", ".join(str(size) if isinstance(size, int) else "?" for size in info.shape)
-    return f"{info.dtype} [{sizes}]"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from onnxtool.checkpoint.text_files import TextInput, several
 from onnxtool.errors import OptionError
 from onnxtool.infer.options import ModelName
-from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName, OptionalPath
+from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
 from onnxtool.runtime.providers import InterThreads, Provider, ProviderOptions, Threads
 
@@ -55,8 +55,7 @@ class BenchmarkOptions(ProviderOptions):
         input_shapes: shapes of generated inputs, as `NAME:1,128`.
         model_name: the checkpoint with the tokenizer for `texts`, instead of the files next to the model.
         compare: another ONNX file, a checkpoint to run in PyTorch, or a provider, to time in turns with the model.
-        baseline: an earlier report in JSON, which relative gates refer to.
-        fail_if: gates, e.g. `p95>+10%`; for a single shape, `8x128.p95>+10%`.
+        fail_if: gates, e.g. `p95>20`, or `ratio<0.9` with `compare`; for a single shape, `8x128.p95>20`.
     """
 
     batch_sizes: Annotated[
@@ -105,14 +104,12 @@ class BenchmarkOptions(ProviderOptions):
             is_checkpoint=True,
         ),
     ] = UNSET
-    baseline: Annotated[OptionalPath, Option("An earlier report (--format json) for --fail_if.", metavar="FILE")] = (
-        UNSET
-    )
     fail_if: Annotated[
         Many[str],
         Option(
             "Exit with 1 if this holds for any shape: 'p50>20' in milliseconds, 'throughput_tokens_per_s<5000', "
-            "'p95>+10%' against --baseline or --compare, '8x128.p95>+10%' for one shape. May be given several times.",
+            "'ratio<0.9' for the other model's latency divided by the model's with --compare, '8x128.p95>20' for one "
+            "shape. May be given several times.",
             metavar="EXPR",
         ),
     ] = NOTHING

@@ -76,7 +76,6 @@ class BenchmarkResult:
         runs: number of counted runs.
         throughput_tokens_per_s: tokens including padding, but for texts only real tokens; None if there are no tokens.
         latencies_ms: the latency of each run, in order.
-        block_sizes: numbers of consecutive runs without a break; they add up to `runs`.
         p50_interval_ms: 95 % confidence interval of the median.
         spread: 1.4826 * median absolute deviation / median, an estimate of the relative standard deviation that is
             robust to outliers.
@@ -97,7 +96,6 @@ class BenchmarkResult:
     throughput_samples_per_s: float
     throughput_tokens_per_s: float | None
     latencies_ms: tuple[float, ...] = ()
-    block_sizes: tuple[int, ...] = ()
     p50_interval_ms: tuple[float, float] = (0.0, 0.0)
     spread: float = 0.0
     drift: float = 0.0
@@ -146,32 +144,6 @@ class BenchmarkEnvironment:
 
 @short_repr
 @dataclass(frozen=True)
-class ModelIdentity:
-    """Identity of a model, to tell whether two benchmarks measure versions of the same one.
-
-    Attributes:
-        sha256: hash of the graph file and its external data.
-        inputs: dtype and shape by name, with `?` for dynamic axes.
-        outputs: the same.
-        sizes: model_type, num_layers, hidden_size and num_heads, as far as the file states them.
-        task: the task in its stamp; empty without a stamp.
-        source: the checkpoint it was exported from, likewise.
-        inputs_sha256: hash of the texts or samples that were run; empty for generated inputs, which seed and shape
-            determine.
-    """
-
-    size_bytes: int
-    sha256: str
-    inputs: dict[str, str]
-    outputs: dict[str, str]
-    sizes: dict[str, str]
-    task: str
-    source: str
-    inputs_sha256: str
-
-
-@short_repr
-@dataclass(frozen=True)
 class ComparedShape:
     """Timing of two models on the same inputs, in turns.
 
@@ -201,7 +173,7 @@ class Comparison:
 
     Attributes:
         other: a file, a checkpoint, or the model itself on another provider.
-        kind: `onnx`, `pytorch`, `provider`, or `baseline` for the model of a baseline, which was timed again.
+        kind: `onnx`, `pytorch` or `provider`.
         outputs: the compared outputs, as `name` or `name in the model: name in the other`.
         notes: notes for interpreting the ratio.
     """
@@ -223,11 +195,8 @@ class GateOutcome:
     Attributes:
         shape: e.g. `8x128`; empty for a figure of the whole run.
         value: the figure.
-        base_value: the figure of the base; None for an absolute gate.
-        change: value / base_value - 1; None for an absolute gate.
-        change_interval: 95 % interval of the change; None for a figure without samples.
+        interval: 95 % interval of the ratio; None for other figures.
         decided: whether the interval excludes the threshold; if not, the best estimate decides.
-        note: a caveat for interpreting the change; may be empty.
     """
 
     expression: str
@@ -236,26 +205,15 @@ class GateOutcome:
     met: bool
     value: float
     threshold: float
-    base_value: float | None = None
-    change: float | None = None
-    change_interval: tuple[float, float] | None = None
+    interval: tuple[float, float] | None = None
     decided: bool = True
-    note: str = ""
 
     def __str__(self) -> str:
         text = f"{self.figure} is {self.value:.6g}{f' at {self.shape}' if self.shape else ''}"
-        if self.base_value is None or self.change is None:
-            return f"{text}, fails if {self.expression}"
-        text += f", {self.base_value:.6g} in the base: {self.change:+.1%}"
-        if self.change_interval is not None:
-            low, high = self.change_interval
-            text += f" (95 %: {low:+.1%} to {high:+.1%})"
+        if self.interval is not None:
+            text += " (95 %: {:.6g} to {:.6g})".format(*self.interval)
         text += f", fails if {self.expression}"
-        if self.note:
-            text += f"; {self.note}"
-        if self.decided:
-            return text
-        return f"{text}; the interval does not exclude the threshold, so the best estimate decides"
+        return text if self.decided else f"{text}; the interval includes the threshold, so the best estimate decides"
 
 
 @short_repr
@@ -278,7 +236,6 @@ class BenchmarkReport:
         warnings: reasons why figures of the whole run are unreliable.
         notes: other notes for the reader.
         comparison: None without `--compare`.
-        baseline: the report that gates refer to; empty if none.
         gates: the outcome of each gate on each shape.
     """
 
@@ -291,7 +248,6 @@ class BenchmarkReport:
     warmup: int
     results: tuple[BenchmarkResult, ...]
     environment: BenchmarkEnvironment
-    identity: ModelIdentity
     inputs: str = "random"
     peak_rss_load_bytes: int | None = None
     peak_vram_bytes: int | None = None
@@ -299,5 +255,4 @@ class BenchmarkReport:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     comparison: Comparison | None = None
-    baseline: str = ""
     gates: tuple[GateOutcome, ...] = field(default=())

@@ -1,44 +1,26 @@
 """Latencies in blocks: statistics with their uncertainty, and warnings about unreliable ones.
 
-Successive latencies are correlated, because disturbances last for a while. An interval that assumes independence is too
-narrow, so whole blocks are resampled (moving-block bootstrap, Künsch 1989).
+Successive latencies are correlated, because disturbances last for a while. An interval that assumes independent runs
+is too narrow, so intervals are taken over the medians of whole blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxtool.reports import Json
+from onnxtool.runtime.timing import interval_of_median
 
 Floats = NDArray[np.float64]
-Statistic = Callable[[Floats], Floats]  # of the last axis: float64 [..., N] to float64 [...]
 
-_REPLICATES = 1000
-_MAX_DRAWN = 1 << 20  # values at once: 8 MB
-_FEWEST_BLOCKS = 6  # with fewer, single runs are drawn instead
-_SEED = 0
+_FEWEST_BLOCKS = 6  # of an interval
 _FEWEST_RUNS = ((95, 20), (99, 100))  # with fewer, the percentile is (nearly) the largest value
 _MAX_SPREAD = 0.10
 _MAX_DRIFT = 0.05
 _MAX_HALF_INTERVAL = 0.05
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-
-
-@dataclass(frozen=True)
-class TimedShape:
-    """The runs of one model on one shape, as a gate sees them.
-
-    Attributes:
-        figures: the result in JSON.
-        blocks: latencies in milliseconds of runs one right after the other.
-    """
-
-    figures: Json
-    blocks: tuple[Floats, ...]
 
 
 def robust_spread(values: Sequence[float] | Floats) -> float:
@@ -56,34 +38,13 @@ def drift(values: Sequence[float] | Floats) -> float:
     return float(np.median(values[-third:]) / np.median(values[:third])) - 1.0
 
 
-def replicates(groups: Sequence[Floats], statistic: Statistic, seed: int = _SEED) -> Floats:
-    """Return the statistic of a thousand resamples: float64 [1000].
-
-    Args:
-        groups: the samples by block; whole blocks are drawn, or single samples if there are few blocks.
-        statistic: the statistic of all samples together.
-        seed: samples that were taken together use the same seed, so that they are drawn together.
-    """
-    units = list(groups)
-    if len(units) < _FEWEST_BLOCKS:
-        units = list(np.concatenate(units).reshape(-1, 1))
-    drawn = np.random.default_rng(seed).integers(0, len(units), (_REPLICATES, len(units)))
-    if len({unit.size for unit in units}) > 1:
-        return np.array([statistic(np.concatenate([units[place] for place in places])) for places in drawn])
-    stacked = np.stack(units)
-    parts = np.array_split(drawn, min(_REPLICATES, -(-_REPLICATES * stacked.size // _MAX_DRAWN)))
-    return np.concatenate([statistic(stacked[part].reshape(len(part), -1)) for part in parts])
-
-
-def interval(values: Floats) -> tuple[float, float]:
-    """Return the middle 95 % of the replicates."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def median_interval(blocks: Sequence[Floats]) -> tuple[float, float]:
-    """Return the 95 % confidence interval of the median latency."""
-    return interval(replicates(blocks, lambda samples: np.median(samples, axis=-1)))
+    """Return the 95 % confidence interval of the median latency.
+
+    It is taken over the medians of the blocks; over single runs if there are few blocks.
+    """
+    runs = np.concatenate(blocks)
+    return interval_of_median([float(np.median(one)) for one in (blocks if len(blocks) >= _FEWEST_BLOCKS else runs)])
 
 
 def shape_warnings(samples: Floats, p50_interval_ms: tuple[float, float], *, is_repeated: bool) -> Iterator[str]:

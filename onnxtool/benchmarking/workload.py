@@ -5,7 +5,6 @@ Shape letters: B batch, S sequence.
 
 from __future__ import annotations
 
-import hashlib
 import random
 import time
 from collections import defaultdict
@@ -125,14 +124,6 @@ class TextReader:
             _token_lengths([len(text) for text in flat], masks, sum(text.truncated for text in flat)),
         )
 
-    @property
-    def sha256(self) -> str:
-        """Digest that identifies the texts and their order."""
-        digest = hashlib.sha256()
-        for text in self.texts:
-            digest.update(text.encode("utf-8", errors="surrogatepass") + b"\0")
-        return digest.hexdigest()
-
     def time_stages(self, workload: Workload) -> StageTimes:
         """Time the stages of batches one after the other, as the library computes them.
 
@@ -211,15 +202,6 @@ def sample_workloads(model: ModelFile, options: BenchmarkOptions) -> list[Worklo
         Workload(*size, tuple(batches), tuple(np.ones(size, bool) for _ in batches), has_tokens=bool(ids))
         for size, batches in by_size.items()
     ]
-
-
-def sha256_of_feeds(workloads: Sequence[Workload]) -> str:
-    """Return a digest that identifies the samples; empty without any."""
-    digest = hashlib.sha256()
-    for name, array in (item for workload in workloads for batch in workload.batches for item in batch.items()):
-        content = array.tobytes() if array.dtype.hasobject is False else repr(array.tolist()).encode()
-        digest.update(f"{name} {array.dtype} {array.shape} ".encode() + content)
-    return digest.hexdigest() if workloads else ""
 
 
 def fit_sizes(model: ModelFile, options: BenchmarkOptions) -> BenchmarkOptions:

@@ -55,7 +55,7 @@ HARMLESS. A name in neither is refused as well."""
 _NEVER_IN_FILES = frozenset(("allow_pickle", "force", "trust_remote_code"))
 HARMLESS = frozenset(
     (
-        *("activations", "additional_output", "against", "allowed_licenses", "baseline", "batch_size"),
+        *("activations", "additional_output", "against", "allowed_licenses", "batch_size"),
         *("batch_tokens", "benchmark", "calibration", "candidates", "chat", "check", "class_axis", "compare"),
         *("contents", "cpu", "data", "decoding", "depth", "device", "dimensions", "dry_run", "dtype", "duration"),
         *("encoder_path", "exporter", "fail_if", "format", "freeze", "gzip", "head", "hidden_size", "ignore_index"),

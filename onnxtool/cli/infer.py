@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import click
 
 from onnxtool.benchmarking.options import BenchmarkOptions
-from onnxtool.cli.choices import LocationType, PathType
+from onnxtool.cli.choices import LocationType
 from onnxtool.cli.infer_answers import LINES, MAX_IN_ONE_REPORT, run_answers, write_vector_file
 from onnxtool.cli.infer_benchmark import run_benchmark
 from onnxtool.cli.infer_corpus import encode_folder
@@ -41,7 +41,7 @@ from onnxtool.runtime.providers import ProviderOptions
 # Parameters by purpose.
 _ALWAYS = frozenset({"model_path", "provider", "threads"}) | option_names(ProviderOptions)
 _FOR_TEXTS = (option_names(InferOptions) | option_names(GenerateOptions)) - _ALWAYS | {"vectors", "stream"}
-_FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions) | {"plot"}
+_FOR_BENCHMARKS = option_names(BenchmarkOptions) - option_names(InferOptions)
 _FOR_CORPORA = (option_names(CorpusOptions) | option_names(ProgressOptions)) - option_names(InferOptions) - {"force"}
 _BESIDE_CORPORA = _FOR_BENCHMARKS | _FOR_TEXTS - option_names(CorpusOptions) - {"input"} | {"benchmark"}
 
@@ -84,12 +84,6 @@ class _Command(SectionedCommand):
     help="Time the model on the texts of --text and --input, or on generated inputs of several shapes.",
 )
 @click.option(
-    "--plot",
-    type=PathType("file"),
-    metavar="FILE",
-    help="Plot the latencies of each shape to a .png, .svg or .pdf file.",
-)
-@click.option(
     "--output",
     type=_OutputType("file"),
     help="Write the result to this file instead of stdout (-), in the format of its suffix: .txt, .md, .json or "
@@ -112,7 +106,6 @@ def command(
     stream: bool,
     vectors: bool,
     benchmark: bool,
-    plot: Path | None,
     output: Path | None,
     dry_run: bool,
     format_name: str,
@@ -146,10 +139,10 @@ def command(
     if is_vectors:
         refuse(_BESIDE_VECTORS, "--output is a file of vectors;")
     if dry_run:
-        _plan(options, [path for path in (destination, plot) if path is not None], printed)
+        _plan(options, [] if destination is None else [destination], printed)
         return 0
     if benchmark:
-        return run_benchmark(options, timing, plot, printed)
+        return run_benchmark(options, timing, printed)
     if destination is not None and is_vectors:
         write_vector_file(options, destination, force=corpus.force, quiet=quiet)
         return 0

@@ -1,15 +1,11 @@
-"""`onnxtool infer --benchmark`: time a model, and print or plot its latencies."""
+"""`onnxtool infer --benchmark`: time a model, and print its latencies."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import io
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,39 +15,33 @@ from onnxtool.cli.options import Result
 from onnxtool.cli.progress import progress
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table, format_bytes, format_duration, table_of
 from onnxtool.cli.streams import printable, say
-from onnxtool.errors import GateError, OutputWriteError
+from onnxtool.errors import GateError
 from onnxtool.infer.options import InferOptions
-from onnxtool.model_file import staged
 
 
-def run_benchmark(options: InferOptions, timing: BenchmarkOptions, plot: Path | None, output: Result) -> int:
+def run_benchmark(options: InferOptions, timing: BenchmarkOptions, output: Result) -> int:
     """Time a model on the texts of `options`, or on generated inputs, and print the report.
 
     Returns: The exit code, which is 1 if a gate fails.
 
     Raises:
-        UsageError: a gate or a baseline cannot be used, or the plot cannot be drawn as asked.
+        UsageError: a gate cannot be used.
     """
     from onnxtool.benchmarking import benchmark
     from onnxtool.infer.run import given_texts
 
-    if plot is not None:
-        check_plot(plot)
-        output.check(plot)
     try:
         with progress(quiet=output.quiet):
             report = benchmark(options.model_path, replace(timing, texts=tuple(given_texts(options))))
     except GateError as error:
         raise click.UsageError(f"{error.message}\n{error.hint}") from error
-    if plot is not None:
-        draw_latencies(report, plot, force=output.force)
     if output.format_name == "csv":
         output.write(benchmark_csv(report))
     else:
         output.emit(report, benchmark_blocks(report))
     for gate in report.gates:
         if gate.met or not gate.decided:
-            say(f"gate failed: {gate}")
+            say(f"gate {'failed' if gate.met else 'undecided'}: {gate}")
     return 1 if any(gate.met for gate in report.gates) else 0
 
 
@@ -202,16 +192,12 @@ def _gates(gates: Sequence[GateOutcome]) -> Iterator[Block]:
             "gate": gate.expression,
             "shape": gate.shape or "-",
             "value": f"{gate.value:.6g}",
-            "base": "-" if gate.base_value is None else f"{gate.base_value:.6g}",
-            "change": "-" if gate.change is None else f"{gate.change:+.1%}",
-            "95 %": "{:+.1%} to {:+.1%}".format(*gate.change_interval) if gate.change_interval else "-",
+            "95 %": "{:.6g} to {:.6g}".format(*gate.interval) if gate.interval else "-",
             "verdict": f"{'failed' if gate.met else 'passed'}{'' if gate.decided else ', undecided'}",
         }
         for gate in gates
     ]
     yield table_of(rows, names={"gate", "shape", "verdict"})
-    for note in dict.fromkeys(gate.note for gate in gates if gate.note):
-        yield Note(note)
 
 
 def _machine(report: BenchmarkReport) -> Iterator[Block]:
@@ -264,89 +250,3 @@ def benchmark_csv(report: BenchmarkReport) -> str:
             + ([other.ratio, *other.ratio_interval] if other else ["", "", ""])
         )
     return text.getvalue()
-
-
-_SUFFIXES = (".png", ".svg", ".pdf")
-_WIDTH_OF_POINTS = 0.5  # of the distance between two shapes
-_LOGARITHMIC_FROM = 6.0  # the largest median over the smallest
-_MAX_POINTS = 2000  # of a shape; more are one blot
-
-
-def check_plot(path: Path) -> None:
-    """Refuse an impossible plot now, rather than after an hour of timing.
-
-    Raises:
-        UsageError: the suffix is not an image format.
-        OutputWriteError: matplotlib is not installed.
-    """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise click.UsageError(f"cannot draw {path}: use a name that ends with {', '.join(_SUFFIXES)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OutputWriteError(
-            f"cannot draw {path}: matplotlib is not installed", "pip install 'onnxtool-cli[plot]', or leave out --plot"
-        )
-
-
-def draw_latencies(report: BenchmarkReport, path: Path, *, force: bool) -> None:
-    """Draw `report` into the file at `path`.
-
-    Raises:
-        OutputExistsError: the file exists and `force` is not set.
-        OutputWriteError: the file cannot be written.
-    """
-    # Nothing is displayed, so the backend named in the environment is ignored; matplotlib refuses unknown ones.
-    os.environ.pop("MPLBACKEND", None)
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except Exception as error:  # raised for an invalid matplotlibrc or a broken installation
-        raise OutputWriteError(f"cannot draw {path}: matplotlib does not load: {error}", "leave out --plot") from error
-
-    figure = Figure(figsize=(max(6.0, 2.0 + 1.3 * len(report.results)), 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    _draw(figure.add_subplot(), report)
-    with staged(path, force=force) as staging:
-        figure.savefig(staging.model_path, format=path.suffix[1:].lower(), dpi=150)
-
-
-def _draw(axes: Any, report: BenchmarkReport) -> None:
-    for place, result in enumerate(report.results):
-        samples = result.latencies_ms[:: max(1, len(result.latencies_ms) // _MAX_POINTS)]
-        # Side by side in the order of the runs, so that a drift shows.
-        step = _WIDTH_OF_POINTS / max(1, len(samples) - 1)
-        across = [place - _WIDTH_OF_POINTS / 2 + index * step for index in range(len(samples))]
-        axes.scatter(across, samples, s=8, color="tab:blue", alpha=0.45, linewidths=0, label=_once("a run", place))
-        ends = (place - 0.36, place + 0.36)
-        # Keep the numbers apart where the lines are close together.
-        for name, style, above in (("p50", "-", "top"), ("p95", "--", "bottom")):
-            value = getattr(result.latency_ms, name)
-            text = f"{value:.3g}" if value < 100 else f"{value:.0f}"
-            axes.hlines(value, *ends, color="black", linestyles=style, linewidth=1.4, label=_once(name, place))
-            axes.annotate(text, (ends[1], value), xytext=(3, 0), textcoords="offset points", va=above, fontsize=8)
-    medians = [result.latency_ms.p50 for result in report.results]
-    if max(medians) > _LOGARITHMIC_FROM * min(medians):
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-    else:
-        axes.set_ylim(0, 1.15 * max(result.latency_ms.max for result in report.results))  # room for the legend
-    axes.set_xlim(-0.6, len(report.results) - 0.2)
-    labels = [f"{result.name.replace('x', ' x ')}{'' if result.trusted else ' *'}" for result in report.results]
-    axes.set_xticks(range(len(labels)), labels)
-    is_texts = report.inputs == "texts"
-    note = "" if report.trusted else "     * unreliable, see the report"
-    axes.set_xlabel(f"batch size x {'texts' if is_texts else 'sequence length (tokens)'}{note}")
-    axes.set_ylabel("latency (ms)")
-    axes.set_title(_title(report), fontsize=10)
-    axes.grid(axis="y", linewidth=0.4, alpha=0.5)
-    axes.legend(loc="upper left", fontsize=8)
-
-
-def _once(label: str, place: int) -> str:
-    return label if place == 0 else "_nolegend_"
-
-
-def _title(report: BenchmarkReport) -> str:
-    # A dollar sign would start a formula, and file names are arbitrary.
-    name = printable(Path(report.model).name).replace("$", r"\$")
-    threads = f"{report.threads} thread{'s' if report.threads > 1 else ''}"
-    return f"{name}: latency of a run on {report.provider}, {threads}\n{printable(report.environment.cpu)}"

@@ -30,7 +30,7 @@ _OWN = {
         *("provider_options", "provider_library", "allow_fallback"),  # part of the text of the provider
     ),
     "evaluate": ("model_name", "cache"),
-    "benchmark": ("model_name", "compare", "baseline", "fail_if", "texts"),
+    "benchmark": ("model_name", "compare", "fail_if", "texts"),
 }
 _CLASSES = {
     "export": ExportOptions,

@@ -190,17 +190,15 @@ def test_a_benchmark_on_cuda_never_runs_elsewhere(path: Path) -> None:
 
 
 def test_raw_values_and_their_circumstances_are_in_the_report(path: Path) -> None:
-    """Every run with its block, as a baseline needs them; too few runs, and too many threads, are not to be trusted."""
+    """Every run; too few runs, and too many threads, are not to be trusted."""
     report = benchmark(path, BenchmarkOptions((1,), (4,), runs=33, provider="cpu", threads=available_cores() + 1))
     (result,) = report.results
-    assert (result.runs, len(result.latencies_ms), sum(result.block_sizes)) == (33, 33, 33)
-    assert len(result.block_sizes) == 7  # of five runs, and three left
+    assert (result.runs, len(result.latencies_ms)) == (33, 33)
     assert np.percentile(result.latencies_ms, 90) == pytest.approx(result.latency_ms.p90)
     low, high = result.p50_interval_ms
     assert low <= result.latency_ms.p50 <= high
     assert report.environment.cpu
     assert report.environment.versions["numpy"] == np.__version__
-    assert report.identity.inputs["input_ids"] == "int64 [?, ?]"
     assert (report.trusted, result.trusted) == (False, False)
     assert "33 runs are few: a p99 needs 100" in result.warnings
     assert f"threads on {available_cores()} cores wait for each other" in report.warnings[0]

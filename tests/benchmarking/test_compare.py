@@ -130,16 +130,6 @@ def test_outputs_that_do_not_match_are_said(path: Path, tmp_path: Path) -> None:
     assert any("whether their outputs agree is not known" in note for note in comparison.notes)
 
 
-@pytest.mark.usefixtures("made_up")
-def test_a_gate_may_refer_to_the_other_model(path: Path, other: Path) -> None:
-    """Measured now and in turns, so no drift of the machine is in it."""
-    gates = ("p50<-20%", "p50<-30%", "throughput_samples_per_s>+30%", "load_ms>+1000000%")
-    report = benchmark(path, replace(SMALL, compare=str(other), fail_if=gates))
-    assert [gate.met for gate in report.gates] == [True, False, True, False]
-    assert report.gates[0].change == pytest.approx(-0.25)
-    assert report.gates[2].change == pytest.approx(1 / 3)
-
-
 def test_memory_of_two_models_is_not_that_of_one(path: Path, other: Path) -> None:
     """What loading took is known, and no gate on memory is judged by both."""
     report = benchmark(path, replace(SMALL, runs=2, compare=str(other)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -11,9 +10,7 @@ from numpy.typing import NDArray
 
 from onnxtool.benchmarking.samples import (
     drift,
-    interval,
     median_interval,
-    replicates,
     robust_spread,
     shape_warnings,
 )
@@ -52,17 +49,6 @@ def test_too_few_values_give_their_extremes() -> None:
     assert interval_of_median([3.0, 1.0, 2.0]) == (1.0, 3.0)
 
 
-def test_whole_blocks_are_drawn() -> None:
-    """Blocks that differ from each other and not inside give means of blocks, and no others."""
-    groups = [np.full(50, float(value)) for value in range(6)]
-    drawn = replicates(groups, lambda samples: np.array([float(len(set(row))) for row in samples.tolist()]))
-    assert drawn.max() <= 6
-    assert {*drawn} <= {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
-    means = replicates(groups, lambda samples: samples.mean(axis=-1))
-    possible = {sum(values) / 6 for values in itertools.combinations_with_replacement(range(6), 6)}
-    assert all(any(mean == pytest.approx(value) for value in possible) for mean in means[:50])
-
-
 def test_an_interval_covers_the_true_median_in_spite_of_bursts() -> None:
     """Blocks are 10 % apart, as on a busy machine: an interval of single runs would be four times too narrow."""
     covered = 0
@@ -71,15 +57,7 @@ def test_an_interval_covers_the_true_median_in_spite_of_bursts() -> None:
         blocks = [10.0 * generator.lognormal(0, 0.10) * generator.lognormal(0, 0.02, 10) for _ in range(20)]
         low, high = median_interval(blocks)
         covered += low <= 10.0 <= high
-    assert covered >= 50  # 57 of 60 at 95 %; a percentile bootstrap of 20 blocks covers a little less
-
-
-def test_the_same_seed_draws_the_same() -> None:
-    """Two that were taken in turns are drawn in pairs, so what moves both moves no ratio."""
-    groups = [np.array([float(value)]) for value in (1, 5, 9, 2, 8, 4, 7)]
-    twice = replicates([2 * group for group in groups], lambda samples: samples.mean(axis=-1), seed=3)
-    ratios = twice / replicates(groups, lambda samples: samples.mean(axis=-1), seed=3)
-    assert interval(ratios) == pytest.approx((2.0, 2.0))
+    assert covered >= 53  # 57 of 60 at 95 %
 
 
 QUIET = 10.0 * np.random.default_rng(0).lognormal(0, 0.02, 200)

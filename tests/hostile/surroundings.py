@@ -435,7 +435,6 @@ def _files(folder: Path) -> dict[str, tuple[str, ...]]:
         **{f"many.{end}": (*encode, f"many.{end}") for end in ("txt", "jsonl", "parquet", "jsonl.gz")},
         **{f"data/{name}": evaluate for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv", "topics.tsv")},
         "run.trec": (*evaluate, "--candidates", "run.trec"),
-        "old.json": (*timed, "--baseline", "old.json"),
         "inputs.npz": (*timed, "--sample_inputs", "inputs.npz"),
         "rows.txt": (
             *_INFER,

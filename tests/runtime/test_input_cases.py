@@ -117,7 +117,6 @@ def test_samples_are_what_is_run(detector: ModelFile, tmp_path: Path) -> None:
     timed = benchmark(detector.path, BenchmarkOptions(runs=2, warmup=0, provider="cpu", sample_inputs=paths))
     assert [(result.name, result.throughput_tokens_per_s) for result in timed.results] == [("1x1", None)]
     assert timed.inputs == "samples"
-    assert timed.identity.inputs_sha256
 
 
 @pytest.mark.parametrize(
