@@ -13,7 +13,7 @@ from onnxtool.export.options import AllowPickle, Revision, TrustRemoteCode
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, Option, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
-from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider
+from onnxtool.runtime.providers import CPU, ProviderOptions, parse_provider, provider_effect
 from onnxtool.verification import Verification
 
 if TYPE_CHECKING:
@@ -47,14 +47,22 @@ class VerifyOptions(ProviderOptions):
         Option(
             "Execution provider for two files: cpu or cuda for both, or another one for the first.",
             metavar="NAME[:DEVICE]",
+            effect=provider_effect,
             parse=parse_provider,
         ),
     ] = CPU
-    precision: Annotated[str, Option("The precision that sets the tolerance.", choices=TOLERANCE_NAMES)] = "fp32"
-    atol: Annotated[float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0)] = None
-    rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
+    precision: Annotated[
+        str, Option("The precision that sets the tolerance.", choices=TOLERANCE_NAMES, effect="check")
+    ] = "fp32"
+    atol: Annotated[
+        float | None, Option("Allowed absolute error, instead of the precision's.", minimum=0, effect="check")
+    ] = None
+    rtol: Annotated[
+        float | None, Option("Allowed error relative to the largest value of an output.", minimum=0, effect="check")
+    ] = None
     min_cosine: Annotated[
-        float | None, Option("Minimum cosine similarity of an output with the reference.", minimum=0, maximum=1)
+        float | None,
+        Option("Minimum cosine similarity of an output with the reference.", minimum=0, maximum=1, effect="check"),
     ] = None
 
     def __post_init__(self) -> None:

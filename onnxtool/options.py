@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -49,6 +50,10 @@ StrPath = str | os.PathLike[str]
 _MOST_LISTED = 10  # choices to list next to a suggestion
 _OF_FILES = (".csv", ".faiss", ".gz", ".json", ".jsonl", ".md", ".npy", ".npz", ".onnx", ".parquet", ".txt", ".zip")
 
+# Why a configuration file found in a folder must not set an option: it can lower a check, run a checkpoint's code, load
+# libraries, replace files, send something, choose the checkpoint whose code may run, or say where to write.
+Effect = Literal["", "check", "code", "library", "replace", "send", "source", "write"]
+
 
 class Option(NamedTuple):
     """Description of a field or argument beyond its type and default.
@@ -64,6 +69,8 @@ class Option(NamedTuple):
         is_checkpoint: whether it names a checkpoint, for shell completion; folders may be paths.
         is_location: whether a path may also be the address of an object store.
         writes: `file` or `folder` for a path that is written; all other paths are inputs, which are never replaced.
+        effect: the effect beyond the command's result that bars the option from configuration files found in a folder;
+            a function returns that of a value. Writing needs no mention.
         parse: returns a string in its canonical form, or raises an OptionError.
     """
 
@@ -78,6 +85,7 @@ class Option(NamedTuple):
     is_checkpoint: bool = False
     is_location: bool = False
     writes: Literal["", "file", "folder"] = ""
+    effect: Effect | Callable[[Any], Effect] = ""
     parse: Callable[[str], str] | None = None
 
     @property
@@ -179,8 +187,6 @@ class Options:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
-        from dataclasses import dataclass  # imports code that reads sources, which `stats` does not need
-
         short_repr(dataclass(frozen=True, repr=False, kw_only=kw_only)(cls))
 
     def __post_init__(self) -> None:
@@ -512,4 +518,4 @@ _LAZY = (Iterable, Iterator)
 _SEVERAL = (tuple, list, Sequence, *_LAZY)
 
 
-Force = Annotated[bool, Option("Replace an existing output.")]
+Force = Annotated[bool, Option("Replace an existing output.", effect="replace")]

@@ -11,7 +11,7 @@ from onnxtool.errors import OptionError
 from onnxtool.infer.options import ModelName
 from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalName
 from onnxtool.runtime.given_inputs import NO_INPUTS, GivenInputs, InputShapes, SampleInputs
-from onnxtool.runtime.providers import InterThreads, Provider, ProviderOptions, Threads
+from onnxtool.runtime.providers import InterThreads, Provider, ProviderOptions, Threads, provider_effect
 
 # Default limits per shape: enough runs for a p95, or an acceptable waiting time.
 DEFAULT_RUNS, DEFAULT_DURATION_S = 100, 5.0
@@ -102,6 +102,7 @@ class BenchmarkOptions(ProviderOptions):
             "Time another ONNX file, a checkpoint in PyTorch, or a provider, in turns with the model.",
             metavar="MODEL_OR_ID",
             is_checkpoint=True,
+            effect=provider_effect,
         ),
     ] = UNSET
     fail_if: Annotated[

@@ -24,16 +24,12 @@ def run() -> NoReturn:
 
 def run_arguments(arguments: Sequence[str]) -> int:
     """Run a command line; return 0 for done, 1 for failed or a gate met, 2 for wrong usage, 130 for interrupted."""
-    from onnxtool.cli.shortcut import take_shortcut
     from onnxtool.cli.streams import ready_streams
 
     ready_streams()
-    code = take_shortcut(arguments)
-    if code is None:
-        from onnxtool.cli.entry import run_group
+    from onnxtool.cli.entry import run_group
 
-        code = run_group(arguments)
-    return code
+    return run_group(arguments)
 
 
 def __getattr__(name: str) -> object:

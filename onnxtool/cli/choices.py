@@ -60,3 +60,18 @@ class CheckpointType(click.types.StringParamType):
     """An id on the hub, or a path."""
 
     writes, takes_ids = "", True
+
+
+class CountList(click.ParamType[tuple[int, ...]]):
+    """A comma-separated list of positive integers, e.g. `1,8,32`."""
+
+    name = "1,8,…"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        """Parse the list, or fail with what was wrong."""
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in str(value).split(",")]
+        if not all(part.isdecimal() and len(part) < 20 for part in parts):
+            self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
+        return tuple(map(int, parts))

@@ -29,5 +29,5 @@ SUBCOMMANDS = {
 # Everything that can be run, as typed: `encode part`, for example.
 RUNNABLE = tuple(f"{name} {inner}".strip() for name in COMMANDS for inner in SUBCOMMANDS.get(name, ("",)))
 
-# The same, as the names of configuration tables; a release has a file of its own.
-TABLES = tuple(name.replace(" ", "_") for name in RUNNABLE if name not in ("release", "completion"))
+# The same by the names of configuration tables; a release has a file of its own.
+TABLES = {name.replace(" ", "_"): name for name in RUNNABLE if name not in ("release", "completion")}

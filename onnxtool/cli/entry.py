@@ -72,7 +72,7 @@ class _LazyGroup(click.Group):
         except BrokenPipeError:
             raise click.exceptions.Exit(_reader_is_gone()) from None
         except (OnnxtoolError, click.UsageError) as error:
-            from onnxtool.cli.config_option import sources_of
+            from onnxtool.cli.configuration import sources_of
 
             if isinstance(error, OnnxtoolError):
                 sources = sources_of(ctx, f"{error.message}\n{error.hint}")

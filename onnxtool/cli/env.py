@@ -7,8 +7,7 @@ from dataclasses import fields, replace
 
 import click
 
-from onnxtool.cli.commands import RUNNABLE
-from onnxtool.cli.config_option import PRECEDENCE, Configured, all_configured, unknown
+from onnxtool.cli.configuration import PRECEDENCE, Configured, all_configured
 from onnxtool.cli.options import Result, result_options
 from onnxtool.cli.render import Block, Facts, Heading, Note, Table
 from onnxtool.runtime.environment import EnvironmentReport
@@ -21,12 +20,11 @@ def command(*, result: Result) -> None:
 
     Problems are listed, each with its remedy; a machine without a GPU is not a problem.
     """
-    from onnxtool.cli.entry import find_command
     from onnxtool.runtime.environment import describe_environment
 
     report = describe_environment()
-    found, wrong = all_configured((name.replace(" ", "_"), find_command(name)) for name in RUNNABLE)
-    report = replace(report, problems=(*report.problems, *wrong, *unknown(click.get_current_context())))
+    found, wrong = all_configured(click.get_current_context())
+    report = replace(report, problems=(*report.problems, *wrong))
     document: dict[str, object] = {field.name: getattr(report, field.name) for field in fields(report)}
     document["configuration"] = found
     document["precedence"] = PRECEDENCE

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from onnxtool.cli.choices import NameChoice
-from onnxtool.cli.config_option import all_of
+from onnxtool.cli.configuration import all_of
 from onnxtool.cli.streams import shown
 
 Command = TypeVar("Command", bound=Callable[..., Any])

@@ -14,16 +14,16 @@ from typing import Any, ClassVar, NamedTuple, TypeVar, get_args, get_type_hints
 import click
 from click.core import ParameterSource
 
-from onnxtool.cli.choices import CheckpointType, LocationType, NameChoice, PathType
+from onnxtool.cli.choices import CheckpointType, CountList, LocationType, NameChoice, PathType
 from onnxtool.cli.completion import complete_checkpoint
-from onnxtool.cli.config_option import config_option, unknown
+from onnxtool.cli.configuration import config_option, unknown_variables
 from onnxtool.cli.logs import log_options
 from onnxtool.cli.render import Block, emit, write_out
 from onnxtool.encoding.locations import Uri
 from onnxtool.errors import OnnxtoolError
 from onnxtool.inputs import note_input
 from onnxtool.model_file import check_not_input, check_writable
-from onnxtool.options import Option, check
+from onnxtool.options import Force, Option, check
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,7 +72,7 @@ class FieldOption(click.Option):
             BadParameter: the value is not valid for the field.
         """
         try:
-            return check("", value, self.field.hint)
+            return check("", value, self.hint)
         except OnnxtoolError as error:
             raise click.BadParameter(str(error), ctx, self) from None
 
@@ -142,11 +142,9 @@ def option_names(options_class: type) -> frozenset[str]:
 
 
 def _fields(options_class: type) -> list[_Field]:
-    """Read the fields of a dataclass or named tuple that are options; keyword-only fields come last."""
-    defaults, named = getattr(options_class, "_field_defaults", None), set()
-    if defaults is None:
-        defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
-        named = {field.name for field in fields(options_class) if field.kw_only}
+    """Read the fields of a dataclass that are options; keyword-only fields come last."""
+    defaults = {field.name: field.default for field in fields(options_class) if field.default is not MISSING}
+    named = {field.name for field in fields(options_class) if field.kw_only}
     found = []
     hints = get_type_hints(options_class, include_extras=True)
     for name, hint in sorted(hints.items(), key=lambda item: item[0] in named):
@@ -246,7 +244,7 @@ def shown_options(formats: Sequence[str], more: str = "") -> Callable[[Command],
         @wraps(command)
         def protected(*arguments: Any, **values: Any) -> Any:
             context = click.get_current_context()
-            if context.info_name != "env" and (wrong := unknown(context)):  # which lists them
+            if context.info_name != "env" and (wrong := unknown_variables(context)):  # which lists them
                 raise click.UsageError("\n".join(wrong), context)
             _protect_inputs(context)
             return command(*arguments, **values)
@@ -365,25 +363,12 @@ def result_options(formats: Sequence[str] = FORMATS, more: str = "") -> Callable
             help="Write the result to this file instead of stdout (-), in the format of its suffix: "
             f"{', '.join(name for name, one in _SUFFIXES.items() if name and one in formats)}.",
         )
-        force_option = click.option("--force", is_flag=True, help="Replace an existing output.")
-        return output_option(force_option(format_options(formats, more)(with_result)))  # type: ignore[return-value]
+        shown = format_options(formats, more)(with_result)
+        force_field = _Field("force", bool, False, get_args(Force)[1], Force)
+        vars(shown)["__click_params__"].append(_option(force_field, required=False))
+        return output_option(shown)  # type: ignore[return-value]
 
     return decorate
-
-
-class CountList(click.ParamType[tuple[int, ...]]):
-    """A comma-separated list of positive integers, e.g. `1,8,32`."""
-
-    name = "1,8,…"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Parse the list, or fail with what was wrong."""
-        if isinstance(value, tuple):
-            return value
-        parts = [part.strip() for part in str(value).split(",")]
-        if not all(part.isdecimal() and len(part) < 20 for part in parts):
-            self.fail(f"{value!r} is not a list of positive integers such as 1,8,32", param, ctx)
-        return tuple(map(int, parts))
 
 
 def model_argument(name: str, metavar: str = "MODEL") -> Callable[[Command], Command]:

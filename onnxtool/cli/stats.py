@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from onnxtool.cli.choices import PathType
-from onnxtool.cli.config_option import configured
+from onnxtool.cli.configuration import configured
 from onnxtool.cli.options import FORMATS, Result, derived_options, refuse, result_options
 from onnxtool.cli.stats_blocks import difference_blocks, difference_notes, difference_sections, summary_sections
 from onnxtool.cli.stats_blocks import summary_blocks as summary_blocks

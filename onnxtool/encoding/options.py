@@ -177,7 +177,10 @@ class RunOptions(ProcessOptions):
     """
 
     engine: Annotated[
-        str, Option("Where processes run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES)
+        str,
+        Option(
+            "Where processes run: on this machine, or on the nodes of a Ray cluster.", choices=ENGINES, effect="send"
+        ),
     ] = "local"
     strict: Annotated[bool, Option("Publish nothing if an id is duplicated, or a line has no id or text.")] = False
     force: Force = False

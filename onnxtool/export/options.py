@@ -43,11 +43,13 @@ Task = Annotated[
         metavar="TASK",
     ),
 ]
-Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.")]
-TrustRemoteCode = Annotated[bool, Option("Allow code in the checkpoint to run.")]
-AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint lacks.")]
-AllowUnusedWeights = Annotated[bool, Option("Ignore weights in the checkpoint that the model does not use.")]
-AllowPickle = Annotated[bool, Option("Load weights from a pickle if there are no safetensors.")]
+Revision = Annotated[str | None, Option("Branch, tag or commit on the hub.", effect="source")]
+TrustRemoteCode = Annotated[bool, Option("Allow code in the checkpoint to run.", effect="code")]
+AllowMissingWeights = Annotated[bool, Option("Initialize weights that the checkpoint lacks.", effect="check")]
+AllowUnusedWeights = Annotated[
+    bool, Option("Ignore weights in the checkpoint that the model does not use.", effect="check")
+]
+AllowPickle = Annotated[bool, Option("Load weights from a pickle if there are no safetensors.", effect="code")]
 
 
 class ExportOptions(Options):
@@ -67,7 +69,9 @@ class ExportOptions(Options):
         atol: overrides the dtype's tolerance, as do `rtol` and `min_cosine`.
     """
 
-    model_name: Annotated[NameField, Option("A hub id or a folder.", metavar="ID_OR_DIR", is_checkpoint=True)]
+    model_name: Annotated[
+        NameField, Option("A hub id or a folder.", metavar="ID_OR_DIR", is_checkpoint=True, effect="source")
+    ]
     output: Annotated[
         OptionalPath,
         Option(
@@ -113,12 +117,21 @@ class ExportOptions(Options):
     require_dynamic: Annotated[bool, Option("Fail if the file would fix an axis that is dynamic in the model.")] = False
     dtype: Annotated[str, Option("The dtype of the weights.", choices=tuple(DTYPES))] = "float32"
     device: Annotated[str, Option("The device that PyTorch runs the model on, e.g. cuda.")] = "cpu"
-    verify: Annotated[bool, Option("Compare the file with PyTorch.")] = True
-    atol: Annotated[float | None, Option("Allowed absolute error, instead of the dtype's default.", minimum=0)] = None
-    rtol: Annotated[float | None, Option("Allowed error relative to the largest value of an output.", minimum=0)] = None
+    verify: Annotated[bool, Option("Compare the file with PyTorch.", effect="check")] = True
+    atol: Annotated[
+        float | None, Option("Allowed absolute error, instead of the dtype's default.", minimum=0, effect="check")
+    ] = None
+    rtol: Annotated[
+        float | None, Option("Allowed error relative to the largest value of an output.", minimum=0, effect="check")
+    ] = None
     min_cosine: Annotated[
         float | None,
-        Option("The minimum cosine similarity with PyTorch's output, instead of the dtype's.", minimum=0, maximum=1),
+        Option(
+            "The minimum cosine similarity with PyTorch's output, instead of the dtype's.",
+            minimum=0,
+            maximum=1,
+            effect="check",
+        ),
     ] = None
     max_length: Annotated[
         int | None,

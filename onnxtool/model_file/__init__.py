@@ -34,10 +34,7 @@ MAX_INLINE_BYTES = 1_900_000_000
 
 
 class ModelFile:
-    """An ONNX file with a readable structure, whose external data exists in the file's folder.
-
-    This is not a dataclass, so that `onnxtool stats` need not import `dataclasses`.
-    """
+    """An ONNX file with a readable structure, whose external data exists in the file's folder."""
 
     @checked
     def __init__(self, path: Path, structure: Structure) -> None:

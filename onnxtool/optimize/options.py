@@ -18,6 +18,7 @@ from onnxtool.runtime.providers import (
     ExecutionProvider,
     ProviderOptions,
     parse_provider,
+    provider_effect,
     provider_problem,
     resolve_provider,
 )
@@ -84,6 +85,7 @@ class OptimizeOptions(ProviderOptions):
             "Target execution provider: cpu, cuda, openvino, or auto with --precision auto. Optimizations for one can "
             "slow down another.",
             metavar="NAME[:DEVICE]",
+            effect=provider_effect,
             parse=parse_provider,
         ),
     ] = CPU
@@ -130,6 +132,7 @@ class OptimizeOptions(ProviderOptions):
             metavar="X",
             minimum=0,
             maximum=1,
+            effect="check",
             default="0.01 for int8, int4 and auto, otherwise the precision's tolerance",
         ),
     ] = None
@@ -143,7 +146,7 @@ class OptimizeOptions(ProviderOptions):
     ] = UNSET
     sample_inputs: SampleInputs = NOTHING
     input_shapes: InputShapes = NOTHING
-    verify: Annotated[bool, Option("Compare the result with the input.")] = True
+    verify: Annotated[bool, Option("Compare the result with the input.", effect="check")] = True
     timing: Annotated[bool, Option("Time the result against the input, for about a second.")] = True
     force: Force = False
 

@@ -16,6 +16,7 @@ SampleInputs = Annotated[
         "Run the model on the arrays in this file, named after the inputs, instead of generated ones. May be given "
         "several times.",
         metavar="FILE.npz",
+        effect="check",
     ),
 ]
 InputShapes = Annotated[
@@ -24,6 +25,7 @@ InputShapes = Annotated[
         "Generate this input with this shape, if the graph does not determine it. May be given several times.",
         name="input_shape",
         metavar="NAME:1,128",
+        effect="check",
     ),
 ]
 

@@ -24,7 +24,7 @@ from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
 from onnxtool.errors import OptionError, ProviderError, first_line
-from onnxtool.options import NOTHING, UNSET, Many, Option, OptionalPath, Options, not_a_choice
+from onnxtool.options import NOTHING, UNSET, Effect, Many, Option, OptionalPath, Options, not_a_choice
 from onnxtool.runtime.machine import available_cores, device_memory, processor_features, vector_instructions
 from onnxtool.version import installed
 
@@ -220,12 +220,18 @@ def parse_provider(text: str) -> str:
     return str(ExecutionProvider.parse(text))
 
 
+def provider_effect(value: Any) -> Effect:
+    """Return the effect of the options in a provider's text."""
+    return "library" if "?" in str(value) else ""
+
+
 Provider = Annotated[
     str,
     Option(
         "Execution provider: cpu, cuda, openvino, tensorrt, webgpu and others that onnxtool env lists. One that cannot "
         "run is an error; auto is the one that the file was optimized for, else cuda, else cpu.",
         metavar="NAME[:DEVICE]",
+        effect=provider_effect,
         parse=parse_provider,
     ),
 ]
@@ -249,12 +255,20 @@ class ProviderOptions(Options, kw_only=True):
 
     provider_options: Annotated[
         Many[str],
-        Option("An option of the provider itself; may be repeated.", name="provider_option", metavar="KEY=VALUE"),
+        Option(
+            "An option of the provider itself; may be repeated.",
+            name="provider_option",
+            metavar="KEY=VALUE",
+            effect="library",
+        ),
     ] = NOTHING
     provider_library: Annotated[
-        OptionalPath, Option("The library of a provider that is a plugin.", default="the installed package's")
+        OptionalPath,
+        Option("The library of a provider that is a plugin.", default="the installed package's", effect="library"),
     ] = UNSET
-    allow_fallback: Annotated[bool, Option("Let operators that the provider does not take run on the CPU.")] = False
+    allow_fallback: Annotated[
+        bool, Option("Let operators that the provider does not take run on the CPU.", effect="check")
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

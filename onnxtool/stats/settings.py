@@ -2,7 +2,7 @@
 
 from typing import Annotated, NamedTuple
 
-from onnxtool.options import Option
+from onnxtool.options import NOTHING, Many, Option, Options
 
 
 class Shape(NamedTuple):
@@ -12,7 +12,7 @@ class Shape(NamedTuple):
     sequence_length: int = 128
 
 
-class Settings(NamedTuple):
+class Settings(Options):
     """The input shape for the cost, and the gates to check.
 
     Attributes:
@@ -20,7 +20,7 @@ class Settings(NamedTuple):
     """
 
     fail_if: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Exit with 1 if this holds: a figure of the JSON report, one of > >= < <= == !=, and a number; with a "
             "sign, and optionally %, the number is relative to BASE. E.g. 'num_nodes>500', 'ops.MatMul!=98', "
@@ -28,15 +28,15 @@ class Settings(NamedTuple):
             "'license!=apache-2.0'. May be given several times.",
             metavar="EXPR",
         ),
-    ] = ()
+    ] = NOTHING
     allowed_licenses: Annotated[
-        tuple[str, ...],
+        Many[str],
         Option(
             "Exit with 1 unless the license of MODEL is one of these: an SPDX id, or the name of another license. An "
             "unknown license never matches. May be given several times.",
             metavar="ID",
         ),
-    ] = ()
+    ] = NOTHING
     batch_size: Annotated[
         int | None, Option("Report the cost of a run with this batch size: MACs and activations.", minimum=1)
     ] = None

@@ -58,6 +58,7 @@ class ForwardOptions(Options):
             "Instead of --model_path: a hub id or a folder, which is exported.",
             metavar="ID_OR_DIR",
             is_checkpoint=True,
+            effect="source",
         ),
     ]
     task: Task = "auto"
@@ -164,7 +165,9 @@ class PreparationOptions(Options):
             default="yes for checkpoints of causal language models, as in transformers",
         ),
     ] = None
-    verify: Annotated[bool, Option("Compare loss and gradients of a checkpoint's artifacts with PyTorch.")] = True
+    verify: Annotated[
+        bool, Option("Compare loss and gradients of a checkpoint's artifacts with PyTorch.", effect="check")
+    ] = True
     optimizer: Annotated[str, Option("The optimizer model to write.", choices=OPTIMIZER_NAMES)] = "AdamW"
     weight_decay: Annotated[float, Option("Weight decay of the optimizer.", minimum=0)] = 0.0
     max_grad_norm: Annotated[
@@ -183,7 +186,7 @@ class PreparationOptions(Options):
             "The output folder.", default="NAME-training next to the file, or models/NAME-training", writes="folder"
         ),
     ] = UNSET
-    prefix: Annotated[str, Option("Prepended to each file name.")] = ""
+    prefix: Annotated[str, Option("Prepended to each file name.", effect="write")] = ""
     nominal_checkpoint: Annotated[bool, Option("Also write a checkpoint without values.")] = False
     ort_format: Annotated[bool, Option("Also write .ort files.")] = False
     target: Annotated[

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 import pytest
 
 from onnxtool.cli.choices import CheckpointType, PathType
-from onnxtool.cli.commands import RUNNABLE, TABLES
-from onnxtool.cli.config_option import EFFECTS, HARMLESS, all_configured
-from onnxtool.cli.configuration import Setting, find_files, settings_of
-from onnxtool.cli.entry import find_command
+from onnxtool.cli.commands import TABLES
+from onnxtool.cli.configuration import Setting, all_configured, effect_of, find_files, options_of, settings_of
+from onnxtool.cli.entry import find_command, main
 from tests.cli.entry_point import json_of, run_onnxtool
 from tests.graphs import save_operators
 from tests.infer.tiny_models import VOCABULARY, TinyModel, table, write_checkpoint
@@ -126,13 +126,15 @@ def test_no_file_may_say_what_is_for_a_person_to_say(folder: Path, name: str) ->
         ("infer", "provider = 'openvino?library=evil.so'", "it can load libraries and write files"),
         ("infer", "compare = 'openvino?library=evil.so'", "it can load libraries and write files"),
         ("optimize", "allow_fallback = true", "it can lower a check"),
+        ("artifacts", "prefix = '../x'", "it says where to write"),
+        ("encode_run", "engine = 'ray'", "it sends something"),
     ],
 )
 def test_a_file_of_the_folder_sets_what_is_harmless_alone(folder: Path, command: str, line: str, effect: str) -> None:
     """A file that the user names by --config may set the rest."""
     (folder / ".onnxtool.toml").write_text(f"[{command}]\n{line}\n")
     name = line.split()[0]
-    arguments = (command, *(("a.onnx", "b.onnx") if command == "verify" else ()))
+    arguments = (*command.split("_"), *(("a.onnx", "b.onnx") if command == "verify" else ()))
     done = run_onnxtool(folder, *arguments)
     assert done.returncode == 2
     assert f".onnxtool.toml [{command}]: {name} cannot be set in this file, because {effect}\n" in done.stderr
@@ -154,12 +156,11 @@ def test_a_file_of_the_folder_reads_nothing_outside_of_it(folder: Path) -> None:
         )
 
 
-def value_in_file(folder: Path, path: str, option: click.Parameter, text: str) -> str:
+def value_in_file(folder: Path, table: str, name: str, option: click.Option, text: str) -> str:
     """Return what a file of `folder` gives an option, or the problem."""
-    table, name = path.replace(" ", "_"), option.opts[-1].removeprefix("--")
-    value = [text] if getattr(option, "multiple", False) else text
+    value = [text] if option.multiple else text
     (folder / ".onnxtool.toml").write_text(f"[{table}]\n{name} = {value!r}\n")
-    found, problems = all_configured([(table, find_command(path))])
+    found, problems = all_configured(click.Context(main))
     return str([*problems, *(one.value for one in found)])
 
 
@@ -168,19 +169,17 @@ def test_every_path_in_a_file_stays_in_its_folder(folder: Path, monkeypatch: pyt
     for name in ("sub", "inside"):
         (folder / name).mkdir()
     monkeypatch.chdir(folder / "sub")
-    tried, barred = 0, {name for names in EFFECTS.values() for name in names}
-    for path in RUNNABLE:
-        for option in find_command(path).params:
-            table, name = path.replace(" ", "_"), option.opts[-1].removeprefix("--")
-            if not isinstance(option.type, PathType | CheckpointType) or table not in TABLES or name not in HARMLESS:
-                continue
-            if f"{table}.{name}" in barred:
+    tried = 0
+    for section, path in TABLES.items():
+        for name, option in options_of(find_command(path)).items():
+            if not isinstance(option.type, PathType | CheckpointType) or effect_of(option):
                 continue
             for outside in ("../outside", "/etc/passwd", "~/x", "sub/../../x"):
-                assert "leaves the folder of the file" in value_in_file(folder, path, option, outside), (path, name)
-            assert "../inside" in value_in_file(folder, path, option, "inside")
+                said = value_in_file(folder, section, name, option, outside)
+                assert "leaves the folder of the file" in said, (path, name)
+            assert "../inside" in value_in_file(folder, section, name, option, "inside")
             if option.type.takes_ids:
-                assert "BeIR/scifact" in (said := value_in_file(folder, path, option, "BeIR/scifact"))
+                assert "BeIR/scifact" in (said := value_in_file(folder, section, name, option, "BeIR/scifact"))
                 assert "../BeIR" not in said
             tried += 1
     assert tried > 20
@@ -201,21 +200,14 @@ def test_a_variable_of_no_command_is_wrong_usage(folder: Path, name: str, near: 
     assert any(f"ONNXTOOL_{name} is of no command" in problem for problem in problems)
 
 
-def test_it_is_said_of_each_option_what_a_file_may_do_with_it() -> None:
-    """One that is new is refused until somebody has thought about it."""
-    effects = {name for names in EFFECTS.values() for name in names}
-    known: set[str] = set()
-    for path in RUNNABLE:
-        command = path.replace(" ", "_")
-        for option in find_command(path).params:
-            names = [name.removeprefix("--") for name in option.opts if name.startswith("--")]
-            known |= {*names, *(f"{command}.{name}" for name in names)}
-            for name in names if isinstance(option, click.Option) and option.name != "config" else ():
-                is_written = bool(getattr(option.type, "writes", ""))
-                is_barred = is_written or f"{command}.{name}" in effects or name in effects
-                assert name in HARMLESS or is_barred, f"{path} --{name}"
-                assert not (name in HARMLESS and (is_written or name in effects)), name
-    assert (HARMLESS | effects) <= known
+def test_a_found_file_sets_no_option_with_an_effect() -> None:
+    """Outputs, checks, code and libraries, of every command."""
+    for path in TABLES.values():
+        for name, option in options_of(find_command(path)).items():
+            if re.match("output$|save_|atol|rtol|min_cosine|max_error|verify|allow_[^l]|force|trust|revision", name):
+                assert effect_of(option), f"{path} --{name}"
+            if re.match("provider|compare", name):
+                assert effect_of(option, "openvino?library=x") == "library", f"{path} --{name}"
 
 
 def test_an_error_says_where_its_option_comes_from(folder: Path) -> None:

@@ -295,31 +295,6 @@ def test_a_broken_record_of_steps_is_shown_as_it_is(folder: Path) -> None:
     assert f"long            {'x' * 80}…{'x' * 40} (1000 characters)" in lines
 
 
-@pytest.mark.parametrize(
-    "arguments", [["model.onnx"], ["model.onnx", "base.onnx"], ["missing.onnx"], ["model.onnx", "-q"]]
-)
-def test_the_shortcut_is_the_same_command(folder: Path, arguments: list[str]) -> None:
-    """The form that starts without click prints, and fails, as the command itself does with an option more."""
-    stamp(folder / "model.onnx", {"esc\x1b": "\x1b[31m"})
-    short = run_onnxtool(folder, "stats", *arguments, "--format", "json")
-    long = run_onnxtool(folder, "stats", *arguments, "--format", "json", "--fail_if", "num_nodes>99")
-    assert (short.returncode, short.stdout, short.stderr) == (long.returncode, long.stdout, long.stderr)
-
-
-def test_the_shortcut_does_without_click(folder: Path) -> None:
-    """What it loads is little more than Python itself; a repository's gates make it go the long way."""
-    program = (
-        "import sys; from onnxtool.cli import run; sys.argv = ['onnxtool', 'stats', 'model.onnx', '--format', 'json']\n"
-        "try:\n    run()\nexcept SystemExit as stopped:\n    code = stopped.code\n"
-        "print(code, sorted({'click', 'inspect', 'dataclasses', 'tomllib'} & set(sys.modules)), file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", program]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    assert (json.loads(result.stdout)["num_nodes"], result.stderr) == (3, "0 []\n")
-    (folder / ".onnxtool.toml").write_text("[stats]\nfail_if = ['num_nodes>2']\n")
-    assert run_onnxtool(folder, "stats", "model.onnx", "--format", "json").returncode == 1
-
-
 def test_nothing_heavy_is_imported(folder: Path) -> None:
     """A summary, a difference and gates need none of the libraries that take longer to load than to answer."""
     program = (

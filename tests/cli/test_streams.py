@@ -77,9 +77,8 @@ def test_an_argument_that_is_no_text_is_a_usage_error(folder: Path, arguments: l
 def test_json_is_utf_8_in_every_locale(folder: Path) -> None:
     """Names are of any script, and JSON knows no other encoding."""
     (folder / "model.onnx").rename(folder / "é→.onnx")
-    for arguments in (["é→.onnx"], ["é→.onnx", "--quiet", "--force"]):  # by the shortcut, and the long way
-        done = run_process(folder, "stats", *arguments, "--format", "json", PYTHONIOENCODING="ascii")
-        assert json.loads(done.stdout)["path"] == "é→.onnx"
+    done = run_process(folder, "stats", "é→.onnx", "--format", "json", PYTHONIOENCODING="ascii")
+    assert json.loads(done.stdout)["path"] == "é→.onnx"
 
 
 @pytest.mark.parametrize("format_name", ["text", "json"])
