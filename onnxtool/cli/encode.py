@@ -79,9 +79,8 @@ def run(
 ) -> int:
     """Encode all remaining splits of a collection with several processes, and publish them as merge does.
 
-    A process that dies is restarted. A text that by itself kills a process, or needs more than --memory_limit, is
-    rejected with its id, and encoding goes on. With --engine ray, the processes run on the nodes of the cluster that
-    RAY_ADDRESS names.
+    A process that dies ends the run with an error that names the shard and its texts; the same command resumes. With
+    --engine ray, the processes run on the nodes of the cluster that RAY_ADDRESS names.
     """
     from onnxtool.encoding import encode_parts
 
@@ -111,7 +110,7 @@ def part(
 
     A split is a piece of the collection, determined only by the sizes of its files; every machine passes the same
     options except for --part. Finished splits are left as they are, so the same command resumes after being killed at
-    any moment. A text that kills the encoding process, or needs more than --memory_limit, is rejected with its id.
+    any moment. A process that dies is an error that names the shard and its texts.
     """
     from onnxtool.encoding import encode_part
 
@@ -168,20 +167,10 @@ def _part_blocks(report: PartReport) -> list[Block]:
                 ("Encoded", _encoded(report)),
                 ("Texts", f"{report.num_encoded} by this run"),
                 ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
-                *_lost(report),
             ]
         ),
         *(Note(note) for note in report.notes),
     ]
-
-
-def _lost(report: PartReport | RunReport) -> list[tuple[str, str]]:
-    facts = []
-    if report.num_deaths:
-        facts.append(("Processes that died", f"{report.num_deaths}, and were started again"))
-    if report.num_left_out:
-        facts.append(("Texts that no process can run", str(report.num_left_out)))
-    return facts
 
 
 def _encoded(report: PartReport) -> str:
@@ -203,7 +192,6 @@ def _merge_blocks(report: MergeReport) -> list[Block]:
         work = [
             ("Time", f"{format_duration(report.seconds * 1e3)}, {report.texts_per_s:.1f} texts/s"),
             ("Processes", f"{report.processes}, engine {report.engine}"),
-            *_lost(report),
         ]
     optional = (
         (report.num_rejects, "Rejected lines", f"{report.num_rejects}, in {report.rejects_path}"),

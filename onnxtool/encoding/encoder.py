@@ -5,7 +5,7 @@ A shard with a record is done. Two machines that make the same shard write the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -15,9 +15,9 @@ from onnxtool.encoding.locations import Location
 from onnxtool.encoding.options import VectorOptions
 from onnxtool.encoding.output import OutputFolder, StagedShard
 from onnxtool.encoding.pipeline import encode_windows
-from onnxtool.encoding.progress import Event, OnEvent
+from onnxtool.encoding.progress import Event, OnEvent, OnRunning, ignore
 from onnxtool.encoding.records import RUN_FILE, Records, ShardEntry, ShardTexts, SplitRecord, begin_run
-from onnxtool.encoding.sources import Document, LineCounts, Reject, SourceReader
+from onnxtool.encoding.sources import LineCounts, Reject, SourceReader
 from onnxtool.encoding.splits import SplitEnd, SplitWindows, Window, split_corpus
 from onnxtool.errors import InputError
 
@@ -90,44 +90,30 @@ class SplitEncoder:
         assert self.records is not None  # noqa: S101  `begin` reads them
         return self.records
 
-    def encode(
-        self,
-        numbers: Iterable[int],
-        on_event: OnEvent,
-        *,
-        left_out: Mapping[int, str] | None = None,
-        one_shard: bool = False,
-    ) -> int:
-        """Write splits and their records; return how many splits are done.
+    def encode(self, numbers: Iterable[int], on_event: OnEvent, on_running: OnRunning = ignore) -> None:
+        """Write splits and their records.
 
         Args:
             numbers: the numbers of the splits.
             on_event: receives each batch, as for `encode_windows`, and each finished shard and split.
-            left_out: with `one_shard`, the positions of rejected texts, with reasons.
-            one_shard: whether to write only the next shard of each split.
+            on_running: as for `encode_windows`.
 
         Raises:
             InputError: the input cannot be read or has changed, or a line has no text and the task is strict.
             OnnxtoolError: as for `encode_corpus`.
         """
-        windows: Iterator[Window] = (
-            window for number in numbers for window in self._windows(number, one_shard=one_shard)
-        )
-        if left_out:
-            windows = _without(windows, left_out)
+        windows = (window for number in numbers for window in self._windows(number))
         shard: StagedShard | None = None
-        num_splits = 0
         try:
             with (
                 self.folder.writing(),
                 self.folder.staging() as staging,
-                closing(encode_windows(self.job.model, windows, self.job.plan, on_event)) as encoded,
+                closing(encode_windows(self.job.model, windows, self.job.plan, on_event, on_running)) as encoded,
             ):
                 for part in encoded:
                     name = part.window.shard
                     if part.window.end is not None:
                         self._record_split(name.split, part.window.end)
-                        num_splits += 1
                         read_bytes, num_rejects = part.window.size_bytes, len(part.window.end.rejects)
                         on_event(Event(splits=1, rejects=num_rejects, size_bytes=read_bytes))
                         continue
@@ -147,7 +133,6 @@ class SplitEncoder:
         finally:
             if shard is not None:
                 shard.abandon()
-        return num_splits
 
     def _record_split(self, number: int, end: SplitEnd) -> None:
         begins_inside = self.splits[number].begin > 0
@@ -156,23 +141,19 @@ class SplitEncoder:
             number, SplitRecord(end.num_shards, num_texts, end.num_lines, begins_inside, end.tag, end.rejects)
         )
 
-    def _windows(self, number: int, *, one_shard: bool) -> Iterator[Window]:
-        """Yield the windows of a split that are not encoded yet; with `one_shard`, only from its next shard."""
+    def _windows(self, number: int) -> Iterator[Window]:
+        """Yield the windows of a split that are not encoded yet."""
         begun = self._begun.begun(number)
         self._num_texts[number] = sum(shard.num_texts for shard in begun)
         done = [shard.digest for shard in begun]
-        for window in self._read(number, done, lambda reject: self._require_lenient(reject, number)):
-            if one_shard and window.end is None and window.shard.number > len(done):
-                return
-            yield window
-
-    def _read(self, number: int, done: Sequence[str], on_reject: Callable[[Reject], None]) -> SplitWindows:
         split = self.splits[number]
         (first, *_) = split.sources
         # Texts without ids are named after their line numbers.
         before = self._counts.before(first, split.begin) if split.begin and first.suffix == ".txt" else 0
         reader = SourceReader(split.sources, split.begin, split.end, before)
-        return SplitWindows(number, reader, self.job.limits, done, on_reject)
+        yield from SplitWindows(
+            number, reader, self.job.limits, done, lambda reject: self._require_lenient(reject, number)
+        )
 
     def _require_lenient(self, reject: Reject, number: int) -> None:
         """Refuse a line without a text if the task is strict.
@@ -187,23 +168,3 @@ class SplitEncoder:
                 f"{reject.file}:{line} {reject.reason}",
                 "correct the line, or leave out --strict to have such lines counted and written to a file",
             )
-
-    def next_texts(self, number: int) -> list[Document]:
-        """Read the texts of a split's next unwritten shard; none if all are written."""
-        done = [shard.digest for shard in self._begun.begun(number)]
-        windows = self._read(number, done, lambda _reject: None)
-        return [document for window in windows if window.shard.number == len(done) for document in window.documents]
-
-
-def _without(windows: Iterator[Window], left_out: Mapping[int, str]) -> Iterator[Window]:
-    """Reject texts in the windows of one shard by position."""
-    before = 0
-    for window in windows:
-        placed = list(enumerate(window.documents, start=before))
-        before += len(placed)
-        refused = tuple(
-            Reject(document.file, document.line, left_out[place], document.id)
-            for place, document in placed
-            if place in left_out
-        )
-        yield replace(window, documents=tuple(one for place, one in placed if place not in left_out), refused=refused)

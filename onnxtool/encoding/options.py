@@ -23,9 +23,6 @@ from onnxtool.runtime.providers import Provider, ProviderOptions, Threads
 OUTPUT_FORMATS = ("jsonl", "parquet", "npy")
 WEIGHTS = ("int", "float")
 
-MemoryLimit = Annotated[
-    int, Option("Megabytes that a process may allocate; a text that needs more is rejected. 0: no limit.", minimum=0)
-]
 Workers = Annotated[int, Option("Concurrent batches of a corpus; 0: one per core.", minimum=0)]
 ENGINES = ("local", "ray")
 
@@ -132,7 +129,6 @@ class ProcessOptions(Options):
     Attributes:
         processes: number of processes; 0 for one per eight cores of this machine, or one per node of the cluster.
         workers: number of concurrent batches in each process; 0 for its share of the cores.
-        memory_limit: megabytes that a process may allocate; a text that needs more is rejected; 0 for no limit.
     """
 
     processes: Annotated[
@@ -142,7 +138,6 @@ class ProcessOptions(Options):
     workers: Annotated[
         int, Option("Concurrent batches in each process.", minimum=0, default="its share of the cores")
     ] = 0
-    memory_limit: MemoryLimit = 0
 
 
 class PartOptions(ProcessOptions):

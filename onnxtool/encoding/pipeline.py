@@ -6,14 +6,16 @@ Shape letters: N texts of a window, B texts of a batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.encoding.progress import Event, OnEvent
+from onnxtool.encoding.progress import Event, OnEvent, OnRunning, Running, ignore
 from onnxtool.encoding.sources import Document, Reject
 from onnxtool.encoding.splits import Window
 from onnxtool.errors import InputError
@@ -32,6 +34,8 @@ CorpusModel = LoadedModel | PictureModel
 
 # A document with its model inputs.
 _Read = tuple[Document, list[Any]]
+# Marks the texts of a window as running in a block.
+_Told = Callable[[], AbstractContextManager[None]]
 
 _MARK = "#"  # between the id of a text and the number of a passage
 TOO_LONG = "has more tokens than the model takes"
@@ -107,7 +111,7 @@ class _Running:
 
 
 def encode_windows(
-    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_event: OnEvent
+    model: CorpusModel, windows: Iterable[Window], plan: Plan, on_event: OnEvent, on_running: OnRunning = ignore
 ) -> Generator[EncodedWindow, None, None]:
     """Yield the vectors of `windows`, in order.
 
@@ -118,6 +122,7 @@ def encode_windows(
         windows: groups of texts that are in memory at once.
         plan: settings for running them.
         on_event: receives the texts of each batch, and its share of the window's bytes by tokens.
+        on_running: receives the texts that threads begin to tokenize or run, and those that they are done with.
 
     Raises:
         OnnxtoolError: reading, tokenizing or running failed.
@@ -130,7 +135,7 @@ def encode_windows(
 
         def start_next() -> _Running | None:
             window = next(remaining, None)
-            return None if window is None else _start(model, window, plan, workers)
+            return None if window is None else _start(model, window, plan, workers, on_running)
 
         try:
             ahead = deque(reader.submit(start_next) for _ in range(_WINDOWS_AHEAD))
@@ -142,9 +147,17 @@ def encode_windows(
             reader.shutdown(wait=True, cancel_futures=True)
 
 
-def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor) -> _Running:
-    found, rejects = _tokenize(model, window.documents, plan) if window.documents else ([], ())
-    rejects = (*window.refused, *rejects)
+def _start(
+    model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolExecutor, on_running: OnRunning
+) -> _Running:
+    found: list[_Read] = []
+    rejects: tuple[Reject, ...] = ()
+    told: _Told = nullcontext
+    if window.documents:
+        first, last = window.documents[0].id, window.documents[-1].id
+        told = partial(_told, on_running, Running(window.shard.stem, first, last))
+        with told():
+            found, rejects = _tokenize(model, window.documents, plan)
     window = replace(window, documents=tuple(document for document, _ in found))
     read = [text for _, texts in found for text in texts]
     rows = window.documents
@@ -154,8 +167,17 @@ def _start(model: CorpusModel, window: Window, plan: Plan, workers: ThreadPoolEx
         read = [replace(text, offsets=None) for text in read]  # most of what a token takes in memory
     # Longest first, so that the last batches of the corpus, when workers run dry, are short.
     places = list(plan.rules.batches([len(text) for text in read]))[::-1]
-    results = [workers.submit(_encode, model, [read[place] for place in batch], plan) for batch in places]
+    results = [workers.submit(_encode, model, [read[place] for place in batch], plan, told) for batch in places]
     return _Running(window, rows, read, rejects, places, results)
+
+
+@contextmanager
+def _told(on_running: OnRunning, running: Running) -> Iterator[None]:
+    on_running(running)
+    try:
+        yield
+    finally:
+        on_running(running._replace(change=-1))
 
 
 def _tokenize(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> tuple[list[_Read], tuple[Reject, ...]]:
@@ -192,13 +214,14 @@ def _texts(model: CorpusModel, documents: Sequence[Document], plan: Plan) -> lis
     return model.windows(texts, prompt=plan.prompt, task=plan.task, long=long, with_offsets=in_windows)
 
 
-def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan) -> AnyVectors:
-    given: Any = (
-        model.run(texts)
-        if isinstance(model, PictureModel)
-        else model.pool(model.run(texts), keep_special=plan.keep_special)
-    )
-    vectors: AnyVectors = plan.form.apply(given)
+def _encode(model: CorpusModel, texts: Sequence[Any], plan: Plan, told: _Told) -> AnyVectors:
+    with told():
+        given: Any = (
+            model.run(texts)
+            if isinstance(model, PictureModel)
+            else model.pool(model.run(texts), keep_special=plan.keep_special)
+        )
+        vectors: AnyVectors = plan.form.apply(given)
     return vectors
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from operator import add
+from typing import Annotated, NamedTuple
 
 from onnxtool.encoding.files import staged, written
 from onnxtool.encoding.options import CorpusProgress
@@ -23,7 +24,7 @@ class Event(NamedTuple):
     """A worker's progress report; its figures are increments.
 
     Attributes:
-        texts: number of texts run; negative if they will be run again.
+        texts: number of texts run.
         encoded: number of texts in written shards.
     """
 
@@ -33,14 +34,33 @@ class Event(NamedTuple):
     tokens: int = 0
     rejects: int = 0
     splits: int = 0
-    deaths: int = 0
-    left_out: int = 0
 
-    @classmethod
-    def total(cls, events: Iterable[Event]) -> Event:
-        """Add events up."""
-        sums: Any = map(sum, zip(cls(), *events, strict=True))
-        return cls(*sums)
+    def plus(self, other: Event) -> Event:
+        """Add the figures of another event."""
+        return Event(*map(add, self, other))
+
+
+class Running(NamedTuple):
+    """Texts that a worker begins to tokenize or run, or is done with.
+
+    Attributes:
+        shard: the shard that they are part of.
+        first: the id of the first of them.
+        last: the id of the last.
+        change: 1 at the beginning, -1 at the end.
+    """
+
+    shard: str
+    first: str
+    last: str
+    change: int = 1
+
+
+OnRunning = Callable[[Running], None]
+
+
+def ignore(_running: Running) -> None:
+    """Do nothing: this process would end with the texts."""
 
 
 OnEvent = Callable[[Event], None]
@@ -69,7 +89,7 @@ class Tally:
     def add(self, event: Event) -> None:
         """Add a worker's report, from any thread."""
         with self._lock:
-            self.total = Event.total([self.total, event])
+            self.total = self.total.plus(event)
             now = time.perf_counter()
             share = min(1.0, (self._done_bytes + self.total.size_bytes) / self._total_bytes)
             left = None

@@ -48,7 +48,6 @@ class RayWorkers:
         hint = "pip install 'onnxtool-cli[ray]', or leave out --engine"
         self._ray = ray = imported("ray", "the engine ray needs Ray", hint)
         self._task, self._on_event = task, on_event
-        self._memory_bytes = options.memory_limit * 1_000_000
         self._until_closed = ExitStack()
         if not ray.is_initialized():
             # Ray prints lost nodes to stdout, which is reserved for the report.
@@ -76,7 +75,7 @@ class RayWorkers:
 
     def open(self) -> Opened:
         """Load the model on a node, and claim the folder."""
-        found: Opened = self._get(self._remote.remote(self._task, self._memory_bytes, None))
+        found: Opened = self._get(self._remote.remote(self._task, None))
         return found
 
     def encode(self, numbers: Sequence[int]) -> None:
@@ -92,7 +91,7 @@ class RayWorkers:
         while waiting or running:
             check_interrupted()
             while waiting and len(running) < self.num_processes:
-                running.add(self._remote.remote(task, self._memory_bytes, waiting.popleft()))
+                running.add(self._remote.remote(task, waiting.popleft()))
             done, _ = self._ray.wait([*running], timeout=_POLL_S)
             for finished in done:
                 running.remove(finished)
@@ -122,22 +121,16 @@ class RayWorkers:
         self._until_closed.close()
 
 
-_kept: dict[str, tuple[Worker, list[Event]]] = {}
+_kept: dict[str, Worker] = {}
 
 
-def _work(task: Task, memory_bytes: int, number: int | None) -> Opened | Event:
-    """Encode a split in a Ray process, which keeps the model for the next one; without a number, only load it."""
-    key = repr(task)
-    if key not in _kept:
-        events: list[Event] = []
-        _kept[key] = Worker(task, memory_bytes, events.append), events
-    worker, events = _kept[key]
-    events.clear()
-    if number is None:
-        return worker.open()
-    worker.encode(number)
-    worker.settle()
-    return Event.total(events)
+def _work(task: Task, number: int | None) -> Opened | Event:
+    """Encode a split in a Ray process, which keeps the model for the next one; without a number, only load it.
+
+    The model runs in a child process, whose end is an error of the task; Ray would only repeat the task.
+    """
+    worker = _kept.setdefault(repr(task), Worker(task, lambda _event: None))
+    return worker.open() if number is None else worker.encode(number)
 
 
 # Options without meaning for pipeline tables, because they concern files or splits.

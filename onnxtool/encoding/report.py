@@ -96,8 +96,6 @@ class PartReport:
         num_splits: their number.
         num_encoded_splits: number of splits that were not done before.
         num_encoded: number of texts encoded by this run.
-        num_deaths: number of times a process died and was restarted.
-        num_left_out: number of texts that no process could run on their own, to be listed among the rejected lines.
         seconds: duration, including loading the model.
         texts_per_s: speed, likewise.
         notes: notes for the user.
@@ -108,8 +106,6 @@ class PartReport:
     num_splits: int
     num_encoded_splits: int
     num_encoded: int
-    num_deaths: int
-    num_left_out: int
     seconds: float
     texts_per_s: float
     notes: tuple[str, ...] = ()
@@ -125,8 +121,6 @@ class RunReport(MergeReport):
         processes: number of processes.
         num_encoded_splits: number of splits that were not done before.
         num_encoded: number of texts encoded by this run, of `num_texts`.
-        num_deaths: number of times a process died and was restarted.
-        num_left_out: number of texts that no process could run on their own, listed among the rejected lines.
         seconds: duration, including loading the model.
         texts_per_s: speed, likewise.
     """
@@ -135,8 +129,6 @@ class RunReport(MergeReport):
     processes: int
     num_encoded_splits: int
     num_encoded: int
-    num_deaths: int
-    num_left_out: int
     seconds: float
     texts_per_s: float
 

@@ -230,8 +230,6 @@ def _figures_of_work(num_splits: int, tally: Tally, start: float) -> dict[str, A
     return {
         "num_encoded_splits": num_splits,
         "num_encoded": total.encoded,
-        "num_deaths": total.deaths,
-        "num_left_out": total.left_out,
         "seconds": seconds,
         "texts_per_s": total.encoded / seconds,
     }

@@ -123,7 +123,6 @@ class Window:
         shard: the shard it is part of.
         digest: digest of the shard's ids and texts in its last window; otherwise empty.
         size_bytes: bytes of the corpus read for it.
-        refused: texts that are not encoded, with reasons.
         end: the end of the split, in a last window without texts.
     """
 
@@ -131,7 +130,6 @@ class Window:
     shard: ShardName
     digest: str
     size_bytes: int = 0
-    refused: tuple[Reject, ...] = ()
     end: SplitEnd | None = None
 
 

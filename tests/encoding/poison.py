@@ -32,10 +32,11 @@ def after(module):
 
     kept = []
 
-    def encode(model, texts, plan):
+    def encode(model, texts, plan, told):
         if any(id(text) in bad for text in texts):
-            {act}
-        return run(model, texts, plan)
+            with told():
+                {act}
+        return run(model, texts, plan, told)
 
     module._tokenize, module._encode = watched, encode
 

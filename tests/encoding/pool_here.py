@@ -16,7 +16,7 @@ class PoolHere:
 
     def __init__(self, _count: int, *, initargs: tuple[Any, ...], **_: Any) -> None:
         files._fetch.cache_clear()  # a process would fetch the model by itself
-        task, tell, _ = initargs
+        task, tell = initargs
         self._tell = Connection(os.dup(tell.fileno()))
         self._here = workers._Here(task, self._tell)
 

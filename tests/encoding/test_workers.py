@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -11,16 +10,14 @@ import sys
 import threading
 import time
 from contextlib import closing, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, encode_part, encode_parts, merge_parts
+from onnxtool.encoding import CorpusProgress, PartOptions, RunOptions, corpus_status, encode_part, encode_parts
 from onnxtool.encoding.encoder import Task
-from onnxtool.encoding.progress import Event
-from onnxtool.encoding.workers import Died, Worker
+from onnxtool.encoding.workers import Worker
 from onnxtool.errors import InputError, ModelFileError, SessionError
 from onnxtool.progress import listening
 from tests.encoding.corpora import (
@@ -30,7 +27,6 @@ from tests.encoding.corpora import (
     collection,
     contents_of,
     dense_model,
-    lines_of,
     make_texts,
     whole,
     write_corpus,
@@ -54,7 +50,7 @@ def test_workers_are_one_run(tmp_path: Path) -> None:
     seen: list[Any] = []
     with listening(seen.append):
         report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(processes=2, workers=1))
-    assert (report.processes, report.num_encoded_splits, report.num_deaths) == (2, report.num_splits, 0)
+    assert (report.processes, report.num_encoded_splits) == (2, report.num_splits)
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
     progress = [stage for stage in seen if isinstance(stage, CorpusProgress)][-1]
     assert (progress.num_texts, round(progress.share, 6)) == (report.num_encoded, 1)
@@ -63,36 +59,19 @@ def test_workers_are_one_run(tmp_path: Path) -> None:
     assert (again.processes, again.num_encoded, again.num_texts) == (0, 0, report.num_texts)
 
 
-@pytest.mark.parametrize(
-    ("act", "reason", "by"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "cannot be encoded: it ends the process", "part"),
-        ("raise MemoryError('no room')", "cannot be encoded: no room", "run"),
-    ],
-)
-def test_a_text_that_ends_its_process_is_rejected_with_its_id(
-    tmp_path: Path, act: str, reason: str, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And all others are encoded as if it had not been there; two in one shard, and one in another."""
+def test_a_process_that_dies_is_an_error_that_names_the_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With their shard; finished shards are kept, and without the text the same command goes on to the end."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    poison(corpus, 7, 12, 85)
-    for name, value in poisoned(tmp_path, code_of(act)).items():
+    poison(corpus, 40)
+    for name, value in poisoned(tmp_path, code_of("os.abort()")).items():
         monkeypatch.setenv(name, value)
-    place, options = tmp_path / "vectors", replace(OPTIONS, contents=True)
-    if by == "part":
-        report = encode_part(model, corpus, place, options, PartOptions(processes=1))
-        assert (report.num_left_out, report.num_encoded, report.num_deaths > 5) == (3, 87, True)
-        assert merge_parts(place).manifest
-    else:
-        run = encode_parts(model, corpus, place, options, RunOptions(processes=2, workers=1))
-        assert (run.num_left_out, run.num_texts, run.num_rejects) == (3, 87, 3)
-    rejects = [json.loads(line) for line in (tmp_path / "vectors.rejects.jsonl").read_text().splitlines()]
-    assert [(line["id"], line["line"], line["reason"]) for line in rejects] == [
-        (f"poison{place}", place + 1, reason) for place in (7, 12, 85)
-    ]
-    assert [line["id"] for line in lines_of(tmp_path / "vectors")] == [
-        f"d{place}" for place in range(90) if place not in (7, 12, 85)
-    ]
+    place = tmp_path / "vectors"
+    with pytest.raises(SessionError, match="while it encoded shard part-00001, texts d37 to d52"):
+        encode_part(model, corpus, place, OPTIONS, PartOptions(processes=1, workers=1))
+    (tmp_path / "sitecustomize.py").unlink()
+    before = corpus_status(place).num_texts
+    report = encode_parts(model, corpus, place, OPTIONS)
+    assert (report.num_texts, report.num_encoded) == (90, 90 - before)
 
 
 def _workers(folder: str | None = None) -> list[int]:
@@ -108,29 +87,30 @@ def _workers(folder: str | None = None) -> list[int]:
     return found
 
 
-def test_workers_that_are_killed_are_started_again(tmp_path: Path) -> None:
-    """From outside, at random moments: nothing is rejected, and the bytes are those of one run."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
+def test_a_worker_that_is_killed_ends_the_run_and_the_next_one_resumes(tmp_path: Path) -> None:
+    """From outside, until nothing is left to do: the bytes are those of one run."""
+    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(800))
     chance = random.Random(0)  # noqa: S311  no secret
     kills = 0
     ended = threading.Event()
 
     def kill() -> None:
         nonlocal kills
-        while not ended.wait(0.05 + chance.random() * 0.2) and kills < 3:
-            if not list(tmp_path.glob("vectors.parts/part-*")):
-                continue
-            for child in _workers():
-                os.kill(child, signal.SIGKILL)
-                kills += 1
+        while not ended.wait(0.05 + chance.random() * 0.2) and not kills:
+            if list(tmp_path.glob("vectors.parts/part-*")):
+                for child in _workers():
+                    os.kill(child, signal.SIGKILL)
+                    kills += 1
 
     thread = threading.Thread(target=kill)
     thread.start()
-    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, RunOptions(processes=2, workers=1))
+    run = RunOptions(processes=2, workers=1)
+    with pytest.raises(SessionError, match="an encoding process ended without an error while it "):
+        encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, run)
     ended.set()
     thread.join()
-    assert (report.num_left_out, report.num_texts) == (0, 2000)
-    assert report.num_deaths >= 1
+    report = encode_parts(model, corpus, tmp_path / "vectors", OPTIONS, run)
+    assert (report.num_texts, report.num_encoded < 800) == (800, True)
     assert contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
 
 
@@ -219,44 +199,13 @@ def test_what_a_worker_meets_is_the_error_of_the_run(tmp_path: Path) -> None:
         encode_parts(model, corpus, tmp_path / "vectors", OPTIONS)
 
 
-def test_a_text_is_not_convicted_by_a_single_death(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor where it follows one that ends its process twice: this death may be somebody else's fault."""
-    worker = Worker(Task(tmp_path, tmp_path, tmp_path, OPTIONS), 0, lambda _event: None)
-    deaths = [3, 3, 4]
-
-    def call(function: Any, _number: int, place: int = 0) -> Any:
-        if function.__name__ == "_count":
-            return 6
-        if deaths and deaths[0] == place:
-            deaths.pop(0)
-            raise Died
-        return ""
-
-    monkeypatch.setattr(worker, "_call", call)
-    assert worker._find(0) == {3: "cannot be encoded: it ends the process"}
-    assert not deaths
-
-
-def test_a_shard_of_which_no_text_is_at_fault_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only together do they end the process, by memory for one; nothing is rejected then."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
-    poison(corpus, 20)
-    for name, value in poisoned(tmp_path, code_of("os._exit(3) if len(texts) > 1 else None")).items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SessionError, match="split 0 ends the process that encodes it, but none of its texts does"):
-        encode_parts(model, corpus, tmp_path / "vectors", replace(OPTIONS, split_bytes=1 << 20))
-
-
 def test_a_process_ends_when_it_is_told(tmp_path: Path) -> None:
     """As an error of another worker, or an interruption, tells it; and it is waited for."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(30))
-    events: list[Event] = []
     task = Task(model, corpus, tmp_path / "vectors", OPTIONS, workers=1)
-    with closing(Worker(task, 0, events.append)) as worker:
+    with closing(Worker(task, lambda _event: None)) as worker:
         assert worker.open().missing[0] == 0
-        worker.encode(0)
-        worker.settle()
-        assert Event.total(events).splits == 1
+        assert worker.encode(0).splits == 1
         before = _workers()
         worker.stop()
         deadline = time.monotonic() + 30
@@ -285,7 +234,7 @@ def test_a_thread_that_cannot_be_started_is_no_hang(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(threading.Thread, "start", start)
     task = Task(dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", ["a"]), tmp_path / "v", OPTIONS, 1)
-    worker = Worker(task, 0, lambda _event: None)
+    worker = Worker(task, lambda _event: None)
     with pytest.raises(RuntimeError, match="start new thread"):
         worker.open()
     worker.close()
