@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from onnxtool.autodiff.engine import differentiate
-from onnxtool.autodiff.expansion import LOWEST_OPSET, prepare
-
-__all__ = ["LOWEST_OPSET", "differentiate", "prepare"]
+from onnxtool.autodiff.engine import differentiate as differentiate
+from onnxtool.autodiff.expansion import LOWEST_OPSET as LOWEST_OPSET
+from onnxtool.autodiff.expansion import prepare as prepare

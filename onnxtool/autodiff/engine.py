@@ -22,7 +22,6 @@ from onnxtool.errors import GradientError
 from onnxtool.graph.edit import reads
 from onnxtool.graph.shapes import infer_types
 from onnxtool.model_file.domains import settle_imports
-from onnxtool.options import checked
 
 
 class Flow:
@@ -113,7 +112,6 @@ _GRADIENT = "onnxtool.gradient"
 _MISFITS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
-@checked
 def differentiate(
     model_or_graph: ir.Model | ir.Graph, output: str, with_respect_to: Sequence[str]
 ) -> dict[str, ir.Value]:

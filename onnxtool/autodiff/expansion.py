@@ -12,12 +12,10 @@ import onnx_ir.passes.common as common
 from onnxtool.errors import GradientError, first_line
 from onnxtool.graph.edit import attribute, constant
 from onnxtool.model_file.domains import default_opset, settle_imports
-from onnxtool.options import checked
 
 LOWEST_OPSET = 18  # before, ScatterElements has no max reduction, and the axes of ReduceMean are an attribute
 
 
-@checked
 def prepare(model: ir.Model) -> None:
     """Inline the functions of `model`, and convert it to opset 18 if it is older, in place.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from onnxtool.errors import InputError, some
-from onnxtool.options import StrPath, check, checked
+from onnxtool.options import StrPath, check
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, STDIN, lines_of, open_lines, open_regular, parse_json
 from onnxtool.reports import Json
 
@@ -96,7 +96,6 @@ def documents_of_collection(folder: object, names: Collection[str]) -> str | Non
     return found[0] if beside and found else None
 
 
-@checked
 def read_texts(path: StrPath) -> tuple[TextInput, ...]:
     """Read all texts of the file at `path`; see `iterate_texts`."""
     return tuple(iterate_texts(Path(path)))

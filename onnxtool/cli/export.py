@@ -38,8 +38,8 @@ def command(
     The architecture is taken from config.json, outputs and dynamic axes are found by running the model, and the file is
     kept only after it has been compared with PyTorch on several shapes, masks and texts.
     """
-    from onnxtool.export import export_model, plan_export  # imports tracing, which --help does not need
     from onnxtool.export.preparation import partner_paths
+    from onnxtool.export.run import export_model, plan_export  # imports tracing, which --help does not need
     from onnxtool.export.target import find_target
 
     if optimize and find_target(options.target).reads_folder:

@@ -34,7 +34,7 @@ def encode_folder(
     """Encode `corpus` into the folder `output`, and print the report; with `dry_run`, what would be written."""
     if corpus is None:
         raise click.UsageError("nothing to encode: pass the corpus with --input, or an --output that is a file")
-    from onnxtool.encoding import encode_corpus, plan_corpus
+    from onnxtool.encoding.run import encode_corpus, plan_corpus
 
     if dry_run:
         emit_plan(plan_corpus(model_path, corpus, output, options), format_name)

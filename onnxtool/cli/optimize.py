@@ -55,7 +55,10 @@ def command(
     The passes run in a fixed order and report their changes; the result is kept only after it has been compared with
     the input on several shapes and masks.
     """
-    from onnxtool.optimize import optimize_model, plan_optimization  # imports all passes, which --help does not need
+    from onnxtool.optimize.run import (  # imports all passes, which --help does not need
+        optimize_model,
+        plan_optimization,
+    )
 
     if data is None and (fail_if or measure):
         raise click.UsageError(f"{'--fail_if' if fail_if else '--measure'} is for a test collection: pass --data DIR")
@@ -66,7 +69,8 @@ def command(
         )
     judge = None
     if data is not None:
-        from onnxtool.evaluation import EvaluateOptions, judge_by_retrieval
+        from onnxtool.evaluation.options import EvaluateOptions
+        from onnxtool.evaluation.run import judge_by_retrieval
 
         judge = judge_by_retrieval(
             options.model_path, data, EvaluateOptions(fail_if=fail_if, measures=measure, provider=options.provider)

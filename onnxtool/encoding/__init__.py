@@ -20,14 +20,13 @@ if TYPE_CHECKING:
     from onnxtool.encoding.run import encode_corpus as encode_corpus
     from onnxtool.encoding.run import encode_part as encode_part
     from onnxtool.encoding.run import encode_parts as encode_parts
-    from onnxtool.encoding.run import plan_corpus as plan_corpus
 
 _MODULES = {
     **dict.fromkeys(
         ("CorpusOptions", "CorpusProgress", "PartOptions", "RunOptions", "VectorOptions"), "onnxtool.encoding.options"
     ),
     **dict.fromkeys(("Shard", "by_document", "read_shards"), "onnxtool.encoding.reading"),
-    **dict.fromkeys(("encode_corpus", "encode_part", "encode_parts", "plan_corpus"), "onnxtool.encoding.run"),
+    **dict.fromkeys(("encode_corpus", "encode_part", "encode_parts"), "onnxtool.encoding.run"),
     **dict.fromkeys(("corpus_status", "merge_parts"), "onnxtool.encoding.merge"),
 }
 

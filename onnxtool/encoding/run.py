@@ -147,7 +147,6 @@ def _kept(is_kept: bool) -> tuple[str, ...]:
     return (_KEPT,) if is_kept else ()
 
 
-@checked
 def plan_corpus(
     model_path: AnyLocation, corpus: AnyLocation, output: OutputLocation, options: CorpusOptions
 ) -> WritePlan:

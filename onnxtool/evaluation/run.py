@@ -455,7 +455,6 @@ def _foretell(path: Path, options: EvaluateOptions, collection: Collection) -> N
     )
 
 
-@checked
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return a judge that evaluates a candidate on the collection in `data`, and rejects it if a gate is met.
 

@@ -10,15 +10,13 @@ if TYPE_CHECKING:
     from onnxtool.export.options import DTYPES as DTYPES
     from onnxtool.export.options import ExportOptions as ExportOptions
     from onnxtool.export.run import export_model as export_model
-    from onnxtool.export.run import plan_export as plan_export
 
 _MODULES = {
     "DTYPES": "onnxtool.export.options",
     "ExportOptions": "onnxtool.export.options",
     "export_model": "onnxtool.export.run",
-    "plan_export": "onnxtool.export.run",
 }
 
-__all__ = ["DTYPES", "ExportOptions", "export_model", "plan_export"]
+__all__ = ["DTYPES", "ExportOptions", "export_model"]
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -187,7 +187,6 @@ def _with_reasons(
     return replace(report, notes=(*report.notes, *(f"{reason}; used {strategy.name} instead" for reason in reasons)))
 
 
-@checked
 def plan_export(options: ExportOptions) -> WritePlan:
     """Check the options and the checkpoint's configuration, and describe what would be written; loads no weights.
 

@@ -9,7 +9,6 @@ from onnxtool.lazy import lazy_names
 if TYPE_CHECKING:
     from onnxtool.checkpoint.quantized_vectors import restore_vectors as restore_vectors
     from onnxtool.checkpoint.text_files import TextInput as TextInput
-    from onnxtool.checkpoint.text_files import read_texts as read_texts
     from onnxtool.infer.chats import LongTexts as LongTexts
     from onnxtool.infer.generation.options import GenerateOptions as GenerateOptions
     from onnxtool.infer.generation.writing import generate as generate
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "restore_vectors": "onnxtool.checkpoint.quantized_vectors",
-    **dict.fromkeys(("TextInput", "read_texts"), "onnxtool.checkpoint.text_files"),
+    "TextInput": "onnxtool.checkpoint.text_files",
     "LongTexts": "onnxtool.infer.chats",
     "GenerateOptions": "onnxtool.infer.generation.options",
     **dict.fromkeys(("generate", "load_writer"), "onnxtool.infer.generation.writing"),

@@ -62,7 +62,6 @@ def run_texts(
     return answer_texts(_load(options), texts, _asked(options))
 
 
-@checked
 def encode_texts(options: InferOptions, *, dense: bool = False) -> tuple[list[str], AnyVectors]:
     """Return the ids and the vectors of the texts of `options`; those without an id are numbered from 1.
 

@@ -14,7 +14,7 @@ from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.model_file import ModelFile
-from onnxtool.options import CheckpointName, StrPath, checked
+from onnxtool.options import CheckpointName, StrPath
 from onnxtool.runtime.tokens import open_tokenizer
 
 QUERY = "query"  # the name of the queries' prompt and task
@@ -54,7 +54,6 @@ class StaticQueries:
             [token for token, added in zip(text.ids, text.is_special, strict=True) if not added] for text in encoded
         ]
 
-    @checked
     def encode(self, texts: Iterable[str], *, prompt: str | None = None, keep_special: bool = False) -> SparseVectors:
         """Return the terms of N queries, in order.
 
@@ -83,7 +82,6 @@ class StaticQueries:
         )
 
 
-@checked
 def load_queries(model_path: StrPath, *, model_name: CheckpointName = None) -> StaticQueries | None:
     """Load the query lookup table from the files next to the model at `model_path`.
 

@@ -215,7 +215,6 @@ class TextModel:
         (task,) = (task for task in TASKS if self._file_for(task) != self.session.model.path)
         return self.open_partner(self._file_for(task))
 
-    @checked
     def tokenize(
         self, texts: str | Iterable[Text], *, prompt: str | None = None, task: TextTask = None
     ) -> list[EncodedText]:
@@ -232,7 +231,6 @@ class TextModel:
         """
         return [window for (window,) in self.windows(texts, prompt=prompt, task=task)]
 
-    @checked
     def windows(
         self,
         texts: str | Iterable[Text],

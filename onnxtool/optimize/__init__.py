@@ -11,16 +11,14 @@ if TYPE_CHECKING:
     from onnxtool.optimize.quantization.candidates import Judge as Judge
     from onnxtool.optimize.quantization.candidates import Judgement as Judgement
     from onnxtool.optimize.run import optimize_model as optimize_model
-    from onnxtool.optimize.run import plan_optimization as plan_optimization
 
 _MODULES = {
     "Judge": "onnxtool.optimize.quantization.candidates",
     "Judgement": "onnxtool.optimize.quantization.candidates",
     "OptimizeOptions": "onnxtool.optimize.options",
     "optimize_model": "onnxtool.optimize.run",
-    "plan_optimization": "onnxtool.optimize.run",
 }
 
-__all__ = ["Judge", "Judgement", "OptimizeOptions", "optimize_model", "plan_optimization"]
+__all__ = ["Judge", "Judgement", "OptimizeOptions", "optimize_model"]
 
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -98,7 +98,6 @@ def optimize_model(options: OptimizeOptions, *, judge: Judge | None = None) -> O
     return _optimize(options, judge)
 
 
-@checked
 def plan_optimization(options: OptimizeOptions) -> WritePlan:
     """Check the options and the file as `optimize_model` does before its first pass, and return what it would write.
 

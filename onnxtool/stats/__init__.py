@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 from onnxtool.model_file import ModelFile
-from onnxtool.options import Option, StrPath, check, checked
+from onnxtool.options import StrPath, checked
 from onnxtool.stats.settings import Settings as Settings
 from onnxtool.stats.settings import Shape as Shape
 from onnxtool.summary import summarize_file
@@ -14,10 +12,7 @@ from onnxtool.summary.difference import compare_stats as compare_stats
 from onnxtool.summary.difference import weights_of
 from onnxtool.summary.figures import Difference, Stats
 
-Size = Annotated[int, Option(minimum=1)]
 
-
-@checked
 def describe_model(path: StrPath, shape: Shape | None = None) -> Stats:
     """Summarize the ONNX file at `path`, with the cost of a run on inputs of `shape`.
 
@@ -53,5 +48,4 @@ def _describe(file: ModelFile, shape: Shape | None) -> Stats:
         return stats
     from onnxtool.stats.cost import estimate_cost
 
-    sizes = [check(f"shape.{name}", size, Size) for name, size in shape._asdict().items()]
-    return stats._replace(cost=estimate_cost(file.path, Shape(*sizes)))
+    return stats._replace(cost=estimate_cost(file.path, shape))

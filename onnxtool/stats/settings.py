@@ -1,15 +1,15 @@
 """Options of `stats`."""
 
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from onnxtool.options import NOTHING, Many, Option, Options
 
 
-class Shape(NamedTuple):
+class Shape(Options):
     """The size of the axes of a batch; an axis that the file fixes keeps its own size."""
 
-    batch_size: int = 1
-    sequence_length: int = 128
+    batch_size: Annotated[int, Option(minimum=1)] = 1
+    sequence_length: Annotated[int, Option(minimum=1)] = 128
 
 
 class Settings(Options):

@@ -21,11 +21,12 @@ from onnxtool.cli.render import Table
 from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import CheckpointError, GateError, InputError
-from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, judge_by_retrieval, onnx_systems
+from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, onnx_systems
 from onnxtool.evaluation.collection import open_collection, read_run, sample_documents, sample_queries
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
 from onnxtool.evaluation.report import Terms
+from onnxtool.evaluation.run import judge_by_retrieval
 from onnxtool.infer.vectors import SparseVectors
 from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates

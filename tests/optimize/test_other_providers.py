@@ -27,9 +27,10 @@ from onnxtool.errors import OptionError, PassError, ProviderError, VerificationE
 from onnxtool.guarded import GuardedChild, trusted
 from onnxtool.infer import InferOptions, run_texts
 from onnxtool.model_file import ModelFile
-from onnxtool.optimize import OptimizeOptions, optimize_model, plan_optimization
+from onnxtool.optimize import OptimizeOptions, optimize_model
 from onnxtool.optimize.quantization import candidates
 from onnxtool.optimize.quantization.candidates import Judgement
+from onnxtool.optimize.run import plan_optimization
 from onnxtool.runtime import providers, session
 from onnxtool.runtime.difference import Tolerance
 from onnxtool.runtime.providers import ExecutionProvider, ProviderOptions, has_bf16

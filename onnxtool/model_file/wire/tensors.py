@@ -18,7 +18,6 @@ from onnxtool.model_file.wire.messages import (
     read_entry,
 )
 from onnxtool.model_file.wire.protobuf import Data, Span, malformed, read
-from onnxtool.options import checked
 from onnxtool.reports import Dimension, TensorInfo
 
 _PLACE = ("location", "offset", "length")  # the external-data entries to read
@@ -182,7 +181,6 @@ def _external_data(name: str, entries: dict[str, str], size_bytes: int | None, p
     return ExternalData(entries["location"], offset, length)
 
 
-@checked
 def external_file(path: Path, location: str) -> Path:
     """Return the external data file at `location` of the model at `path`, following links.
 
