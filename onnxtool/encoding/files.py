@@ -1,6 +1,6 @@
-"""Read and write files on this machine, in object stores and in other filesystems.
+"""Read files from anywhere, and write them on this machine and in object stores.
 
-Files appear whole or not at all: in a filesystem they are written under a hidden name and renamed, in a store a single
+Files appear whole or not at all: on this machine they are written under a hidden name and renamed, in a store a single
 request writes them. Nothing is renamed in a store, and no multipart upload is started that could be left incomplete.
 """
 
@@ -120,7 +120,7 @@ def written(path: Path, content: bytes) -> Iterator[None]:
 def create(location: Location, content: bytes, token: str = "") -> bool:
     """Write a file that only one writer may create; return whether it has this content now.
 
-    If the file exists, a store refuses the request, other filesystems refuse the rename, and a disk refuses the link.
+    If the file exists, a store refuses the request, and a disk refuses the link.
     `token` distinguishes concurrent writers.
     """
     if isinstance(location, Uri):
@@ -155,11 +155,9 @@ def remove(locations: Iterable[Location]) -> None:
 
 def remove_folder(location: Location) -> None:
     """Remove a folder if it exists and is empty."""
-    if isinstance(location, Uri):
-        filesystems.remove_folder(location)
-        return
-    with suppress(OSError):
-        location.rmdir()
+    if isinstance(location, Path):  # a store has only names, no folders
+        with suppress(OSError):
+            location.rmdir()
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Locations of a corpus and its vectors: on this machine, in an object store, or in another filesystem."""
+"""Locations of a corpus and its vectors: on this machine, in an object store, or in a filesystem that is only read."""
 
 from __future__ import annotations
 

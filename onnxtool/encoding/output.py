@@ -25,8 +25,8 @@ from onnxtool.encoding.files import (
     staged,
     unfinished,
 )
-from onnxtool.encoding.filesystems import put
-from onnxtool.encoding.locations import STORES, AnyLocation, Uri, parse_location
+from onnxtool.encoding.filesystems import put, require_writable
+from onnxtool.encoding.locations import AnyLocation, Uri, parse_location
 from onnxtool.encoding.manifest import FileRecord, Manifest, ShardRecord, file_sha256, read_manifest
 from onnxtool.encoding.pipeline import EncodedWindow
 from onnxtool.encoding.shards import ShardFormat, ShardWriter
@@ -94,6 +94,8 @@ class OutputFolder:
         Raises:
             OutputWriteError: the folder cannot be made or written, or the disk is full.
         """
+        if isinstance(self.path, Uri):
+            require_writable(self.path)
         try:
             if isinstance(self.path, Path):
                 self.path.mkdir(parents=True, exist_ok=True)
@@ -118,7 +120,10 @@ class OutputFolder:
         Raises:
             InputError: the manifest cannot be read.
             OutputExistsError: the folder has foreign files.
+            OutputWriteError: nothing can be written there.
         """
+        if isinstance(self.path, Uri):
+            require_writable(self.path)
         is_known = read_manifest(self.manifest_path) is not None or bool(entries(self.records_path))
         if isinstance(self.path, Uri) or self.path.is_dir():
             self.require_names(is_known=force or is_known)
@@ -145,7 +150,7 @@ class OutputFolder:
 
     def half_written(self) -> tuple[str, ...]:
         """Return the unfinished files of active or killed workers. Stores have none."""
-        if isinstance(self.path, Uri) and self.path.scheme in STORES:
+        if isinstance(self.path, Uri):
             return ()
         return tuple(sorted(name for name in entries(self.path) if name.startswith(".") and _OWN_FILE.fullmatch(name)))
 
@@ -195,8 +200,7 @@ class OutputFolder:
             else:
                 stem, _, suffixes = name.partition(".")
                 name = f"{stem}.{digest[:_DIGITS]}.{suffixes}"
-                # No writer takes an existing file from another one, not even for the moment of a replacement.
-                put(self.path / name, path, named_by_contents=True)
+                put(self.path / name, path)
                 path.unlink()
             records.append(FileRecord(name, size, digest))
         if isinstance(self.path, Path):

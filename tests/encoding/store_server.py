@@ -25,14 +25,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
-
-from tests.encoding.filesystem_servers import NameNode, sftp_server
 
 BUCKET = "corpora"
 _SECRET = b"a-secret-of-the-tests---"
@@ -263,32 +260,8 @@ def _running(*command: str | Path, environment: Mapping[str, str] | None = None)
         process.wait()
 
 
-class Contents(ABC):
-    """What lies in a store or a folder, without faults and without onnxtool; names are keys."""
-
-    @abstractmethod
-    def names(self) -> list[str]:
-        """Return all names."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Read a file."""
-
-    @abstractmethod
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file."""
-
-    @abstractmethod
-    def delete(self, *names: str) -> None:
-        """Remove files."""
-
-    def objects(self, prefix: str = "") -> dict[str, bytes]:
-        """Return all files whose names begin so."""
-        return {name: self.read(name) for name in self.names() if name.startswith(prefix)}
-
-
-class ObjectContents(Contents):
-    """A bucket."""
+class Contents:
+    """What lies in a bucket, without faults and without onnxtool; names are keys."""
 
     def __init__(self, uri: str, environment: Mapping[str, str]) -> None:
         from obstore.store import from_url
@@ -318,30 +291,9 @@ class ObjectContents(Contents):
 
         obstore.delete(self._client, names)
 
-
-class FolderContents(Contents):
-    """A folder of this machine, which a server shows to others."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def names(self) -> list[str]:
-        return [path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file()]
-
-    def read(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
-
-    def write(self, name: str, content: bytes) -> None:
-        (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (self.folder / name).write_bytes(content)
-
-    def delete(self, *names: str) -> None:
-        for name in names:
-            path = self.folder / name
-            path.unlink()
-            while path.parent != self.folder and not any(path.parent.iterdir()):
-                path = path.parent
-                path.rmdir()
+    def objects(self, prefix: str = "") -> dict[str, bytes]:
+        """Return all files whose names begin so."""
+        return {name: self.read(name) for name in self.names() if name.startswith(prefix)}
 
 
 class StoreKind(ABC):
@@ -349,11 +301,9 @@ class StoreKind(ABC):
 
     Attributes:
         scheme: of its addresses.
-        speaks_http: whether faults can be put between its server and a client.
     """
 
     scheme = ""
-    speaks_http = True
 
     @abstractmethod
     def missing(self) -> str:
@@ -367,9 +317,9 @@ class StoreKind(ABC):
     def serve(self) -> AbstractContextManager[tuple[str, Contents]]:
         """Run the server with an empty bucket, and give its address, and what is in the bucket."""
 
-    def uri(self, address: str) -> str:
-        """Return the address of the bucket."""
-        del address  # the environment has it
+    @property
+    def uri(self) -> str:
+        """The address of the bucket; the environment has that of the server."""
         return f"{self.scheme}://{BUCKET}"
 
 
@@ -400,7 +350,7 @@ class Amazon(StoreKind):
 
         with served(DomainDispatcherApplication(create_backend_app)) as address:
             _send("PUT", f"{address}/{BUCKET}")
-            yield address, ObjectContents(self.uri(address), self.environment(address))
+            yield address, Contents(self.uri, self.environment(address))
 
 
 class Azure(StoreKind):
@@ -432,7 +382,7 @@ class Azure(StoreKind):
             signature = hmac.digest(_SECRET, f"{signed}\nrestype:container".encode(), hashlib.sha256)
             headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(signature).decode()}"
             _send("PUT", f"{address}{path}?restype=container", headers)
-            yield address, ObjectContents(self.uri(address), self.environment(address))
+            yield address, Contents(self.uri, self.environment(address))
 
 
 class Google(StoreKind):
@@ -454,54 +404,10 @@ class Google(StoreKind):
         with _running(_server._get_binary_path(), *options) as behind, served(XmlApi(behind)) as address:
             content = json.dumps({"name": BUCKET}).encode()
             _send("POST", f"{behind}/storage/v1/b?project=p", {"Content-Type": "application/json"}, content)
-            yield address, ObjectContents(self.uri(address), self.environment(address))
-
-
-class WebHdfs(StoreKind):
-    """The protocol of `webhdfs` in this package, over a folder of this machine; HDFS itself is not run."""
-
-    scheme = "webhdfs"
-
-    def missing(self) -> str:
-        return _missing("fsspec", "requests")
-
-    def environment(self, address: str) -> dict[str, str]:
-        del address
-        return {"FSSPEC_WEBHDFS_TOKEN": SECRET}
-
-    def uri(self, address: str) -> str:
-        return f"webhdfs://{urlsplit(address).netloc}/{BUCKET}"
-
-    @contextmanager
-    def serve(self) -> Iterator[tuple[str, Contents]]:
-        with TemporaryDirectory() as folder, served(NameNode(Path(folder), SECRET)) as address:
-            yield address, FolderContents(Path(folder, BUCKET))
-
-
-class Sftp(StoreKind):
-    """asyncssh, in a thread of this process, over a folder of this machine."""
-
-    scheme = "sftp"
-    speaks_http = False
-
-    def missing(self) -> str:
-        return _missing("fsspec", "paramiko", "asyncssh")
-
-    def environment(self, address: str) -> dict[str, str]:
-        del address
-        return {"FSSPEC_SFTP_USERNAME": "tester", "FSSPEC_SFTP_PASSWORD": SECRET}
-
-    def uri(self, address: str) -> str:
-        return f"{address}/{BUCKET}"
-
-    @contextmanager
-    def serve(self) -> Iterator[tuple[str, Contents]]:
-        with TemporaryDirectory() as folder, sftp_server(Path(folder), SECRET) as address:
-            yield address, FolderContents(Path(folder, BUCKET))
+            yield address, Contents(self.uri, self.environment(address))
 
 
 STORES: tuple[StoreKind, ...] = (Amazon(), Google(), Azure())
-KINDS: tuple[StoreKind, ...] = (*STORES, WebHdfs(), Sftp())
 
 
 def _send(method: str, url: str, headers: Mapping[str, str] | None = None, content: bytes = b"") -> None:
@@ -517,7 +423,7 @@ class Store:
 
     def __init__(self, kind: StoreKind, address: str, behind: str, contents: Contents, faults: Faults) -> None:
         self.kind, self.address, self.behind, self.contents, self.faults = kind, address, behind, contents, faults
-        self.uri = kind.uri(address)
+        self.uri = kind.uri
         self.write, self.names, self.objects = contents.write, contents.names, contents.objects
 
     def put(self, key: str, path: Path) -> str:
@@ -553,5 +459,5 @@ def store_server(kind: StoreKind) -> Iterator[Store]:
     faults = Faults()
     with ExitStack() as stack:
         behind, contents = stack.enter_context(kind.serve())
-        address = stack.enter_context(served(faults.around(Forward(behind)))) if kind.speaks_http else behind
+        address = stack.enter_context(served(faults.around(Forward(behind))))
         yield Store(kind, address, behind, contents, faults)

@@ -6,14 +6,10 @@ import io
 import json
 import os
 import random
-import re
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,7 +17,6 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,12 +35,13 @@ from onnxtool.encoding import (
     merge_parts,
     run,
 )
-from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder, write
+from onnxtool.encoding.files import create, entries, read_bytes, scratch_folder
 from onnxtool.encoding.locations import Uri, parse_location
 from onnxtool.encoding.output import OutputFolder
 from onnxtool.encoding.reading import read_shards
 from onnxtool.encoding.records import Records, Run
 from onnxtool.encoding.report import MergeReport
+from onnxtool.encoding.run import plan_corpus
 from onnxtool.encoding.sources import SourceReader, find_sources
 from onnxtool.errors import InputError, OnnxtoolError, OutputExistsError, OutputWriteError, StoreError
 from tests.encoding import corpora
@@ -60,18 +56,13 @@ from tests.encoding.corpora import (
 )
 from tests.encoding.store_server import (
     BUCKET,
-    KINDS,
     SECRET,
     STORES,
     Azure,
-    FolderContents,
     Store,
     StoreKind,
     store_server,
 )
-
-fsspec_configuration = pytest.importorskip("fsspec.config", reason="needs fsspec").conf
-set_conf_env = pytest.importorskip("fsspec.config").set_conf_env
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -85,12 +76,7 @@ def whole(folder: Path, model: Path, corpus: Path, **options: Any) -> dict[str, 
     return corpora.whole(folder, model, corpus, **{**SIZES, **options})
 
 
-each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.scheme, indirect=True)
-FILESYSTEMS = [kind for kind in KINDS if kind not in STORES]
 each_store = pytest.mark.parametrize("kind", STORES, ids=lambda kind: kind.scheme, indirect=True)
-each_server = pytest.mark.parametrize(
-    "kind", [kind for kind in KINDS if kind.speaks_http], ids=lambda kind: kind.scheme, indirect=True
-)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +89,7 @@ def servers() -> Iterator[Callable[[StoreKind], Store]]:
 @pytest.fixture
 def kind(request: pytest.FixtureRequest) -> StoreKind:
     """S3, where a test does not ask for each kind."""
-    found: StoreKind = getattr(request, "param", KINDS[0])
+    found: StoreKind = getattr(request, "param", STORES[0])
     if missing := found.missing():
         pytest.skip(f"needs {missing}")
     return found
@@ -115,11 +101,6 @@ def store(servers: Callable[[StoreKind], Store], kind: StoreKind, monkeypatch: p
     found = servers(kind)
     for name, value in kind.environment(found.address).items():
         monkeypatch.setenv(name, value)
-    if kind in FILESYSTEMS:
-        configured: dict[str, Any] = {}
-        set_conf_env(configured)
-        for scheme, options in configured.items():
-            monkeypatch.setitem(fsspec_configuration, scheme, options)
     yield found
     filesystems._client.cache_clear()
     found.clear()
@@ -128,20 +109,20 @@ def store(servers: Callable[[StoreKind], Store], kind: StoreKind, monkeypatch: p
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a client try again at once: a server of this machine needs no rest."""
-    client = pytest.importorskip("obstore.fsspec", reason="needs obstore").FsspecStore
+    client = pytest.importorskip("obstore.store", reason="needs obstore")
     backoff = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=10), "base": 2}
-    make = client.__init__
+    make = client.from_url
 
-    def make_impatient(own: Any, *arguments: Any, retry_config: dict[str, Any], **options: Any) -> None:
-        make(own, *arguments, retry_config={**retry_config, "backoff": backoff}, **options)
+    def make_impatient(root: str, *, retry_config: dict[str, Any], **options: Any) -> Any:
+        return make(root, retry_config={**retry_config, "backoff": backoff}, **options)
 
-    monkeypatch.setattr(client, "__init__", make_impatient)
+    monkeypatch.setattr(client, "from_url", make_impatient)
     monkeypatch.setattr(filesystems, "_WAITS", [0.05 * wait for wait in filesystems._WAITS])
 
 
 @pytest.mark.parametrize(
     ("kind", "corpus_kind"),
-    [(KINDS[0], "parquet"), *((kind, "folder") for kind in KINDS)],
+    [(STORES[0], "parquet"), *((kind, "folder") for kind in STORES)],
     ids=lambda value: getattr(value, "scheme", value),
     indirect=["kind"],
 )
@@ -212,7 +193,7 @@ def test_a_process_leaves_no_copy_of_a_model(store: Store, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [*((KINDS[0], seed) for seed in range(2)), *((kind, 3) for kind in KINDS[1:] if kind.speaks_http)],
+    [*((STORES[0], seed) for seed in range(2)), *((kind, 3) for kind in STORES[1:])],
     indirect=["kind"],
 )
 @pytest.mark.usefixtures("short_waits")
@@ -221,8 +202,7 @@ def test_nothing_is_lost_where_the_store_fails(store: Store, tmp_path: Path, see
     model, corpus = dense_model(tmp_path), collection(tmp_path, "folder", 60)
     expected = whole(tmp_path, model, corpus)
     uris = store.model(model), store.put("corpus", corpus)
-    share = 1 if store.kind in STORES else 0.25  # a file is ten requests there, and all are made again where one fails
-    store.faults.error, store.faults.after, store.faults.dropped = 0.06 * share, 0.04 * share, 0.03 * share
+    store.faults.error, store.faults.after, store.faults.dropped = 0.06, 0.04, 0.03
     store.faults.chance = random.Random(seed)  # noqa: S311  no secret
     for part in ("2/2", "1/2"):
         encode_part(*uris, f"{store.uri}/vectors/", OPTIONS, PartOptions(part=part))
@@ -253,10 +233,9 @@ def test_a_record_is_written_after_its_shard_and_the_manifest_last(store: Store,
     assert not [request for request in seen if request.method == "PUT" and request.query]
 
 
-@pytest.mark.parametrize("kind", [KINDS[0], KINDS[-1]], ids=lambda kind: kind.scheme, indirect=True)
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_parts_that_are_killed_leave_nothing_half(store: Store, tmp_path: Path) -> None:
-    """At random moments, two of the same shards at once, while a store fails now and then; or in a filesystem."""
+    """At random moments, two of the same shards at once, while the store fails now and then."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(240))
     expected = whole(tmp_path, model, corpus)
     places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
@@ -302,7 +281,7 @@ def test_a_record_that_the_same_command_elsewhere_dropped_is_made_again(
         encode_corpus(model, corpus, tmp_path / "others", WHOLE)
 
 
-@each_kind
+@each_store
 def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> None:
     """Who creates its file first has it; the same command twice at once is one."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
@@ -329,7 +308,7 @@ def test_two_commands_cannot_have_one_folder(store: Store, tmp_path: Path) -> No
     assert len([name for name in store.outcome("vectors") if name.endswith(".npy")]) == 2
 
 
-@each_kind
+@each_store
 @pytest.mark.usefixtures("short_waits")
 def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     """By the request itself, whose answer may be lost: then the contents tell."""
@@ -342,7 +321,7 @@ def test_what_is_created_once_is_not_replaced(store: Store) -> None:
     assert store.objects("x") == {"x/manifest.json": b"first", "x/other.json": b"content"}
 
 
-@each_kind
+@each_store
 def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
     """As on a disk."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(5))
@@ -354,7 +333,7 @@ def test_files_of_somebody_are_left_alone(store: Store, tmp_path: Path) -> None:
     assert store.objects("vectors/").keys() == {"vectors/notes.txt", "vectors/sub/notes.txt"}
 
 
-@each_kind
+@each_store
 def test_a_file_is_read_by_requests_of_its_own(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which begin where a shard begins; one that has changed meanwhile is an error."""
     corpus = write_corpus(tmp_path / "corpus.jsonl", make_texts(2000))
@@ -399,7 +378,7 @@ def test_credentials_in_an_address_are_refused_and_not_shown(address: str) -> No
     assert SECRET not in str(refused.value)
 
 
-@each_server
+@each_store
 def test_no_credentials_are_written_or_shown(store: Store, tmp_path: Path) -> None:
     """Of the environment, in whatever is written, or said of a failure."""
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
@@ -479,9 +458,9 @@ def test_mistakes_are_one_error_each(store: Store, tmp_path: Path, monkeypatch: 
         encode_corpus(model, corpus, f"{store.uri}/", options)
     with pytest.raises(StoreError, match="NoSuchBucket"):
         encode_corpus(model, corpus, "s3://no-such-bucket/vectors", options)
-    with pytest.raises((InputError, OutputWriteError), match="of a server"):
+    with pytest.raises((InputError, OutputWriteError), match="is only read from"):
         encode_corpus(model, corpus, f"{store.address}/vectors", options)
-    monkeypatch.setitem(sys.modules, "obstore.fsspec", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
     filesystems._client.cache_clear()
     with pytest.raises(InputError, match=r"needs obstore.*\n.*onnxtool-cli\[stores\]"):
         corpus_status(f"{store.uri}/x")
@@ -514,7 +493,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pyte
     assert not used.exists()
 
 
-@each_kind
+@each_store
 def test_a_range_is_what_a_file_has(store: Store) -> None:
     """Of a file object as other libraries use it."""
     content = bytes(range(256)) * 20
@@ -523,96 +502,6 @@ def test_a_range_is_what_a_file_has(store: Store) -> None:
     assert (file.read(10), file.seek(-5, os.SEEK_END), file.read()) == (content[:10], len(content) - 5, content[-5:])
     assert (file.seek(99), file.read(250), file.tell()) == (99, content[99:349], 349)
     assert (file.seek(len(content) + 7), file.read(3)) == (len(content) + 7, b"")
-
-
-WRITE = """
-import sys
-from onnxtool.encoding.filesystems import put
-from onnxtool.encoding.locations import parse_location
-from pathlib import Path
-put(parse_location(sys.argv[2]), Path(sys.argv[1]), named_by_contents=True)
-"""
-
-
-@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_half_of_a_file_is_never_seen_as_the_file(store: Store, tmp_path: Path) -> None:
-    """A writer that is killed leaves it under a hidden name, which `merge` removes and counts."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    places = store.model(model), store.put("corpus.jsonl", corpus), f"{store.uri}/vectors/"
-    encode_part(*places, OPTIONS, PartOptions(splits="0"))
-    (tmp_path / "large").write_bytes(bytes(200 << 20))
-    name = "part-00000.0123456789abcdef.npy"
-    store.faults.delay_s = 0.05
-    writer = subprocess.Popen([sys.executable, "-c", WRITE, tmp_path / "large", f"{store.uri}/vectors/{name}"])
-    deadline = time.monotonic() + 60
-    while not [found for found in store.contents.names() if found.startswith("vectors/.")]:
-        assert time.monotonic() < deadline
-        assert writer.poll() is None
-        time.sleep(0.001)
-    writer.send_signal(signal.SIGKILL)
-    writer.wait()
-    store.faults.end()
-    assert len(corpus_status(places[2]).half_written) == 1
-    (left,) = [found.removeprefix("vectors/") for found in store.contents.names() if found.startswith("vectors/.")]
-    assert re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]{{8}}\.partial", left)
-    encode_part(*places, OPTIONS)
-    assert merge_parts(places[2]).num_removed == 1
-    assert store.outcome("vectors") == whole(tmp_path, model, corpus)
-
-
-@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
-def test_a_file_that_others_wrote_first_is_not_taken_from_them(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where it is named by its contents, or has them; else it is replaced, whatever it was."""
-    place = parse_location(f"{store.uri}/x/part-00000.0123456789abcdef.npy")
-    assert isinstance(place, Uri)
-    (tmp_path / "part").write_bytes(b"contents")
-    for content, kept in ((b"CONTENTS", b"CONTENTS"), (b"half", b"contents")):
-        store.write("x/part-00000.0123456789abcdef.npy", content)
-        filesystems.put(place, tmp_path / "part", named_by_contents=True)
-        assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": kept}
-    write(place, b"other")
-    assert store.objects("x/") == {"x/part-00000.0123456789abcdef.npy": b"other"}
-    removed: list[str] = []
-    monkeypatch.setattr(filesystems, "_remove", lambda _filesystem, path: removed.append(path))
-    write(place, b"other")  # a reader of what another machine wrote would miss it for a moment
-    assert not [path for path in removed if path.endswith(place.name)]
-
-
-@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
-def test_a_file_that_is_removed_while_it_is_compared_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge removes the records that another machine writes again."""
-    place = parse_location(f"{store.uri}/x/split-00000.json")
-    write(place, b"record")
-    has = filesystems._has
-
-    def has_no_more(filesystem: Any, path: str, content: bytes | Path) -> bool:
-        filesystem.rm_file(path)
-        return has(filesystem, path, content)
-
-    monkeypatch.setattr(filesystems, "_has", has_no_more)
-    write(place, b"record")
-    assert store.objects("x/") == {"x/split-00000.json": b"record"}
-
-
-@pytest.mark.parametrize("kind", FILESYSTEMS, ids=lambda kind: kind.scheme, indirect=True)
-def test_a_password_that_is_refused_is_said_once_and_not_shown(store: Store) -> None:
-    """Not tried again, as that may lock an account; the server of WebHDFS even answers with the token."""
-    secret = "a-wrong-password"  # noqa: S105  of nobody
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("password", "token"):
-            if name in fsspec_configuration[store.kind.scheme]:
-                patch.setitem(fsspec_configuration[store.kind.scheme], name, secret)
-        filesystems._client.cache_clear()
-        start = time.monotonic()
-        with pytest.raises(StoreError, match="FSSPEC_") as refused:
-            entries(parse_location(f"{store.uri}/x"))
-        assert time.monotonic() - start < 5
-    shown = "".join(traceback.format_exception(refused.value))
-    assert secret not in shown
-    assert SECRET not in shown
 
 
 def test_a_test_collection_in_a_store_means_its_documents(store: Store) -> None:
@@ -627,29 +516,9 @@ def test_a_test_collection_in_a_store_means_its_documents(store: Store) -> None:
         assert others == (left_out,)
 
 
-@pytest.mark.parametrize("kind", FILESYSTEMS[-1:], ids=["sftp"], indirect=True)
-def test_links_of_a_server_are_followed(store: Store, tmp_path: Path) -> None:
-    """Its listings do not say what they lead to; one to nothing is an error, and not left out in silence."""
-    store.write("elsewhere/x.jsonl", b'{"id": "0", "contents": "a cat"}')
-    store.write("in/a.jsonl", b'{"id": "1", "contents": "a dog"}')
-    assert isinstance(store.contents, FolderContents)
-    (store.contents.folder / "in" / "b.jsonl").symlink_to("../elsewhere/x.jsonl")
-    sources, _ = find_sources(parse_location(f"{store.uri}/in"))
-    assert [(source.name, source.size_bytes) for source in sources] == [("a.jsonl", 32), ("b.jsonl", 32)]
-    assert [line.id for line in SourceReader(sources)] == ["1", "0"]
-    store.contents.delete("elsewhere/x.jsonl")
-    with pytest.raises(InputError, match=r"b\.jsonl is a link to nothing"):
-        find_sources(parse_location(f"{store.uri}/in"))
-    (store.contents.folder / "in" / "b.jsonl").unlink()
-
-
-def test_what_a_filesystem_is_opened_with_is_not_shown_by_its_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`ssh://` is opened with what is configured for `sftp://`."""
-    monkeypatch.setitem(fsspec_configuration, "sftp", {"password": SECRET})
-    assert SECRET not in filesystems._reason(ValueError(f"no such option: {SECRET}"))
-
-
-def test_a_shard_that_no_store_takes_is_the_error_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_no_store_takes_is_the_error_of_the_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not one of its files, which are closed by then, and removed."""
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -659,49 +528,77 @@ def test_a_shard_that_no_store_takes_is_the_error_of_the_store(tmp_path: Path, m
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(9))
     with pytest.raises(StoreError, match="the store is gone"):
-        encode_corpus(model, corpus, "memory://refused/vectors", CorpusOptions(provider="cpu"))
+        encode_corpus(model, corpus, f"{store.uri}/vectors", CorpusOptions(provider="cpu"))
     assert not list(tmp_path.glob("onnxtool-*"))
 
 
-def test_a_file_that_another_run_removed_as_it_was_written_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the same command: it had published all files and removed those without a name. The data node says 404."""
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    """Fsspec's filesystem of this process, empty."""
+    filesystem = pytest.importorskip("fsspec", reason="needs fsspec").filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]
 
-    class NotFoundError(Exception):
-        response = SimpleNamespace(status_code=404)
 
-    failures: list[Exception] = [NotFoundError()]
-    write_there = filesystems._write
+def test_a_collection_and_a_model_are_read_from_any_filesystem(tmp_path: Path, memory: Any) -> None:
+    """Whose vectors are those of a disk; nothing is written there, in one run, in parts or as a plan."""
+    model, corpus = dense_model(tmp_path), collection(tmp_path, "folder", 60)
+    for path in (corpus, model, model.with_suffix("")):
+        memory.put(str(path), f"/in/{path.name}", recursive=True)
+    places = f"memory://in/{model.name}", "memory://in/corpus"
+    encode_part(*places, tmp_path / "vectors", OPTIONS)
+    assert merge_parts(tmp_path / "vectors").manifest
+    assert corpora.contents_of(tmp_path / "vectors") == whole(tmp_path, model, corpus)
+    calls: tuple[Callable[..., object], ...] = (encode_corpus, encode_part, plan_corpus)
+    for call in calls:
+        with pytest.raises(OutputWriteError, match=r"out is only read from\n.*s3://"):
+            call(*places, "memory://in/out", WHOLE)
+    assert {name.split("/")[2] for name in memory.store} == {"corpus", "model.onnx", "model"}
 
-    def written(filesystem: Any, path: str, content: bytes | Path, size: int) -> None:
+
+def test_links_of_a_filesystem_are_followed(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some listings do not say what they lead to; one to nothing is an error, and not left out in silence."""
+    for name in ("a", "b"):
+        memory.pipe_file(f"/in/{name}.jsonl", f'{{"id": "{name}", "contents": "a cat"}}'.encode())
+    names = ["/in/a.jsonl", "/in/b.jsonl"]
+    monkeypatch.setattr(type(memory), "ls", lambda *_, **__: [{"name": name, "type": "link"} for name in names])
+    sources, _ = find_sources(parse_location("memory://in"))
+    assert [line.id for line in SourceReader(sources)] == ["a", "b"]
+    names.append("/in/c.jsonl")
+    with pytest.raises(InputError, match=r"c\.jsonl is a link to nothing"):
+        find_sources(parse_location("memory://in"))
+
+
+def test_a_read_is_tried_again_unless_it_was_refused(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another attempt may lock an account."""
+    memory.pipe_file("/x/y", b"content")
+    read = type(memory).cat_file
+    monkeypatch.setattr(filesystems, "_WAITS", (0.0, 0.0))
+    failures: list[Exception] = [ConnectionResetError(), EOFError()]
+
+    def fail(*arguments: Any, **named: Any) -> Any:
         if failures:
             raise failures.pop()
-        write_there(filesystem, path, content, size)
+        return read(*arguments, **named)
 
-    monkeypatch.setattr(filesystems, "_write", written)
-    write(parse_location("memory://again/x"), b"content")
-    assert read_bytes(parse_location("memory://again/x")) == b"content"
-
-
-def test_a_filesystem_of_this_process_is_one(tmp_path: Path) -> None:
-    """Fsspec's `memory`, which is for tests of those who call the library."""
-    model, corpus = dense_model(tmp_path), write_corpus(tmp_path / "corpus.jsonl", make_texts(90))
-    encode_corpus(model, corpus, "memory://place/vectors", WHOLE)
-    assert [len(shard.ids) for shard in read_shards("memory://place/vectors")] == [40, 40, 10]
-    place = parse_location("memory://place/once")
-    assert create(place, b"first")
-    assert not create(place, b"second")
+    monkeypatch.setattr(type(memory), "cat_file", fail)
+    assert read_bytes(parse_location("memory://x/y")) == b"content"
+    for error in (PermissionError("no"), ValueError("no")):
+        failures.append(error)
+        with pytest.raises(StoreError, match="no"):
+            read_bytes(parse_location("memory://x/y"))
 
 
-def test_filesystems_that_are_only_read_and_packages_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is one error, which says what to do."""
-    with pytest.raises(OutputWriteError, match=r"only read from.*\n.*hdfs://"):
-        write(parse_location("ftp://host/file"), b"")
     monkeypatch.setitem(sys.modules, "paramiko", None)
     monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
     fsspec_registry = pytest.importorskip("fsspec.registry")
     monkeypatch.delitem(fsspec_registry._registry, "sftp", raising=False)
     filesystems._client.cache_clear()
-    with pytest.raises(InputError, match="pip install paramiko"):
+    with pytest.raises(InputError, match="paramiko"):
         entries(parse_location("sftp://host/folder"))
     monkeypatch.setitem(sys.modules, "fsspec.registry", None)
     with pytest.raises(InputError, match=r"needs fsspec.*\n.*onnxtool-cli\[fsspec\]"):
