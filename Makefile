@@ -5,8 +5,11 @@ VENV := .venv
 # Where an environment has its programs; make needs a POSIX shell on Windows, such as that of Git.
 SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
 BIN := $(VENV)/$(SCRIPTS)
-READY := $(VENV)/.ready
+READY := $(VENV)/.dev
 WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/workflows/tables.yml examples/review/review.yml
+
+# Packages are compiled by the first process that imports them, a tenth of what they have; not anew by each process.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock demo test test_fast web test_lowest fuzz lint docs dist check_install follow advisories bench review coverage retrieval consumers audit clean
@@ -14,40 +17,26 @@ WORKFLOWS := .github/workflows/test.yml .github/workflows/release.yml .github/wo
 help: ## Show these targets.
 	@sed -n 's/^\([a-z_]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
-setup: $(READY) ## Make .venv and install onnxtool into it, with pinned versions.
+setup: $(VENV)/.dev-all ## Make .venv with all packages, in pinned versions; `make demo` and `make test` install fewer.
 
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps
-# Nothing is built from source but onnxtool itself, whose build backend is one of the packages.
-PIP_HASHED := $(PIP) --require-hashes --only-binary :all: --requirement
-
-$(READY): pyproject.toml requirements.txt
-	$(PYTHON) -m venv $(VENV)
-	# The build of torch for processors alone, if pip's find-links have it: pip prefers what an index states a hash of.
-	awk '/^[a-z]/ { torch = /^torch==/ } torch' requirements.txt > $(VENV)/torch.txt
-	$(PIP_HASHED) $(VENV)/torch.txt --no-index 2> $(VENV)/torch.log || echo "torch is PyPI's build, with CUDA on Linux: $(VENV)/torch.log"
-	# Only PyPI's torch for Linux needs the libraries of CUDA, which are gigabytes.
-	awk '/^[a-z]/ { cuda = /^(cuda|nvidia|triton)/ } !cuda' requirements.txt > $(VENV)/requirements.txt
-	$(PIP_HASHED) $(VENV)/requirements.txt
-	$(PIP) --no-build-isolation --no-index --editable .
-	$(BIN)/python -m pip check > $(VENV)/missing.txt || $(PIP_HASHED) requirements.txt
-	$(BIN)/python -m pip check
-	# pip compiles on one core, and takes as long for it as for the rest.
-	$(BIN)/python -m compileall -qq --workers 0 -x '/tests?/' $(VENV) || true
-	touch $@
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.dev-all: pyproject.toml requirements.txt scripts/set_up.py
+	$(PYTHON) scripts/set_up.py $(@F:.%=%)
 
 # torch has one more hash than its index states, of the build for processors alone: uv keeps it until the version changes.
-lock: ## Write requirements.txt by uv, for every platform and Python; ARGS=--upgrade takes new versions.
-	uv pip compile --quiet --universal --python-version 3.11.5 --extra demo --extra dev --extra docs --generate-hashes \
-		--no-annotate --custom-compile-command 'make lock' $(ARGS) --output-file requirements.txt pyproject.toml
+LOCK = PATH="$(CURDIR)/$(BIN):$$PATH" uv pip compile --quiet --universal --python-version 3.11.5 --group setup --no-annotate \
+	--custom-compile-command 'make lock' pyproject.toml
+lock: ## Write requirements.txt and its parts by uv, for every platform and Python; ARGS=--upgrade takes new versions.
+	$(LOCK) --extra dev-all --generate-hashes $(ARGS) --output-file requirements.txt
+	for group in dev demo; do $(LOCK) --extra $$group --constraint requirements.txt --output-file requirements/$$group.txt; done
 
-demo: $(READY) ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
+demo: $(VENV)/.demo ## Export, optimize, run, time, describe and evaluate a real trained model, without the hub.
 	$(BIN)/python scripts/demo.py
 
 test_fast: $(READY) ## Run the fast tests (90 s on two cores).
 	$(BIN)/python -m pytest --fast
 
-test: $(READY) ## Run the test suite.
-	$(BIN)/python -m pytest
+test: $(READY) ## Run the test suite; `make setup` before it adds tests of stores and of other people's clients.
+	$(BIN)/python -m pytest $(ARGS)
 
 web: ## Install with npm what tests train in with JavaScript, and a server of Azure's stores; without, these are skipped.
 	ONNXRUNTIME_NODE_INSTALL=skip npm ci --prefix tests/training/web --no-audit --no-fund
@@ -55,7 +44,7 @@ web: ## Install with npm what tests train in with JavaScript, and a server of Az
 
 test_lowest: ## Run the fast tests with the lowest versions that pyproject.toml admits.
 	$(PYTHON) -m venv .venv-lowest
-	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[demo,dev]'
+	.venv-lowest/$(SCRIPTS)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[dev]'
 	.venv-lowest/$(SCRIPTS)/python -m pytest -m 'not slow'
 
 fuzz: $(READY) ## Give thousands of hostile models and tokenizers to the commands and to the reader; takes hours.

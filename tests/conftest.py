@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 
+from tests.packages import GROUP
 from tests.workshop import Workshop, trained_model
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ COSTLY_FIXTURES = {"workshop", "minilm", "reader"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option of `make test_fast`."""
+    """Add the options of `make test_fast` and of CI."""
     parser.addoption("--fast", action="store_true", help="leave out what compiles, exports models or starts processes")
+    parser.addoption("--complete", action="store_true", help=f"fail where packages of the group {GROUP} are missing")
 
 
 def pytest_configure() -> None:
@@ -60,6 +62,16 @@ def pytest_configure() -> None:
     gone = [pattern for pattern in COSTLY if not any(TESTS.glob(pattern))]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: COSTLY names no file: {', '.join(gone)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a complete run that left out a test for want of packages."""
+    reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+    skipped = reporter.stats.get("skipped", []) if reporter and session.config.getoption("complete") else []
+    if any(f"group {GROUP}" in str(report.longrepr) for report in skipped):
+        reporter.write_line(f"\n--complete: tests that need the group {GROUP} are skipped; `make setup` installs it")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

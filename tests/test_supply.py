@@ -132,7 +132,27 @@ def test_every_pin_has_hashes() -> None:
     entries = re.split(r"\n(?=\S)", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE))
     assert len(entries) == len(read_pins(ROOT / "requirements.txt")) > 100
     assert all(re.search(r" \\\n    --hash=sha256:[0-9a-f]{64}", pin) for pin in entries)
-    assert {"hatchling", "editables"} <= read_pins(ROOT / "requirements.txt").keys()
+    assert {"hatchling", "editables", "uv"} <= read_pins(ROOT / "requirements.txt").keys()
+
+
+def test_each_group_is_a_part_of_the_next_in_the_same_versions() -> None:
+    """Their hashes are those of requirements.txt."""
+    demo, dev = (read_pins(ROOT / "requirements" / f"{group}.txt") for group in ("demo", "dev"))
+    assert demo.items() < dev.items() < read_pins(ROOT / "requirements.txt").items()
+    assert not {"ray", "moto", "pytest"} & demo.keys()
+    assert not {"ray", "moto"} & dev.keys()
+
+
+def test_settings_of_pip_apply_to_uv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a variable precede those of a file, as for pip."""
+    settings = tmp_path / "pip.conf"
+    settings.write_text("[global]\nindex-url = https://one.example/simple\nproxy = http://proxy.example:3128\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
+    monkeypatch.setenv("PIP_INDEX_URL", "https://two.example/simple")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
+    found = runpy.run_path(str(ROOT / "scripts" / "set_up.py"))["translated"](sys.executable)
+    assert found["UV_DEFAULT_INDEX"] == "https://two.example/simple"
+    assert (found["ALL_PROXY"], found["UV_FIND_LINKS"]) == ("http://proxy.example:3128", "/one,/two")
 
 
 def test_the_bill_of_materials_has_the_packages_and_what_they_need(

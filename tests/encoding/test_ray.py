@@ -31,6 +31,7 @@ from tests.encoding.corpora import (
 )
 from tests.encoding.poison import code_of, poisoned
 from tests.encoding.test_encoder import EXAMPLES, require_means, write_texts
+from tests.packages import need
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals")
 
@@ -91,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     Its workers wait a while for each batch that has a text called `poison`.
     """
-    ray = pytest.importorskip("ray", reason="needs ray")
+    ray = need("ray")
     from ray.cluster_utils import Cluster
 
     checks = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}
@@ -120,7 +121,7 @@ def test_workers_of_ray_are_one_run(tmp_path: Path, cluster: Any) -> None:
 def test_an_actor_pool_of_ray_data_encodes(tmp_path: Path, cluster: Any) -> None:
     """By the script of the recipe."""
     pytest.importorskip("pandas", reason="Ray Data needs pandas")
-    pytest.importorskip("ray.data", reason="needs ray[data]")
+    need("ray.data")
     del cluster
     script = runpy.run_path(str(EXAMPLES / "ray_encode.py"))
     script["encode"](str(dense_model(tmp_path)), str(write_texts(tmp_path)), str(tmp_path / "vectors"))

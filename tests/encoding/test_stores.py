@@ -63,6 +63,7 @@ from tests.encoding.store_server import (
     StoreKind,
     store_server,
 )
+from tests.packages import need
 
 pytestmark = pytest.mark.usefixtures("workers_here")
 
@@ -109,7 +110,7 @@ def store(servers: Callable[[StoreKind], Store], kind: StoreKind, monkeypatch: p
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a client try again at once: a server of this machine needs no rest."""
-    client = pytest.importorskip("obstore.store", reason="needs obstore")
+    client = need("obstore.store")
     backoff = {"init_backoff": timedelta(milliseconds=1), "max_backoff": timedelta(milliseconds=10), "base": 2}
     make = client.from_url
 

@@ -21,6 +21,7 @@ from tests.docs.documents import ROOT
 from tests.encoding.corpora import V, make_texts, sparse_model, write_corpus
 from tests.infer.test_late_interaction import encoder
 from tests.infer.tiny_models import POOLED, model_for, table, write_model
+from tests.packages import need
 
 WIDTH, DEPTH = 16, 5
 TEXTS = [*dict.fromkeys(make_texts(120))]
@@ -59,7 +60,7 @@ def _require_best(found: list[str], scores: NDArray[Any], slack: float) -> None:
 @pytest.mark.parametrize("vectors_as", ["float32", "float16", "uint8", "binary", "ubinary"])
 def test_faiss_finds_the_nearest(tmp_path: Path, kind: str, vectors_as: str) -> None:
     """Floats and codes by cosines, bits by Hamming distances; ids by the number of the line."""
-    faiss = pytest.importorskip("faiss", reason="needs faiss-cpu")
+    faiss = need("faiss")
     model = _dense(tmp_path / "m")
     more: dict[str, Any] = {"calibration": tmp_path / "corpus.jsonl"} if vectors_as == "uint8" else {}
     folder, path = _encode(tmp_path, model, vectors_as=vectors_as, **more), str(tmp_path / "index")
@@ -80,7 +81,7 @@ def test_faiss_finds_the_nearest(tmp_path: Path, kind: str, vectors_as: str) -> 
 @pytest.mark.parametrize("of", ["texts", "terms", "tokens"])
 def test_qdrant_finds_the_nearest(tmp_path: Path, of: str) -> None:
     """One vector for a text, weights of terms, and a vector for each token; the ids are in the payload."""
-    qdrant = pytest.importorskip("qdrant_client", reason="needs qdrant-client")
+    qdrant = need("qdrant_client")
     makers = {"texts": _dense, "terms": sparse_model, "tokens": encoder}
     model = makers[of](tmp_path / "m")
     folder = _encode(tmp_path, model, output_format="parquet" if of == "terms" else "npy")
@@ -166,7 +167,7 @@ def stand_in() -> Iterator[tuple[str, type[_StandIn]]]:
 @pytest.mark.parametrize("gzip", [False, True])
 def test_opensearch_gets_terms_by_their_names(tmp_path: Path, stand_in: tuple[str, type[_StandIn]], gzip: bool) -> None:
     """As rank features, which neural_sparse queries; a passage says where it is."""
-    opensearch = pytest.importorskip("opensearchpy", reason="needs opensearch-py")
+    opensearch = need("opensearchpy")
     url, got = stand_in
     folder = _encode(tmp_path, sparse_model(tmp_path / "m"), weights="float", gzip=gzip, long="window")
     with opensearch.OpenSearch(url) as client:
@@ -181,7 +182,7 @@ def test_opensearch_gets_terms_by_their_names(tmp_path: Path, stand_in: tuple[st
 
 def test_opensearch_gets_vectors_of_texts(tmp_path: Path, stand_in: tuple[str, type[_StandIn]]) -> None:
     """As many numbers as the index is made for, in bulk requests of 500 at most."""
-    opensearch = pytest.importorskip("opensearchpy", reason="needs opensearch-py")
+    opensearch = need("opensearchpy")
     url, got = stand_in
     model = _dense(tmp_path / "m")
     folder = _encode(tmp_path, model)
@@ -205,7 +206,7 @@ def test_what_an_index_does_not_take_is_said_before_it_is_made(
     tmp_path: Path, module: str, script: str, options: dict[str, Any], message: str
 ) -> None:
     """No request is sent."""
-    pytest.importorskip(module)
+    need(module)
     folder = _encode(tmp_path, _dense(tmp_path / "m"), **options)
     names = _script(script)
     with pytest.raises(SystemExit, match=message):

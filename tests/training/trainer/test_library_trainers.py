@@ -15,6 +15,7 @@ from onnxtool.training import OrtTrainer
 from onnxtool.training.trainer.losses import CriterionLoss
 from onnxtool.training.trainer.module_with_loss import ModuleWithLoss
 from onnxtool.training.trainer.ort_trainer import ChangingNumbers, WholeTexts
+from tests.packages import need
 from tests.torch_backend.conftest import fresh_dynamo  # noqa: F401 - used by being here
 from tests.training.trainer.word_texts import arguments, texts, tokenizer
 
@@ -119,7 +120,7 @@ def test_the_trainer_of_sentence_transformers_trains_vectors_of_several_sizes(tm
 @pytest.mark.filterwarnings("ignore")
 def test_the_trainer_of_trl_trains_and_counts_its_tokens_once(tmp_path: Path) -> None:
     """A check of label pruning would call its loss more often than there are steps."""
-    library = pytest.importorskip("trl", reason="trl is not installed")
+    library = need("trl")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     figures = []
     for bases in ((), (OrtTrainer,)):
