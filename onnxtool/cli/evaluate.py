@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     type=PathType(takes_ids=True),
     required=True,
     metavar="DIR_OR_ID",
-    help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics and qrels: a "
-    "folder, or a dataset on the hub such as BeIR/scifact or mteb/scifact@REVISION.",
+    help="A collection in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv), or TREC's topics.tsv and "
+    "qrels.txt: a folder, or a dataset on the hub such as BeIR/scifact or mteb/scifact@REVISION.",
 )
 @derived_options(options=EvaluateOptions)
 @click.option("--save_run", type=PathType("file"), metavar="FILE", help="Write the ranked results in TREC run format.")

@@ -4,21 +4,17 @@ Three layouts are supported; any of the names may end in `.gz`.
 
     BEIR   corpus.jsonl, queries.jsonl, qrels/SPLIT.tsv (query-id, corpus-id, score)
     MTEB   the same with qrels/SPLIT.jsonl, or folders of Parquet: corpus/, queries/, qrels/SPLIT-*.parquet
-    TREC   a corpus, topics (its own markup, XML, or id and text with a tab between), qrels (topic, 0, document, grade)
+    TREC   a corpus, topics.tsv (id and text with a tab between), qrels.txt (topic, 0, document, grade)
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from html import unescape
-from itertools import chain, islice
 from pathlib import Path
-
-import numpy as np
 
 from onnxtool.checkpoint.folder import is_path, quiet_hub, require_cached_commit
 from onnxtool.checkpoint.text_files import CORPORA, LineError, iterate_texts
@@ -29,23 +25,11 @@ from onnxtool.evaluation.options import DEFAULT_SPLIT
 from onnxtool.progress import tell
 from onnxtool.reading import GZIP_ERRORS, MOST_LINE_BYTES, lines_of, open_lines, parse_json
 
-_SEED = 0
-_SAMPLED_QUERIES = 100
-_FEWEST_DOCUMENTS = 500  # that are worth a sample
-_SAMPLED_PART, _MOST_SAMPLED = 4, 2000  # documents of a sample: one of so many, and at most so many
-_QUERIES = (
-    *("queries.jsonl", "queries.parquet", "queries.tsv", "queries"),
-    *("topics.tsv", "topics.txt", "topics.xml", "topics"),
-)
+_QUERIES = ("queries.jsonl", "queries.parquet", "queries.tsv", "queries", "topics.tsv")
 _QRELS = (".tsv", ".jsonl", ".parquet", ".txt", ".qrels", "")
 _JUDGED = ("query-id", "corpus-id", "score")  # columns of MTEB's judgements
 _TOLD_LINES = 1 << 18  # half a second or more
 _MAX_BYTES = 1 << 30  # of queries, or of judgements, in memory
-# For topics with normalized spaces: no pattern can backtrack.
-_TOPIC = re.compile(r"<top(?:ic)?(?=[ >])", re.IGNORECASE)
-_NUMBER = re.compile(r"<num(?:ber)?> ?(?:number: ?)?([^ <]+)", re.IGNORECASE)
-_NUMBER_ATTRIBUTE = re.compile(r"""(?:number|id) ?= ?["']([^"']+)["']""", re.IGNORECASE)
-_TITLE = re.compile(r"<(?:title|query)> ?(?:topic: ?)?([^<]+)", re.IGNORECASE)
 
 Judgements = Mapping[str, Mapping[str, int]]
 """Grades by query and document."""
@@ -160,32 +144,6 @@ def read_documents(collection: Collection, rejects: Counter[str] | None = None) 
             yield line
         elif rejects is not None:
             rejects[line.kind if isinstance(line, Reject) else REPEATED_ID] += 1
-
-
-def sample_queries(collection: Collection) -> Collection:
-    """Return the collection with at most 100 of its queries: random ones, always with the same seed."""
-    names, size = list(collection.queries), min(len(collection.queries), _SAMPLED_QUERIES)
-    numbers = sorted(np.random.default_rng(_SEED).choice(len(names), size, replace=False))
-    chosen = {names[number]: collection.queries[names[number]] for number in numbers}
-    return replace(collection, queries=chosen, judgements={name: collection.judgements[name] for name in chosen})
-
-
-def sample_documents(collection: Collection, preferred: Iterable[str]) -> list[Document]:
-    """Return all judged documents, then as many of the `preferred` ones and of random others as a sample may have.
-
-    Empty if the collection is small, if most of it is judged, or if it consists of images.
-    """
-    ids = [document.id for document in read_documents(collection)]
-    known = frozenset(ids)
-    judged = known.intersection(chain.from_iterable(collection.judgements.values()))
-    size = max(len(judged), min(len(ids) // _SAMPLED_PART, _MOST_SAMPLED))
-    if len(ids) < _FEWEST_DOCUMENTS or 2 * size > len(ids):
-        return []
-    others = (ids[number] for number in np.random.default_rng(_SEED).permutation(len(ids)))
-    ordered = dict.fromkeys((*judged, *(name for name in preferred if name in known), *others))
-    chosen = frozenset(islice(ordered, size))
-    documents = [document for document in read_documents(collection) if document.id in chosen]
-    return [] if any(document.sha256 for document in documents) else documents
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -312,36 +270,16 @@ def _query_files(path: Path, split: str) -> tuple[Path, ...]:
 
 
 def _named_queries(path: Path, split: str) -> Iterator[tuple[str, str]]:
-    if path.is_dir() or path.suffix == ".parquet":
-        sources = (source for file in _query_files(path, split) for source in find_sources(file)[0])
-        for line in SourceReader(tuple(sources)):
-            if isinstance(line, Reject):
-                raise InputError(f"row {line.line} of {line.file} in {path} {line.reason}", "repair it, or remove it")
-            yield line.id, line.contents
-    elif path.name.lower().removesuffix(".gz").endswith((".jsonl", ".tsv")):
+    if path.name.lower().removesuffix(".gz").endswith((".jsonl", ".tsv")):
         for text in iterate_texts(path):
             assert text.id is not None  # noqa: S101  both have one
             yield text.id, text.contents
-    else:
-        yield from _topics(path)
-
-
-def _topics(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield number and title of topics in TREC's markup, which is not XML, or in XML, with HTML entities."""
-    content = " ".join(word for _, line in read_lines(path) for word in line.split())
-    _, *topics = _TOPIC.split(content)
-    for topic in topics:
-        attributes, _, body = topic.partition(">")
-        number = _NUMBER.search(body) or _NUMBER_ATTRIBUTE.search(attributes)
-        title = _TITLE.search(body)
-        if number is None or title is None:
-            raise InputError(
-                f"a topic of {path} has no {'number' if number is None else 'title'}: {topic[:80]!r}",
-                "each has <num> and <title>, or the attribute number and <query>",
-            )
-        yield number[1], unescape(title[1]).strip()
-    if not topics:
-        raise InputError(f"{path} has no <top> or <topic>", "name a file of `id<TAB>text` topics.tsv")
+        return
+    sources = (source for file in _query_files(path, split) for source in find_sources(file)[0])
+    for line in SourceReader(tuple(sources)):
+        if isinstance(line, Reject):
+            raise InputError(f"row {line.line} of {line.file} in {path} {line.reason}", "repair it, or remove it")
+        yield line.id, line.contents
 
 
 def _judgements(paths: Sequence[Path]) -> tuple[dict[str, dict[str, int]], int]:

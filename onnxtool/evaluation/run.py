@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import chain, islice, zip_longest
+from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,7 +15,7 @@ import numpy as np
 from onnxtool.checkpoint.folder import find_checkpoint_folder
 from onnxtool.encoding.sources import find_sources
 from onnxtool.errors import GateError, InputError
-from onnxtool.evaluation.collection import Collection, open_collection, read_documents, sample_documents, sample_queries
+from onnxtool.evaluation.collection import Collection, open_collection, read_documents
 from onnxtool.evaluation.measures import (
     PerQuery,
     compute,
@@ -47,8 +44,6 @@ _LOST = 10
 _OVERLAP = "overlap@10"
 _TIMED = 32  # documents
 _OF_SYSTEMS = ("size_bytes", "query_ms", "query_terms", "document_terms", "sparsity")
-# Measures that only fall if documents without a judgement are added.
-_FALLING = re.compile(r"(nDCG|MRR|Recall|MAP|P|Success)\b")
 _TIE = 1e-5  # relative difference of two scores due to float32 rounding
 
 
@@ -396,50 +391,6 @@ def _check_gates(gates: Sequence[Gate], report: EvaluationReport) -> list[GateCh
     return [GateCheck(result.gate.expression, result.met, str(result)) for result in results]
 
 
-def _screen(
-    model_path: Path, options: EvaluateOptions, gates: Sequence[Gate], collection: Collection
-) -> Callable[[Path], str]:
-    """Return a function that says why a model fails on a sample, with an empty text if only the whole can decide.
-
-    A sample has all judged documents of its queries. The documents left out could only push relevant ones down, so each
-    query's measures on the sample are upper bounds of those on the whole, and are compared with the base on the whole.
-    """
-    gates = [gate for gate in gates if gate.operator in ("<", "<=") and _FALLING.match(gate.figure)]
-    if not gates or (base := _open_base(str(model_path), options, "")).kind == RERANKER:
-        return lambda _: ""
-    measures, sampled = parse_measures([gate.figure for gate in gates]), sample_queries(collection)
-    base_values: PerQuery = {}
-    preferred: list[str] = []
-    if options.against is not None:
-        run = base.retrieve(sampled).run
-        base_values = compute(measures, sampled.judgements, run)
-        # Those ranked highest are the hardest to tell from relevant ones, which makes the bound tight.
-        preferred = [name for rank in zip_longest(*(list(found)[:_TOP] for found in run.values())) for name in rank]
-    documents = sample_documents(sampled, preferred)
-
-    def rule_out(path: Path) -> str:
-        with TemporaryDirectory() as name:
-            corpus = Path(name, "sample.jsonl")
-            lines = (json.dumps({"id": one.id, "contents": one.contents}) for one in documents)
-            corpus.write_text("\n".join(lines), encoding="utf-8")
-            model = open_model(path, replace(options, cache=Path(name, "vectors")))
-            found = model.retrieve(replace(sampled, corpus=corpus))
-        values = compute(measures, sampled.judgements, found.run)
-        met: list[str] = []
-        for gate in gates:
-            theirs = base_values[gate.figure] if gate.sign else dict.fromkeys(sampled.queries, 0.0)
-            scale = 1 + gate.sign * float(gate.amount) if gate.is_percentage else 1.0
-            paired = difference_of(values[gate.figure], {query: scale * value for query, value in theirs.items()})
-            figures: dict[str, Json] = {gate.figure: paired.base + paired.high}
-            results = check_gates([gate], figures, dict[str, Json]({gate.figure: mean_of(theirs).mean}))
-            met += [str(result) for result in results if result.met]
-        sizes = f"{len(documents)} documents and {len(sampled.queries)} queries"
-        reason = f"ruled out on a sample of {sizes}: at the upper end of its 95% interval, {'; '.join(met)}"
-        return reason if met else ""
-
-    return rule_out if documents else lambda _: ""
-
-
 def _foretell(path: Path, options: EvaluateOptions, collection: Collection) -> None:
     """Report how long the documents will take, from one batch on the model being optimized."""
     system = open_model(path, options)
@@ -458,8 +409,7 @@ def _foretell(path: Path, options: EvaluateOptions, collection: Collection) -> N
 def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOptions) -> Judge:
     """Return a judge that evaluates a candidate on the collection in `data`, and rejects it if a gate is met.
 
-    Relative gates refer to the model being optimized, at `model_path`. In a large collection, a candidate that fails on
-    a sample, whatever the other documents are, is rejected without encoding the rest.
+    Relative gates refer to the model being optimized, at `model_path`.
 
     Args:
         model_path: the ONNX file being optimized; its tokenizer is found next to it.
@@ -486,13 +436,10 @@ def judge_by_retrieval(model_path: StrPath, data: StrPath, options: EvaluateOpti
     if not any(map(needs_base, gates)):  # the input decides nothing
         options = replace(options, against=None)
 
-    screen = cache(lambda: _screen(model_path, options, gates, collection))
     foretell = cache(lambda: _foretell(model_path, options, collection))
 
     def judge(path: Path) -> Judgement:
         foretell()
-        if reason := screen()(path):
-            return Judgement({}, reason)
         report = evaluate_model(path, data, options)
         met = [gate.text for gate in report.gates if gate.met]
         return Judgement({name: measure.mean for name, measure in report.measures.items()}, "; ".join(met))

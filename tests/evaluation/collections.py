@@ -58,14 +58,10 @@ def write_lines(path: Path, texts: Mapping[str, str], **more: str) -> None:
 
 
 def write_trec(folder: Path, texts: Texts) -> Path:
-    """Write `collection.tsv`, `topics.txt` in TREC's markup, and `qrels.txt`."""
+    """Write `collection.tsv`, `topics.tsv` and `qrels.txt`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "collection.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in texts.documents.items()))
-    topics = (
-        f"<top>\n<num> Number: {name}\n<title> {text}\n\n<desc> Description:\nAnything.\n</top>\n"
-        for name, text in texts.queries.items()
-    )
-    (folder / "topics.txt").write_text("\n".join(topics))
+    (folder / "topics.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in texts.queries.items()))
     judged = (f"{query} 0 {one} {grade}\n" for query, all_ in texts.judgements.items() for one, grade in all_.items())
     (folder / "qrels.txt").write_text("".join(judged))
     return folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from onnxtool.encoding import CorpusOptions, encode_corpus
 from onnxtool.encoding.reading import read_shards
 from onnxtool.errors import CheckpointError, GateError, InputError
 from onnxtool.evaluation import EvaluateOptions, EvaluationReport, evaluate_model, onnx_systems
-from onnxtool.evaluation.collection import open_collection, read_run, sample_documents, sample_queries
+from onnxtool.evaluation.collection import read_run
 from onnxtool.evaluation.options import DENSE
 from onnxtool.evaluation.pytorch import open_checkpoint
 from onnxtool.evaluation.report import Terms
@@ -38,7 +37,6 @@ from tests.infer.test_static_queries import inference_free
 from tests.infer.tiny_models import (
     POOLED,
     VOCABULARY,
-    WORDS,
     TinyModel,
     ids_of,
     model_for,
@@ -401,14 +399,6 @@ def test_a_collection_judges_candidates_against_the_input(tmp_path: Path) -> Non
         judge_by_retrieval(path, data, EvaluateOptions())
 
 
-def many_items() -> Texts:
-    """All sets of three to five words as documents, a quarter of which are queries for themselves but for a word."""
-    sets = [" ".join(words) for size in (3, 4, 5) for words in combinations(WORDS, size)]
-    documents = {f"d{number}": text for number, text in enumerate(sets)}
-    queries = {f"q{number}": text.partition(" ")[2] for number, text in list(enumerate(sets))[::4]}
-    return Texts(documents, queries, {query: {f"d{query[1:]}": 1} for query in queries})
-
-
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
     """Model and number of documents of every encoding that no cache saves."""
@@ -421,86 +411,6 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, int]]:
 
     monkeypatch.setattr(onnx_systems, "encode_corpus", spied)
     return done
-
-
-def write_candidate(path: Path, values: Any) -> Path:
-    """Write a model without its tokenizer, like a candidate."""
-    return model_for("sentence-similarity", values, "last_hidden_state").write(path)
-
-
-@pytest.mark.parametrize("gate", ["ndcg@10<-0.5%", "ndcg@10<-0.01", "ndcg@10<0.1"])
-def test_a_sample_rules_out_what_would_fail_on_the_whole(
-    tmp_path: Path, encoded: list[tuple[Path, int]], gate: str
-) -> None:
-    """The whole is not encoded for it, the reason has the figures, and whatever passes the sample is judged on all."""
-    data = write_beir(tmp_path / "data", many_items())
-    path = write_dense(tmp_path / "a")
-    options = EvaluateOptions(cache=tmp_path / "cache", fail_if=(gate,), measures=("nDCG@10",))
-    bad = write_candidate(tmp_path / "bad.onnx", np.ones_like(VALUES))
-    good = write_candidate(tmp_path / "good.onnx", VALUES * 2)
-    judge = judge_by_retrieval(path, data, options)
-    judgement = judge(bad)
-    assert judgement.quality == {}
-    assert re.fullmatch(
-        r"ruled out on a sample of 145 documents and 100 queries: at the upper end of its 95% interval, "
-        rf"nDCG@10 is 0\.\d+, .*fails if {re.escape(gate)}.*",
-        judgement.reason,
-    )
-    base = [] if gate == "ndcg@10<0.1" else [(path, 582)]  # which an absolute gate does not need
-    assert encoded == [*base, (bad, 145)]
-    encoded.clear()
-    quality, reason = judge(good)
-    assert encoded == [(good, 145), (good, 582)]
-    assert quality["nDCG@10"] == pytest.approx(evaluate(path, data).measures["nDCG@10"].mean)
-    assert reason == ""
-    kept = {folder.name.partition("-")[0] for folder in (tmp_path / "cache").iterdir()}
-    assert kept == {"good", *(one.stem for one, _ in base)}  # nothing of a sample
-
-
-def test_a_sample_leaves_open_what_only_the_whole_decides(tmp_path: Path, encoded: list[tuple[Path, int]]) -> None:
-    """A loss within the interval, and gates on other figures, which may be smaller on the sample."""
-    data = write_beir(tmp_path / "data", many_items())
-    path = write_dense(tmp_path / "a")
-    noise = table(V, 6, seed=1)
-    worse = write_candidate(tmp_path / "worse.onnx", VALUES + 0.2 * noise)
-    for gate, measure, reason in (("map<-0%", "MAP", "MAP is "), ("numret<500", "NumRet", "")):
-        options = EvaluateOptions(cache=tmp_path / measure, fail_if=(gate,), measures=(measure,))
-        judgement = judge_by_retrieval(path, data, options)(worse)
-        assert judgement.quality.keys() == {measure}
-        assert judgement.reason.startswith(reason)
-        assert bool(judgement.reason) == bool(reason)
-        assert (worse, 582) in encoded
-
-
-def test_measures_on_a_sample_are_upper_bounds(tmp_path: Path) -> None:
-    """Query by query, since the documents that are left out are not judged; all judged ones are there."""
-    texts = many_items()
-    collection = open_collection(write_beir(tmp_path / "data", texts))
-    noise = table(V, 6, seed=1)
-    options = EvaluateOptions(cache=tmp_path / "cache", provider="cpu", measures=("nDCG@10", "MRR", "Recall@5", "P@5"))
-    path = write_dense(tmp_path, VALUES + 0.5 * noise)
-    sampled = sample_queries(collection)
-    found = sample_documents(sampled, ["d1", "d2", "no document"])
-    assert sample_documents(sampled, ["d1", "d2", "no document"]) == found
-    names = {one.id for one in found}
-    assert {"d1", "d2", *(name for grades in sampled.judgements.values() for name in grades)} < names
-    part = Texts({one.id: one.contents for one in found}, sampled.queries, sampled.judgements)
-    whole = {one.id: one.measures for one in evaluate_model(path, tmp_path / "data", options).queries}
-    on_sample = evaluate_model(path, write_beir(tmp_path / "part", part), options).queries
-    assert len(on_sample) == 100
-    for query in on_sample:
-        assert all(value >= whole[query.id][name] for name, value in query.measures.items())
-    assert any(query.measures != whole[query.id] for query in on_sample)
-
-
-@pytest.mark.parametrize(("num_documents", "num_judged"), [(499, 1), (582, 300)])
-def test_there_is_no_sample_of_a_small_or_mostly_judged_collection(
-    tmp_path: Path, num_documents: int, num_judged: int
-) -> None:
-    """It would save too little."""
-    documents = dict(list(many_items().documents.items())[:num_documents])
-    texts = Texts(documents, {"q": "cat"}, {"q": dict.fromkeys(list(documents)[:num_judged], 1)})
-    assert sample_documents(open_collection(write_beir(tmp_path, texts)), []) == []
 
 
 def test_auto_encodes_no_candidate_slower_than_one_that_passed(
