@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from onnxtool.errors import InputError, OptionError
 from onnxtool.export.options import AllowPickle, Revision, TrustRemoteCode
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile, scratch_file
 from onnxtool.options import NOTHING, Option, StrPath, checked
 from onnxtool.runtime.given_inputs import GivenInputs, InputShapes, SampleInputs
@@ -130,9 +130,9 @@ def verify(model: StrPath, reference: StrPath, options: VerifyOptions = _DEFAULT
         prove_elsewhere(file, provider, is_trial=True)
     graph = load_model(source.path)
     storage = storage_of(source)(graph)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+    with temporary_folder() as folder, ExitStack() as stack:
         # Vectors that the reference stores as codes are compared before encoding.
-        path = source.path if storage is None else stack.enter_context(scratch_file(graph, Path(name)))
+        path = source.path if storage is None else stack.enter_context(scratch_file(graph, folder))
         original = Original(
             source,
             path,

@@ -1,72 +1,123 @@
-"""Remember a requested interruption, because third-party code may swallow the exception."""
+"""End a command at a signal: an exception unwinds it, and no unfinished file of it remains."""
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
-from collections.abc import Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 # Windows has no SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
-# A half-removed folder would remain, or a published corpus with the records of its run.
-_TIDYING = frozenset(("__exit__", "mkdtemp", "rmtree", "_publish_whole"))
-_MOST_STAGED_BYTES = 1 << 16  # of names: a corpus stages files as long as it runs
-_asked: list[BaseException] = []
-_staged: list[int] = []  # the descriptor of a file in memory, which the parent of a supervised command reads
+GRACE_S = 10.0  # to unwind, as containers get
+_asked: list[int] = []  # the exit code that a signal asked for
+unfinished: set[Path] = set()  # files and folders that this process removes before it ends
 
 
-def stop(exception: BaseException, frame: FrameType | None = None) -> None:
-    """Raise `exception` now, and again at every later call of `check_interrupted`.
+class Interrupted(SystemExit):
+    """A signal asked this process to end; `code` is 128 plus its number."""
 
-    A KeyboardInterrupt that arrives in a library's destructor or callback is printed and lost. It is not raised yet if
-    `frame`, where it would be raised, or one of its callers is making or removing files that belong together.
+
+def raise_at_signals(on_signal: Callable[[], None], on_deadline: Callable[[int], object]) -> None:
+    """Raise `Interrupted` in the main thread at the first termination signal, after a call of `on_signal`.
+
+    Python handles signals between two instructions, and a library in C++ may not come back to the next: after some
+    seconds, a thread removes unfinished files and calls `on_deadline` with the exit code.
     """
-    _asked.append(exception)
-    while frame is not None:
-        if frame.f_code.co_name in _TIDYING:
-            return
-        frame = frame.f_back
-    raise exception
+    if sys.platform != "win32":
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer)
+        _thread.start_new_thread(_watch, (reader, on_deadline))
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        ignore_signals()
+        _asked.append(128 + number)
+        on_signal()
+        raise Interrupted(128 + number)
+
+    _handle(interrupt)
+
+
+def ignore_signals() -> None:
+    """Let further termination signals raise nothing: the process is about to end, at the deadline at the latest."""
+    _handle(lambda _number, _frame: None)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, handler)
+
+
+def _watch(reader: int, on_deadline: Callable[[int], object]) -> None:
+    while (number := os.read(reader, 1)[0]) not in ENDING:
+        pass
+    time.sleep(GRACE_S)
+    remove_unfinished()
+    on_deadline(128 + number)
 
 
 def check_interrupted() -> None:
-    """Raise the exception requested by a signal, if any.
+    """Raise `Interrupted` again if a signal asked to end: an exception in a destructor or callback is lost.
 
     Raises:
-        BaseException: the exception passed to `stop`.
+        Interrupted: one did.
     """
     if _asked:
-        raise _asked[0]
+        raise Interrupted(_asked[0])
 
 
-def share_staged() -> None:
-    """Let processes forked from here on tell this one which folders they stage, in case they die."""
-    _staged[:] = [os.memfd_create("staged")]
+@contextmanager
+def critical() -> Iterator[None]:
+    """Hold termination signals back until the block ends; for a few lines that must not be left halfway."""
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():  # no signal raises there
+        yield
+        return
+    held: list[int] = []
+    before = {number: handler for number in ENDING if (handler := signal.getsignal(number)) is not None}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, _frame: held.append(number))
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in held[:1]:
+            signal.raise_signal(number)
 
 
-def tell_staged(path: Path) -> None:
-    """Tell a supervising process that a staging folder will be made; if full, drop names of folders that are gone."""
-    for descriptor in _staged:
-        with suppress(OSError):  # a limit on the size of files holds here too
-            if os.fstat(descriptor).st_size > _MOST_STAGED_BYTES:
-                left = [one for one in told_staged() if one.exists()]
-                os.ftruncate(descriptor, 0)
-                os.lseek(descriptor, 0, os.SEEK_SET)
-                os.write(descriptor, b"".join(os.fsencode(one) + b"\0" for one in left))
-            os.write(descriptor, os.fsencode(path.absolute()) + b"\0")
+@contextmanager
+def temporary_folder(prefix: str = "onnxtool-") -> Iterator[Path]:
+    """Provide a folder for temporary files, which no signal leaves behind."""
+    import tempfile
+
+    with critical():
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        unfinished.add(path := Path(folder.name))
+    try:
+        yield path
+    finally:
+        with critical():
+            folder.cleanup()
+            unfinished.discard(path)
 
 
-def told_staged() -> set[Path]:
-    """Return the staging folders that forked processes told of."""
-    return {
-        Path(os.fsdecode(name))
-        for descriptor in _staged
-        for name in os.pread(descriptor, os.fstat(descriptor).st_size, 0).split(b"\0")
-        if name
-    }
+def remove_unfinished() -> None:
+    """Remove this process's unfinished files and folders."""
+    import shutil
+
+    for path in list(unfinished):
+        shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 @contextmanager

@@ -56,7 +56,6 @@ BASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "artifacts": (("model.onnx", "--loss", "none"), ("model.onnx", "--loss", "MSELoss", "--dry_run")),
     "release": (("--config", "release.toml", "--dry_run"), ("--check", "data")),
     "env": ((),),
-    "clean": (("--dry_run",),),
     "completion": (("bash",),),
 }
 INPUTS = ("model.onnx", "copy.onnx", "corpus.jsonl", "data/corpus.jsonl", "data/qrels/test.tsv", "release.toml", "data")

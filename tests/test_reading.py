@@ -264,7 +264,6 @@ ELSEWHERE = {
     "a cache that SECURITY.md says is trusted": {"torch_backend/cache.py": {"read_bytes"}},
     "what the build of this package wrote": {"version.py": {"read_text"}},
     "the system": {
-        "model_file/commits.py": {"read_text"},
         "runtime/machine.py": {"read_text"},
         "runtime/timing.py": {"read_text"},
     },

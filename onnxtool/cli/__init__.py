@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -12,14 +14,58 @@ if TYPE_CHECKING:
 
 
 def run() -> NoReturn:
-    """Run the command line of this process and exit."""
-    if sys.platform == "linux":  # termination signals are handled once this is supervised, some milliseconds later
-        import signal
+    """Run the command line of this process and exit.
 
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
-    from onnxtool.cli.supervision import supervised
+    SIGINT, SIGTERM and SIGHUP end it with one line and 128 plus the number of the first of them.
+    """
+    import signal
 
-    sys.exit(supervised(lambda: run_arguments(sys.argv[1:])))
+    if sys.platform != "win32":  # those that arrive before they are handled wait
+        ending = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+        signal.pthread_sigmask(signal.SIG_BLOCK, ending)
+    from onnxtool import interruption
+    from onnxtool.cli import streams
+
+    streams.quiet_libraries()
+    is_interrupted = False
+    try:
+        interruption.raise_at_signals(streams.hush, _end_late)
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ending)
+        code = run_arguments(sys.argv[1:])
+        interruption.ignore_signals()
+    except interruption.Interrupted as stop:
+        is_interrupted, code = True, int(str(stop.code))
+    if is_interrupted:
+        interruption.remove_unfinished()  # if the signal arrived where it was about to be removed
+        streams.report_interrupted(code)
+    if is_interrupted or "obstore" in sys.modules:
+        _leave(code)
+    sys.exit(code)
+
+
+def _end_late(code: int) -> NoReturn:
+    from onnxtool.cli.streams import report_interrupted
+    from onnxtool.interruption import GRACE_S
+
+    report_interrupted(code, f", and ended as it did not stop within {GRACE_S:.0f} s")
+    os._exit(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process before interpreter shutdown, but after its registered exit handlers.
+
+    Threads of obstore may not survive that: they abort a process that has encoded into a store, once in eight times on
+    a busy machine.
+    """
+    import atexit
+
+    atexit._run_exitfuncs()  # noqa: SLF001  there is no public name
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            if stream is not None:
+                stream.flush()
+    os._exit(code)
 
 
 def run_arguments(arguments: Sequence[str]) -> int:

@@ -12,7 +12,6 @@ COMMANDS = {
     "artifacts": "Make on-device training artifacts from standard operators.",
     "release": "Make a verified, described and signed release, or check one.",
     "env": "Show versions, execution providers, and setup problems.",
-    "clean": "Finish or remove leftovers of killed runs.",
     "completion": "Set up shell completion of commands, options and paths.",
 }
 

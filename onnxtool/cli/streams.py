@@ -9,12 +9,15 @@ import io
 import json
 import os
 import sys
+import warnings
 from contextlib import suppress
 from typing import TextIO
 
 from onnxtool.errors import bounded
 from onnxtool.reports import printable as printable
 from onnxtool.reports import to_json
+
+_stderr = [2]  # the descriptor of our own messages, and a copy of it once they are discarded
 
 
 def ready_streams() -> None:
@@ -35,13 +38,53 @@ def ready_streams() -> None:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
+def quiet_libraries() -> None:
+    """Drop warnings, and what C++ and Rust libraries print to stderr, unless a log level is given.
+
+    Errors arrive as exceptions; a panic prints a page beforehand. If a library crashes, Python's stack is printed.
+    """
+    import faulthandler
+
+    if sys.stderr is None:
+        return
+    if not any(word.startswith(("-v", "--verbose", "--log")) for word in sys.argv[1:]):
+        if not sys.warnoptions:
+            warnings.simplefilter("ignore")
+        _stderr[0] = os.dup(2)
+        sys.stderr = _opened(_stderr[0])
+        _drop(2)
+    faulthandler.enable(sys.stderr, all_threads=False)
+
+
+def hush() -> None:
+    """Discard what is written to stderr: what libraries print while a command unwinds is of no use."""
+    with suppress(OSError):
+        _stderr.append(os.dup(_stderr[0]))
+        _drop(_stderr[0])
+
+
+def report_interrupted(code: int, addition: str = "") -> int:
+    """Print the one line of a command that a signal ends, in spite of `hush`, and return `code`."""
+    import signal
+
+    sys.stderr = _opened(_stderr[-1])
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[2K\x1b[?25h")  # removes a progress bar, which hides the cursor
+    name = "" if code == 128 + signal.SIGINT else f" by {signal.Signals(code - 128).name}"
+    return report_error(f"interrupted{name}{addition}", "", code)
+
+
+def _opened(descriptor: int) -> TextIO:
+    return os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
 def drop_output() -> None:
     """Discard stdout's buffer after a failed write: Python would write it again at exit."""
-    _drop(sys.stdout)
+    _drop(sys.stdout.fileno())
 
 
-def _drop(stream: TextIO) -> None:
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+def _drop(descriptor: int) -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 def report_error(message: str, hint: str, code: int) -> int:
@@ -55,7 +98,7 @@ def report_error(message: str, hint: str, code: int) -> int:
             say(hint, "hint: ")
         sys.stderr.flush()
     except OSError:  # the exit code still reports it
-        _drop(sys.stderr)
+        _drop(sys.stderr.fileno())
     return code
 
 

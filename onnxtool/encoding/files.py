@@ -25,9 +25,11 @@ from onnxtool.encoding import filesystems
 from onnxtool.encoding.filesystems import Entry as Entry
 from onnxtool.encoding.locations import Location, Uri
 from onnxtool.errors import InputError, OutputExistsError
-from onnxtool.interruption import tell_staged
+from onnxtool.interruption import remove_unfinished as remove_unfinished
+from onnxtool.interruption import temporary_folder
+from onnxtool.interruption import unfinished as unfinished
 from onnxtool.model_file import ModelFile
-from onnxtool.model_file.commits import folder_lock, force_to_disk, remove_own_file
+from onnxtool.model_file.commits import folder_lock, force_to_disk
 from onnxtool.model_file.metadata import PARTNER_KEY, READS_KEY
 from onnxtool.model_file.wire import read_structure
 
@@ -35,7 +37,6 @@ START_AGAIN = "pass another --output, or start again with --force, which infer a
 _READ_BYTES = 1 << 20
 # Held while hidden files are created in a folder, and by code that ends a process without leaving any.
 appearing = threading.Lock()
-unfinished: set[Path] = set()  # staged shards and temporary folders of this process
 _YOUNG_S = 60.0  # a newly created temporary folder may not have its lock yet
 # Files of tokenizers, configurations and pooling modules; weights in other formats are not needed.
 _FOLDERS = r"([^/]+/)?([^/]+_)?[0-9]+_[A-Za-z]+/"
@@ -108,13 +109,13 @@ def write(location: Location, content: bytes, token: str = "") -> None:
 def written(path: Path, content: bytes) -> Iterator[None]:
     """Write a file under its hidden name, to be renamed in the block or afterwards; links there are not followed."""
     with appearing:
-        remove_own_file(path)
+        path.unlink(missing_ok=True)
         try:
             with path.open("xb") as file:
                 file.write(content)
             yield
         finally:
-            remove_own_file(path)
+            path.unlink(missing_ok=True)
 
 
 def create(location: Location, content: bytes, token: str = "") -> bool:
@@ -140,13 +141,11 @@ def create(location: Location, content: bytes, token: str = "") -> bool:
 
 
 def remove(locations: Iterable[Location]) -> None:
-    """Remove files; missing ones are ignored, and hidden ones that may belong to another user are kept."""
+    """Remove files; missing ones are ignored."""
     uris = []
     for location in locations:
         if isinstance(location, Uri):
             uris.append(location)
-        elif location.name.startswith("."):
-            remove_own_file(location)
         else:
             location.unlink(missing_ok=True)
     if uris:
@@ -174,9 +173,7 @@ def on_this_machine(location: Location) -> Iterator[Path]:
 
 def staged(path: Path, token: str = "") -> Path:
     """Return a file's temporary path before renaming; `token` distinguishes concurrent writers."""
-    hidden = path.with_name(f".{path.name}{token and f'.{token}'}.partial")
-    tell_staged(hidden)
-    return hidden
+    return path.with_name(f".{path.name}{token and f'.{token}'}.partial")
 
 
 @contextmanager
@@ -186,18 +183,8 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     for path in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
         with suppress(OSError, OutputExistsError):
             _remove_abandoned(path)
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name, folder_lock(Path(name)):
-        unfinished.add(Path(name))
-        yield Path(name)
-    unfinished.discard(Path(name))
-
-
-def remove_unfinished() -> None:
-    """Remove this process's unfinished files: it is about to end without unwinding."""
-    for path in list(unfinished):
-        shutil.rmtree(path, ignore_errors=True)
-        with suppress(OSError):
-            path.unlink()
+    with temporary_folder(prefix) as folder, folder_lock(folder):
+        yield folder
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -205,8 +192,9 @@ def _remove_abandoned(path: Path) -> None:
     status = path.lstat()
     is_ours = sys.platform != "win32" and status.st_uid == os.geteuid() and not path.is_symlink()
     if is_ours and time.time() - status.st_mtime > _YOUNG_S:
-        with folder_lock(path):
-            shutil.rmtree(path)
+        with folder_lock(path) as is_ended:
+            if is_ended:
+                shutil.rmtree(path)
 
 
 def model_on_this_machine(location: Location, task: str | None = None) -> Path:

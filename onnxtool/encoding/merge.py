@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
@@ -27,7 +27,7 @@ from onnxtool.encoding.report import MergeReport, StatusReport
 from onnxtool.encoding.sources import REPEATED_ID, Reject
 from onnxtool.encoding.splits import ShardName, format_ranges
 from onnxtool.errors import InputError, OutputExistsError, some
-from onnxtool.interruption import check_interrupted
+from onnxtool.interruption import check_interrupted, critical
 from onnxtool.options import checked
 from onnxtool.reading import load_array, parse_json, written_lines
 from onnxtool.reports import from_json
@@ -106,15 +106,10 @@ def publish(folder: OutputFolder, run: Run | None, *, read_back: bool = False, s
         remove([folder.rejects_path])
     if not manifest.num_texts:
         raise _no_texts(run, rejects, folder)
-    num_removed = _publish_whole(folder, manifest, None if repeated else files)
+    with critical():  # a published corpus with the records of its run would remain
+        num_removed = folder.publish(manifest, None if repeated else files)
+        remove_records(folder)
     return _report(folder, manifest, num_removed, () if verify else (_NOT_READ_BACK,))
-
-
-def _publish_whole(folder: OutputFolder, manifest: Manifest, files: Iterable[str] | None) -> int:
-    """Publish and remove the records; no signal interrupts this, see `interruption`."""
-    num_removed = folder.publish(manifest, files)
-    remove_records(folder)
-    return num_removed
 
 
 def _nothing(folder: OutputFolder) -> InputError:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from onnxtool.checkpoint.quantized_vectors import VectorType
@@ -16,6 +14,7 @@ from onnxtool.export.preparation import Job, Request, prepare
 from onnxtool.export.single_call import SingleCallPipeline
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.export.verification import Verifier, lengths_of
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.metadata import DTYPE_KEY, HEAD_KEY, MAX_LENGTH_KEY, ROUTE_KEY, TASK_KEY
 from onnxtool.model_file.weights import load_model
@@ -45,9 +44,9 @@ def compare_with_checkpoint(file: ModelFile, options: ExportOptions, samples: Se
         ModelFileError: the stamps cannot be read.
     """
     stamped = _stamped(file)
-    with TemporaryDirectory() as folder:  # nothing is written, but an export requires an output
+    with temporary_folder() as folder:  # nothing is written, but an export requires an output
         try:
-            job = prepare(Request.of(replace(options, output=Path(folder, "model.onnx"), **stamped)))
+            job = prepare(Request.of(replace(options, output=folder / "model.onnx", **stamped)))
         except ExportError as error:  # its hint is about options that the file states, not the user
             stated = ", ".join(f"{name} {value}" for name, value in stamped.items())
             raise ExportError(

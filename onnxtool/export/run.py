@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,6 +38,7 @@ from onnxtool.export.target import write_json
 from onnxtool.export.tracing import ExportStrategy
 from onnxtool.export.verification import ShorterError, Verifier, lengths_of
 from onnxtool.export.weights import FLOAT_CHECKPOINT
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import (
     MAX_INLINE_BYTES,
     ModelFile,
@@ -340,8 +340,7 @@ def _check_tokens(job: Job) -> None:
         return
     source, specification = job.request.source, job.plan.specification
     texts = hard_texts(job.tokenizer)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         _write_sidecar_files(job, folder)
         if not (folder / TOKENIZER_NAME).is_file():  # a checkpoint exported into its own folder keeps its own
             folder = job.request.paths.files

@@ -6,7 +6,6 @@ Shape letters: B batch, S sequence, V vocabulary.
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -43,6 +42,7 @@ from onnxtool.export.target import (
     write_json,
 )
 from onnxtool.graph.builder import Builder
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import ModelFile
 from onnxtool.model_file.domains import default_opset
 from onnxtool.reports import TensorInfo
@@ -229,10 +229,10 @@ class TargetSpecification:
         names = [name for name in self.files if "token" in name and not (folder / name).is_file()]
         if not names:
             return
-        with tempfile.TemporaryDirectory() as scratch:
+        with temporary_folder() as scratch:
             tokenizer.save_pretrained(scratch)
             for name in names:
-                written = Path(scratch) / name
+                written = scratch / name
                 if written.is_file():
                     shutil.copyfile(written, folder / name)
                 elif name == "special_tokens_map.json":  # transformers 5 keeps its content in tokenizer_config.json

@@ -1,7 +1,7 @@
 """An ONNX file on disk: opened with its external data checked, and written so that no incomplete file can remain.
 
 Outputs are staged: everything a command writes goes into a hidden folder next to the output, is verified there, and is
-moved into place as a whole (`commits`): if the process is stopped, either the old files or the new ones are complete.
+moved into place as a whole (`commits`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from onnxtool.errors import NO_SPACE, ModelFileError, OnnxtoolError, OutputExistsError, OutputWriteError
 from onnxtool.inputs import input_at, note_input
-from onnxtool.interruption import check_interrupted
-from onnxtool.model_file.commits import CommitFolder, exclusive, recover, unfinished_set_of
+from onnxtool.interruption import check_interrupted, temporary_folder
+from onnxtool.model_file.commits import Stage, folder_lock, make_stage, remove_stages
 from onnxtool.model_file.metadata import STEPS_KEY, parse_steps
 from onnxtool.model_file.wire import Structure, external_file, read_structure
 from onnxtool.options import StrPath, checked, settled
@@ -50,11 +50,10 @@ class ModelFile:
         """Open the model at `path` without reading its weights.
 
         Raises:
-            ModelFileError: the file is missing or malformed, its external data is missing, too short, or outside the
-                folder of the file (`external_file`), or a run was killed while it replaced the file.
+            ModelFileError: the file is missing or malformed, or its external data is missing, too short, or outside the
+                folder of the file (`external_file`).
         """
         path = Path(path)
-        check_whole(path)
         model = cls(path, read_structure(path))
         external = {location: external_file(path, location) for location in model.external_locations}
         note_input(path, *external.values())
@@ -157,6 +156,7 @@ class Staging:
         root: the folder that `folder` is merged into: the graph file's folder, or one above it.
         previous_locations: external data of the existing graph file, which must survive until the commit.
         obsolete: files to remove with the commit, such as sidecar files of the replaced model.
+        obsolete_data: external data to remove with the graph that refers to it.
     """
 
     def __init__(self, folder: Path, output: Path, root: Path, previous_locations: tuple[str, ...] = ()) -> None:
@@ -165,6 +165,7 @@ class Staging:
         self.root = root
         self.previous_locations = previous_locations
         self.obsolete: list[Path] = []
+        self.obsolete_data: list[Path] = []
 
     @property
     def model_path(self) -> Path:
@@ -197,14 +198,12 @@ def staged(output: Path, *, force: bool, root: Path | None = None) -> Iterator[S
     if root is None:
         output = follow_link(output)
         root = output.parent
-    # Named before it is made: a signal between the two must find a name to clean up.
-    folder = CommitFolder(root, output.name)
-    with disk_failures(output), _made(folder):
+    with disk_failures(output), make_stage(root, output.name) as folder:
         staging = Staging(folder.files, output, root, _locations_of(output))
         staging.model_path.parent.mkdir(parents=True, exist_ok=True)
         yield staging
         check_interrupted()
-        with exclusive(root):
+        with folder_lock(root, waits=True):
             _commit(staging, folder, force=force)
 
 
@@ -224,31 +223,17 @@ def follow_link(output: Path) -> Path:
     return target
 
 
-def check_whole(path: Path) -> None:
-    """Refuse a file in a set that a killed run replaced only in part.
-
-    Raises:
-        ModelFileError: it is one.
-    """
-    folder = unfinished_set_of(path)
-    if folder is not None:
-        raise ModelFileError(
-            f"a run was killed while it put {path} and the files beside it in their places",
-            f"onnxtool clean {folder.parent} puts the rest there",
-        )
-
-
 def check_writable(output: Path, *, force: bool) -> None:
     """Refuse an output that `staged` would refuse, before an hour of work goes into it.
 
-    Leftovers of killed runs for this output are finished or removed first.
+    What killed runs left of this output is removed first.
 
     Raises:
         OutputExistsError: the output is there and `force` is not set.
         OutputWriteError: the output is a folder or a device, or cannot be the name of a file.
     """
     with disk_failures(output):
-        recover(follow_link(output))
+        remove_stages(follow_link(output))
     _check_free(output, force=force)
 
 
@@ -305,12 +290,9 @@ def check_sidecar_files(output: Path, existing: Path, write: Callable[[Path], No
         OutputExistsError: one with other content exists.
         OutputWriteError: they cannot be written.
     """
-    import tempfile
-
     if not existing.is_dir():
         return
-    with disk_failures(output), tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with disk_failures(output), temporary_folder() as folder:
         write(folder)
         _check_sidecar_files([(file, existing / file.relative_to(folder)) for file in _files_in(folder)])
 
@@ -351,7 +333,7 @@ def save_beside(model: ir.Model, staging: Staging, name: str, *, max_inline_byte
     External data of an existing graph at that path survives until the commit, which removes it.
     """
     output = staging.output.with_name(name)
-    staging.obsolete.extend(_own_data(output))
+    staging.obsolete_data.extend(_own_data(output))
     return save_model(model, Staging(staging.folder, output, staging.root), max_inline_bytes=max_inline_bytes)
 
 
@@ -362,26 +344,8 @@ def scratch_folder(output: Path) -> Iterator[Path]:
     Raises:
         OutputWriteError: the disk is full, the folder cannot be written, …
     """
-    folder = CommitFolder(output.parent, output.name)
-    with disk_failures(output), _made(folder):
+    with disk_failures(output), make_stage(output.parent, output.name) as folder:
         yield folder.files
-
-
-@contextmanager
-def _made(folder: CommitFolder) -> Iterator[None]:
-    """Make the folder of a run, and remove it again, with parent folders that were created for it and stay empty."""
-    missing = [root for root in (folder.root, *folder.root.parents) if not root.exists()]
-    try:
-        folder.root.mkdir(parents=True, exist_ok=True)
-        folder.make()
-        yield
-    finally:
-        try:
-            folder.close()
-        finally:
-            for root in missing:
-                with suppress(OSError):  # it is not empty
-                    root.rmdir()
 
 
 @contextmanager
@@ -413,11 +377,13 @@ def _own_data(output: Path, locations: Sequence[str] | None = None) -> list[Path
     return [output.parent / location for location in named if own.fullmatch(location)]
 
 
-def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
+def _commit(staging: Staging, folder: Stage, *, force: bool) -> None:
     """Move the staged files into place, and drop data that only the old graph used."""
     _check_free(staging.output, force=force)  # another process may have made it meanwhile
-    # Graphs come last: no graph may refer to data that is not there yet.
-    files = sorted(_files_in(staging.folder), key=lambda file: (file == staging.model_path, file.suffix == ".onnx"))
+    files = _files_in(staging.folder)
+    data = {graph.parent / name for graph in files if graph.suffix == ".onnx" for name in _locations_of(graph)}
+    # Graphs come last but for their data, without which they cannot be opened: a run that replaces them finds it.
+    files.sort(key=lambda file: (file in data, file == staging.model_path, file.suffix == ".onnx"))
     names = [file.relative_to(staging.folder) for file in files]
     if not force:
         targets = [(file, staging.root / name) for file, name in zip(files, names, strict=True)]
@@ -428,7 +394,12 @@ def _commit(staging: Staging, folder: CommitFolder, *, force: bool) -> None:
     superseded = [location for location in staging.previous_locations if location not in new_locations]
     # A copied graph refers to the data of the old one.
     unread = [file for file in _own_data(staging.output, superseded) if input_at(file) is None]
-    folder.commit(names, [file.relative_to(staging.root) for file in (*staging.obsolete, *unread)])
+    staging.obsolete_data.extend(unread)
+    folder.commit(
+        names,
+        [file.relative_to(staging.root) for file in staging.obsolete],
+        [file.relative_to(staging.root) for file in staging.obsolete_data],
+    )
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from onnxtool.checkpoint.folder import hub_id, quiet_hub
 from onnxtool.errors import InputError, PublishingError
+from onnxtool.interruption import temporary_folder
 from onnxtool.options import StrPath, checked
 from onnxtool.reading import read_text
 from onnxtool.release.facts import FACTS_NAME, ReleaseFacts, parse_facts, read_facts
@@ -79,7 +79,7 @@ def _obsolete(api: Any, repo_id: str, folder: Path, facts: ReleaseFacts) -> list
     """Return the files of the earlier release in the repository that this release lacks."""
     from huggingface_hub.errors import EntryNotFoundError
 
-    with tempfile.TemporaryDirectory() as temporary:
+    with temporary_folder() as temporary:
         try:
             text = read_text(Path(api.hf_hub_download(repo_id, FACTS_NAME, local_dir=temporary)))
             earlier = parse_facts(text)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from onnxtool.errors import InputError, imported
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import write_text
 from onnxtool.reading import parse_json, read_text
 
@@ -48,8 +48,8 @@ def sign(folder: Path, key: Path | None = None, *, password: str = "", identity_
         raise InputError("a release is signed with a private key or with an identity token", "pass one of the two")
     config = library.signing.Config()
     hashing = library.hashing.Config().set_ignored_paths(paths=[SIGNATURE_NAME])
-    with tempfile.TemporaryDirectory() as temporary:
-        made = Path(temporary, SIGNATURE_NAME)
+    with temporary_folder() as temporary:
+        made = temporary / SIGNATURE_NAME
         if key is None:
             with _refused("the identity token cannot be used", "get a new one: it is valid for minutes"):
                 config.use_sigstore_signer(identity_token=identity_token)

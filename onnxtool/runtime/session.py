@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from onnxtool.errors import InputError, ModelFileError, ProviderError, SessionError, first_line, shorten, some
 from onnxtool.guarded import ChildEndedError, ChildError, GuardedChild
+from onnxtool.interruption import temporary_folder
 from onnxtool.model_file import MAX_INLINE_BYTES, ModelFile
 from onnxtool.model_file.metadata import DISABLED_OPTIMIZERS_KEY, EXACT_PRODUCTS_KEY, REQUIRED, digest_of_start
 from onnxtool.model_file.weights import externalized
@@ -439,8 +439,8 @@ def _share_of_others(path: Path, provider: ExecutionProvider, feeds: Mapping[str
 
     options = ort.SessionOptions()
     options.enable_profiling, options.log_severity_level = True, 4
-    with tempfile.TemporaryDirectory() as folder:
-        options.profile_file_prefix = str(Path(folder) / "profile")
+    with temporary_folder() as folder:
+        options.profile_file_prefix = str(folder / "profile")
         providers = apply_provider(options, provider, available_cores())
         session = ort.InferenceSession(str(path), options, providers=providers)
         for _ in range(_PROFILED_RUNS):

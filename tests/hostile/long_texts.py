@@ -19,7 +19,7 @@ LONG = "x" * 1_000_000
 MANY = [f"n{number}" for number in range(100_000)]
 MOST_CHARACTERS = 6_000
 _MODEL = "checkpoint/model.onnx"
-_ALONE = ("env", "clean", "completion", "release", "encode run", "encode part", "encode merge", "encode status")
+_ALONE = ("env", "completion", "release", "encode run", "encode part", "encode merge", "encode status")
 
 
 def options() -> list[tuple[str, ...]]:

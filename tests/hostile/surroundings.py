@@ -530,9 +530,7 @@ def damage_options(folder: Path, choices: random.Random) -> Case:
     from onnxtool.cli.commands import RUNNABLE
     from onnxtool.cli.entry import find_command
 
-    command = choices.choice(
-        (_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("clean", "--dry_run"), ("env",))
-    )
+    command = choices.choice((_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("env",)))
     owner = command[0] if choices.random() < 0.9 else choices.choice(list(RUNNABLE))
     names = [one.removeprefix("--") for option in find_command(owner).params for one in option.opts]
     odd = (
@@ -590,60 +588,25 @@ def damage_options(folder: Path, choices: random.Random) -> Case:
 
 def damage_leftovers(folder: Path, choices: random.Random) -> Case:
     """Put what a stranger says that a run left beside the output."""
-    (folder / "mine.txt").write_text("mine", "utf-8")
-    (folder / "below").mkdir()
-    (folder / "below" / "mine.txt").write_text("mine", "utf-8")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "mine.txt").write_text("mine", "utf-8")
     output = choices.choice(("out.onnx", "out.onnx", "other.onnx", "x" * 200))
     left = folder / f".{output}.{choices.choice(('aaaaaaaa', '00000000', 'zzzzzzzz'))}.partial"
-    files = left / "files"
-    files.mkdir(parents=True)
-    (files / "mine.txt").write_text("theirs", "utf-8")
-    names: Any = choices.choice(
-        (
-            *(
-                ["mine.txt"],
-                ["below/mine.txt"],
-                ["../mine.txt"],
-                [str(folder / "mine.txt")],
-                ["./mine.txt"],
-                ["checkpoint"],
-            ),
-            *(
-                ["checkpoint/model.onnx"],
-                [""],
-                ["."],
-                ["mine.txt"] * 99_999,
-                ["a\0"],
-                [5],
-                5,
-                None,
-                {"mine.txt": 1},
-                ["x" * 9_999],
-            ),
-        )
-    )
-    journal: Any = {"files": choices.choice(([], names, ["mine.txt"])), "obsolete": choices.choice(([], names))}
-    owner: Any = choices.choice(
-        (None, {}, [], {"process": 1}, {"process": 2**60, "host": os.uname().nodename}, {"process": "x", "host": 5})
-    )
-    texts = (json.dumps(journal),) * 9 + ("[" * 9_999, "9" * 9_999, "", '{"files": []}')
-    (left / "journal.json").write_text(choices.choice(texts), "utf-8")
-    if owner is not None:
-        (left / "lock").write_text(json.dumps(owner), "utf-8")
-    odd = choices.choice(("none", "lock is a folder", "lock is a pipe", "files is a link", "journal is endless"))
-    if odd == "files is a link":
-        files.rename(folder / "elsewhere")
-        files.symlink_to(folder / "elsewhere")
-    elif odd == "journal is endless":
-        (left / "journal.json").unlink()
-        (left / "journal.json").symlink_to("/dev/zero")
-    elif odd != "none":
-        (left / "lock").unlink(missing_ok=True)
-        (left / "lock").mkdir() if "folder" in odd else os.mkfifo(left / "lock")
-    command = choices.choice(
-        (("clean",), ("clean", "--dry_run"), _OPTIMIZE, _OPTIMIZE, ("stats", "out.onnx"), _asked(folder))
-    )
-    return Case(f"{left.name}: {str(journal)[:60]} {owner} {odd}", command)
+    kind = choices.choice(("a folder", "a file", "a pipe", "a link", "a folder with a link", "a folder with a pipe"))
+    if kind == "a file":
+        left.write_text("theirs", "utf-8")
+    elif kind == "a pipe":
+        os.mkfifo(left)
+    elif kind == "a link":
+        left.symlink_to(folder / "mine")
+    else:
+        (left / "files").mkdir(parents=True)
+        if "pipe" in kind:
+            os.mkfifo(left / "files" / "pipe")
+        elif "link" in kind:
+            (left / "files" / "link").symlink_to(folder / "mine")
+    command = choices.choice((_OPTIMIZE, _OPTIMIZE, ("stats", "out.onnx"), _asked(folder)))
+    return Case(f"{left.name} is {kind}", command)
 
 
 def damage_environment(folder: Path, choices: random.Random) -> Case:
@@ -662,9 +625,7 @@ def damage_environment(folder: Path, choices: random.Random) -> Case:
         "x" * 99_999,
     )
     names = _VARIABLES.split()
-    command = choices.choice(
-        (_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("env",), ("clean",), ("--help",))
-    )
+    command = choices.choice((_asked(folder), _OPTIMIZE, ("stats", "checkpoint/model.onnx"), ("env",), ("--help",)))
     kind = choices.choice(
         ("variable", "variable", "no variable", "handles", "space", "closed", "read-only", "size", "stack", "home")
     )

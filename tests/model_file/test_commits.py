@@ -1,26 +1,22 @@
-"""A set of files appears as a whole: killed at any call that changes a name, it is the old one or the new one."""
+"""Files of two runs never lie side by side: killed at any call that changes a name, a set is old, new or incomplete."""
 
 from __future__ import annotations
 
 import errno
-import json
 import os
-import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
-from onnxtool.encoding.files import remove, written
 from onnxtool.errors import ModelFileError, OutputExistsError, OutputWriteError
-from onnxtool.model_file import ModelFile, check_writable, commits, scratch_folder, staged, write_text
-from onnxtool.model_file.commits import CommitFolder, find_leftovers, recover, settle, unfinished_set_of
-from tests.cli.entry_point import run_onnxtool
-from tests.graphs import make_addition, weight_of
+from onnxtool.model_file import ModelFile, check_writable, scratch_folder, staged, write_text
+from tests.graphs import make_addition, save_external, weight_of
 
 _CALLS = ("replace", "rename", "link", "symlink", "unlink", "remove", "mkdir", "rmdir")
 OLD = {"model.onnx": 1.0, "model/config.json": "old", "model/vocab.txt": "old"}
@@ -55,6 +51,7 @@ def stopped_at(number: int, monkeypatch: pytest.MonkeyPatch, fault: OSError | No
 
 def write_set(folder: Path, content: dict[str, Any], *, force: bool = True) -> None:
     """Write a set with one command; a file that the new set lacks is obsolete."""
+    check_writable(folder / "model.onnx", force=force)
     with staged(folder / "model.onnx", force=force) as staging:
         for name, text in content.items():
             file = staging.folder / name
@@ -78,17 +75,16 @@ def hidden_in(folder: Path) -> list[str]:
     return [file.name for file in folder.rglob(".*")]
 
 
-def is_old_or_new(folder: Path) -> bool:
-    """Whether a user sees a whole set, or is told that it is not yet one."""
-    return set_in(folder) in ({}, OLD, NEW) or unfinished_set_of(folder / "model.onnx") is not None
+def is_of_one_run(found: dict[str, Any]) -> bool:
+    """Whether a set is whole, or lacks its graph and has nothing that is not from one run."""
+    return any(found == one or (found.items() <= one.items() and "model.onnx" not in found) for one in (OLD, NEW))
 
 
 @pytest.mark.parametrize("before", [{}, OLD], ids=["new", "replaced"])
-def test_a_kill_at_any_call_leaves_the_old_set_or_the_new_one(
+def test_a_kill_at_any_call_leaves_files_of_one_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, Any]
 ) -> None:
-    """What the next run finds becomes a whole set, old or new, and nothing hidden is left."""
-    ends = []
+    """A graph is there only in a whole set, and the next run writes the new set and leaves nothing hidden."""
     for number in range(100):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -96,123 +92,126 @@ def test_a_kill_at_any_call_leaves_the_old_set_or_the_new_one(
             write_set(folder, before)
         with stopped_at(number, monkeypatch) as calls, suppress(Killed):
             write_set(folder, NEW)
-        assert is_old_or_new(folder)
-        recover(folder / "model.onnx")
-        assert set_in(folder) in (before, NEW)
-        assert hidden_in(folder) == []
-        ends.append(set_in(folder) == NEW)
-        if len(calls) <= number:
-            break
-    assert ends == sorted(ends)
-    assert len(ends) > 10
-    assert set(ends) == {False, True}
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
-def test_a_disk_that_fails_at_any_call_leaves_the_old_set_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
-    """It is one error with a hint; once the disk works, the next run leaves nothing but a whole set."""
-    for number in range(100):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        write_set(folder, OLD)
-        failure = None
-        with stopped_at(number, monkeypatch, OSError(code, os.strerror(code))) as calls:
-            try:
-                write_set(folder, NEW)
-            except OutputWriteError as error:
-                failure = error
-        assert is_old_or_new(folder)
-        assert failure is None or failure.hint
-        assert failure is not None or unfinished_set_of(folder / "model.onnx") is None
-        recover(folder / "model.onnx")
-        assert set_in(folder) in (OLD, NEW)
+        assert is_of_one_run(set_in(folder))
+        write_set(folder, NEW)
+        assert set_in(folder) == NEW
         assert hidden_in(folder) == []
         if len(calls) <= number:
             break
     assert number > 10
 
 
+def test_a_kill_leaves_no_data_that_no_graph_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph cannot be opened without its data, and the next run leaves one file of data."""
+    output = tmp_path / "model.onnx"
+
+    def write(weight: float) -> None:
+        check_writable(output, force=True)
+        with staged(output, force=True) as staging:
+            save_external(staging.model_path, weight, staging.data_name)
+
+    for number in range(100):
+        write(1.0)
+        with stopped_at(number, monkeypatch) as calls, suppress(Killed):
+            write(2.0)
+        with suppress(ModelFileError):
+            assert weight_of(ModelFile.open(output).path) in (1.0, 2.0)
+        write(2.0)
+        assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", *ModelFile.open(output).external_locations}
+        assert weight_of(output) == 2.0
+        if len(calls) <= number:
+            break
+    assert number > 10
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_a_rename_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """What was moved out is moved back, wherever the first failure is, and it is one error with a hint."""
+    replace = Path.replace
+    for number in range(7):
+        write_set(tmp_path, OLD)
+        calls: list[Path] = []
+
+        def failing(self: Path, target: Path, calls: list[Path] = calls, number: int = number) -> Path:
+            calls.append(target)
+            if len(calls) == number + 1:
+                raise OSError(code, os.strerror(code), str(target))
+            return replace(self, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "replace", failing)
+            if number < 6:  # three files go, and three come
+                with pytest.raises(OutputWriteError):
+                    write_set(tmp_path, NEW)
+            else:
+                write_set(tmp_path, NEW)
+        assert set_in(tmp_path) == (OLD if number < 6 else NEW)
+        assert hidden_in(tmp_path) == []
+
+
 def test_a_set_outlives_a_power_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are forced to the disk before the journal gets its name, and the names before it goes."""
+    """Contents are on the disk before a name changes, and the names of the old set are gone from it before new ones."""
+    write_set(tmp_path, OLD)
     done: list[str] = []
-    replace = os.replace
+    replace = Path.replace
 
     def fsync(descriptor: int) -> None:
-        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
-        done.append(f"force {'hidden' if name.startswith('.') else name}")
+        done.append(f"force {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
 
-    def renaming(source: Path, target: Path) -> None:
-        done.append(f"rename {target.name}")
-        replace(source, target)
+    def renaming(self: Path, target: Path) -> Path:
+        done.append(f"{'out' if 'replaced' in target.parts else 'in'} {target.name}")
+        return replace(self, target)
 
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", renaming)
-    write_set(tmp_path, NEW)
-    decided = done.index("rename journal.json")
-    forced = {"config.json", "words.txt", "model.onnx", "journal.json.partial"}
-    assert {f"force {name}" for name in forced} <= {*done[:decided]}
-    assert done[decided + 1] == "force hidden"
-    assert done[decided + 2 : decided + 5] == [f"rename {name}" for name in ("config.json", "words.txt", "model.onnx")]
-    assert {f"force {tmp_path.name}", "force model"} <= {*done[decided + 5 :]}
-
-
-def kill_between_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Leave a set of which a part has its names; return the hidden folder."""
-    write_set(folder, OLD)
-    for number in range(100):
-        with stopped_at(number, monkeypatch), suppress(Killed):
-            write_set(folder, NEW)
-        found = unfinished_set_of(folder / "model.onnx")
-        if found is not None and set_in(folder) != OLD:
-            return found
-        recover(folder / "model.onnx")
-    raise AssertionError("no kill was between two names")
+    with monkeypatch.context() as patch:
+        patch.setattr("onnxtool.model_file.commits.os.fsync", fsync)
+        patch.setattr(Path, "replace", renaming)
+        write_set(tmp_path, NEW)
+    folders = {f"force {tmp_path.name}", "force model"}
+    assert {*done[:3]} == {f"force {Path(name).name}" for name in NEW}
+    assert done[3] == "out model.onnx"
+    assert {*done[4:6]} == {"out config.json", "out vocab.txt"}
+    assert {*done[6:8]} == folders
+    assert done[8:11] == ["in config.json", "in words.txt", "in model.onnx"]
+    assert {*done[11:]} == folders
 
 
-def test_a_model_of_which_a_part_was_replaced_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader says what to do; `onnxtool clean` does it, and --dry_run only says so."""
-    kill_between_names(tmp_path, monkeypatch)
-    with pytest.raises(ModelFileError, match="a run was killed while it put") as caught:
-        ModelFile.open(tmp_path / "model.onnx")
-    assert "onnxtool clean" in caught.value.hint
-    before = set_in(tmp_path)
-    dry = run_onnxtool(tmp_path, "clean", "--dry_run", "--format", "json")
-    assert [entry["action"] for entry in json.loads(dry.stdout)["leftovers"]] == ["to finish"]
-    assert set_in(tmp_path) == before
-    assert "finished" in run_onnxtool(tmp_path, "clean", tmp_path).stdout
-    assert set_in(tmp_path) == NEW
-    assert "nothing" in run_onnxtool(tmp_path, "clean", tmp_path).stdout
-
-
-def test_the_next_run_says_what_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_the_next_run_removes_what_a_killed_one_left_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before anything else it finishes the set, which then needs --force to be replaced."""
-    found = kill_between_names(tmp_path, monkeypatch)
-    caplog.clear()
-    with pytest.raises(OutputExistsError):
-        check_writable(tmp_path / "model.onnx", force=False)
-    assert [record.message for record in caplog.records] == [f"finished what a killed run left: {found}"]
-    assert set_in(tmp_path) == NEW
-
-
-def test_a_run_that_is_still_going_is_left_alone(tmp_path: Path) -> None:
-    """Its lock tells; that of a run on another machine does not, so it is left alone as well."""
+    """Only of the same output, and not what a run that is still going has locked."""
     output = tmp_path / "model.onnx"
-    with scratch_folder(output) as folder:
-        (folder / "half").write_text("half")
-        recover(output)
-        (leftover,) = find_leftovers(tmp_path)
-        assert leftover.state == "running"
-        assert not settle(leftover.path)
-    assert hidden_in(tmp_path) == []
-    elsewhere = tmp_path / ".model.onnx.0123abcd.partial"
-    elsewhere.mkdir()
-    (elsewhere / "lock").write_text(json.dumps({"host": "another", "boot": "another", "process": 1}))
-    assert "of a run on another machine" in run_onnxtool(tmp_path, "clean").stdout
-    assert elsewhere.is_dir()
+    code = (
+        "import os, sys, pathlib\nfrom onnxtool.model_file import scratch_folder\n"
+        "with scratch_folder(pathlib.Path(sys.argv[1])) as folder:\n"
+        "    (folder / 'half').write_text('half')\n    os.kill(os.getpid(), 9)\n"
+    )
+    for name in ("model.onnx", "other.onnx"):
+        subprocess.run([sys.executable, "-c", code, tmp_path / name], check=False)
+    with scratch_folder(output) as running:
+        left = [name for name in hidden_in(tmp_path) if name != running.parent.name]
+        assert len(left) == 2
+        check_writable(output, force=False)
+        (removed,) = {*left} - {*hidden_in(tmp_path)}
+        assert removed.startswith(".model.onnx.")
+        assert running.is_dir()
+    assert [record.message for record in caplog.records] == [f"removed what a killed run left: {tmp_path / removed}"]
+    assert len(hidden_in(tmp_path)) == 1
+
+
+def test_a_link_in_place_of_a_hidden_folder_leads_to_no_removal(tmp_path: Path) -> None:
+    """Neither of the link, nor of what it leads to or what a folder of that name links to."""
+    mine, stage = tmp_path / "mine", tmp_path / ".o.onnx.aaaaaaaa.partial"
+    mine.mkdir()
+    (mine / "text").write_text("mine")
+    stage.symlink_to(mine)
+    check_writable(tmp_path / "o.onnx", force=False)
+    assert stage.is_symlink()
+    stage.unlink()
+    stage.mkdir()
+    (stage / "files").symlink_to(mine)
+    check_writable(tmp_path / "o.onnx", force=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert (mine / "text").read_text() == "mine"
 
 
 def test_two_runs_at_once_leave_one_of_their_sets(tmp_path: Path) -> None:
@@ -225,158 +224,6 @@ def test_two_runs_at_once_leave_one_of_their_sets(tmp_path: Path) -> None:
         thread.join()
     assert set_in(tmp_path) in sets
     assert hidden_in(tmp_path) == []
-
-
-def test_a_copy_of_a_folder_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that was cloned, unpacked or restored is named and left: its seal has another inode and another time."""
-    found = kill_between_names(tmp_path, monkeypatch)
-    copied = tmp_path.with_name("copied")
-    shutil.copytree(found, copied / found.name)
-    before = {str(path) for path in copied.rglob("*")}
-    recover(copied / "model.onnx")
-    shown = run_onnxtool(copied, "clean", "--format", "json").stdout
-    assert [(one["state"], one["action"]) for one in json.loads(shown)["leftovers"]] == [("unproven", "left alone")]
-    assert {str(path) for path in copied.rglob("*")} == before
-    assert unfinished_set_of(copied / "model.onnx") is None
-    recover(tmp_path / "model.onnx")
-    assert set_in(tmp_path) == NEW
-    assert not found.exists()
-
-
-@pytest.mark.parametrize(
-    "lock", ["none", "empty", "machine", "guessed", "linked seal", "linked files", "pipe", "folder"]
-)
-def test_a_journal_of_somebody_else_does_nothing(tmp_path: Path, lock: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With any lock that can be written without this file system: no file is named, and none is removed."""
-    (tmp_path / "mine.txt").write_text("mine")
-    hidden = tmp_path / ".o.onnx.aaaaaaaa.partial"
-    (hidden / "theirs").mkdir(parents=True)
-    (hidden / "theirs" / "o.onnx").write_text("theirs")
-    (hidden / "journal.json").write_text(json.dumps({"files": ["o.onnx"], "obsolete": ["mine.txt"]}))
-    owner: dict[str, Any] = {**commits._machine(), "process": 1, "seal": [1, 1]}
-    if lock == "linked files":
-        (hidden / "files").symlink_to("theirs")
-    else:
-        (hidden / "theirs").rename(hidden / "files")
-    if lock == "linked seal":
-        (hidden / "seal").symlink_to("journal.json")
-    elif lock in ("guessed", "linked files"):
-        (hidden / "seal").touch()
-    if lock in ("linked seal", "linked files"):
-        owner["seal"] = commits._seal_of(hidden)
-    if lock == "pipe":
-        os.mkfifo(hidden / "lock", 0o400)
-    elif lock == "folder":
-        (hidden / "lock").mkdir()
-    elif lock != "none":
-        (hidden / "lock").write_text("" if lock == "empty" else json.dumps(owner))
-    recover(tmp_path / "o.onnx")
-    assert not settle(hidden)
-    assert f"left {hidden} alone" in caplog.text
-    assert {path.name for path in tmp_path.iterdir()} == {"mine.txt", hidden.name}
-
-
-def test_a_link_leads_no_journal_out_of_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a file of ours that it names nor one that it removes; it is an error that says which."""
-    folder, elsewhere = tmp_path / "ours", tmp_path / "elsewhere"
-    folder.mkdir()
-    found = kill_between_names(folder, monkeypatch)
-    (folder / "model").rename(elsewhere)
-    before = set_in(elsewhere)
-    (folder / "model").symlink_to(elsewhere)
-    with pytest.raises(OutputWriteError, match=r"wants to change model/\w+\.\w+, which a link leads out of"):
-        recover(folder / "model.onnx")
-    assert set_in(elsewhere) == before
-    assert found.is_dir()
-
-
-def test_a_folder_that_gets_no_lock_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where there is no descriptor left to look into it."""
-    real, is_full = os.open, False
-
-    def opened(path: Any, *arguments: Any, **named: Any) -> int:
-        nonlocal is_full
-        is_full = is_full or (os.fspath(path).endswith("lock") and ".partial" in os.fspath(path))
-        if is_full:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return real(path, *arguments, **named)
-
-    monkeypatch.setattr(os, "open", opened)
-    with pytest.raises(OSError, match="Too many open files"):
-        CommitFolder(tmp_path, "m.onnx").make()
-    assert is_full
-    assert not list(tmp_path.glob(".*.partial"))
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
-def test_a_folder_is_removed_where_no_descriptor_is_left(tmp_path: Path) -> None:
-    """Looking into a folder needs some, which it keeps for that."""
-    import resource
-
-    folder = CommitFolder(tmp_path, "m.onnx")
-    folder.make()
-    (folder.files / "set").mkdir()
-    (folder.files / "set" / "m.onnx").write_text("new")
-    limits, taken = resource.getrlimit(resource.RLIMIT_NOFILE), [os.dup(0)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 40, limits[1]))
-    try:
-        with suppress(OSError):
-            while True:
-                taken.append(os.dup(0))
-        folder.close()
-    finally:
-        for descriptor in taken:
-            os.close(descriptor)
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_set_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A journal with more files or bytes is none, and no run writes one: the old set stays."""
-    write_set(tmp_path, OLD)
-    names = [f"{number}" for number in range(commits._MOST_FILES + 1)]
-    for bound, value in (("_MOST_FILES", 2), ("_MOST_JOURNAL_BYTES", 40)):
-        with monkeypatch.context() as patch:
-            patch.setattr(commits, bound, value)
-            with pytest.raises(OutputWriteError, match="would get 3 files and lose 1"):
-                write_set(tmp_path, NEW)
-        assert set_in(tmp_path) == OLD
-        assert hidden_in(tmp_path) == []
-    journal = {"files": [], "obsolete": names}
-    for text in (json.dumps(journal), json.dumps({"files": [], "obsolete": []}) + " " * commits._MOST_JOURNAL_BYTES):
-        (tmp_path / "journal.json").write_text(text)
-        assert commits._read_journal(tmp_path) is None
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="files have no owner there")
-@pytest.mark.parametrize("kind", ["link", "pipe", "of another user", "own"])
-@pytest.mark.parametrize("name", ["vectors/.part-00003.npy.partial", ".vectors.manifest.json.partial"])
-def test_half_files_of_a_corpus_count_where_they_are_ours(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, name: str
-) -> None:
-    """What another user may have put there is named and left by `clean`, by what removes it, and by what writes it."""
-    half, mine = tmp_path / name, tmp_path / "mine.txt"
-    half.parent.mkdir(exist_ok=True)
-    mine.write_text("mine")
-    if kind == "link":
-        half.symlink_to(mine)
-    elif kind == "pipe":
-        os.mkfifo(half)
-    else:
-        half.write_text("half")
-    if kind == "of another user":
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    is_own = kind == "own"
-    assert [(one.path, one.state) for one in find_leftovers(tmp_path)] == [(half, "half" if is_own else "unproven")]
-    with nullcontext() if is_own else pytest.raises(FileExistsError), written(half, b"new"):
-        assert half.read_bytes() == b"new"
-    for act in (settle, lambda path: remove([path])):
-        if is_own:
-            half.write_text("half")
-        act(half)
-        assert os.path.lexists(half) is not is_own
-        assert (f"left {half} alone" in caplog.text) is not is_own
-    assert mine.read_text() == "mine"
 
 
 @pytest.mark.parametrize("force", [False, True])

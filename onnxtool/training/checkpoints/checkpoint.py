@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from onnxtool.errors import CheckpointError
-from onnxtool.model_file import check_whole, staged
+from onnxtool.model_file import staged
 from onnxtool.reading import open_regular, parse_json
 from onnxtool.training.checkpoints import Array as Array
 from onnxtool.training.checkpoints import Checkpoint as Checkpoint
@@ -55,9 +55,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         CheckpointError: the file is missing, truncated, or not a checkpoint.
-        ModelFileError: a run was killed while replacing it.
     """
-    check_whole(path)
     try:
         with open_regular(path) as file:
             start = file.read(8)
