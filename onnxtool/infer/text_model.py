@@ -571,7 +571,8 @@ def file_for(model: ModelFile, task: str | None, partner: Path | None = None) ->
     other = ModelFile.open(partner).metadata
     if task not in other.get(READS_KEY, "").split(", ") or other.get(PAIR_KEY) != model.metadata.get(PAIR_KEY):
         raise InputError(
-            f"{partner} is not the partner of {path}: it holds other weights, or is not for texts of the task {task}",
-            "export both again from one checkpoint",
+            f"{partner} is not the partner of {path}: they were written by two runs, of other weights, or it is "
+            f"not for texts of the task {task}",
+            "run the export again, which writes both",
         )
     return partner

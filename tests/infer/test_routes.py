@@ -105,9 +105,9 @@ def test_an_evaluation_takes_both(pair: tuple[Path, Path], tmp_path: Path, passe
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"onnxtool.pair_sha256": "cd"}, "is not the partner of .*: it holds other weights"),
-        ({"onnxtool.reads": "document"}, "is not for texts of the task query"),
-        ({"onnxtool.reads": ""}, "is not for texts of the task query"),
+        ({"onnxtool.pair_sha256": "cd"}, "is not the partner of .*: they were written by two runs"),
+        ({"onnxtool.reads": "document"}, "it is not for texts of the task query"),
+        ({"onnxtool.reads": ""}, "it is not for texts of the task query"),
     ],
 )
 def test_a_file_that_is_no_partner_is_refused(tmp_path: Path, change: dict[str, str], reason: str) -> None:

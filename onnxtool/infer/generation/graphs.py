@@ -117,8 +117,8 @@ def _require_own(encoder: ModelFile, decoder: ModelFile) -> None:
             )
     if encoder.metadata.get(WEIGHTS_KEY) != decoder.metadata.get(WEIGHTS_KEY):
         raise InputError(
-            f"{encoder.path} is not the encoder of {decoder.path}: they come from different weights",
-            "export both again from one checkpoint",
+            f"{encoder.path} is not the encoder of {decoder.path}: they were written by two runs, of other weights",
+            "run the export again, which writes both",
         )
     unknown = [info.name for info in encoder.structure.inputs if info.name not in _TEXT_INPUTS]
     if unknown:
