@@ -17,10 +17,11 @@ from onnxtool.benchmarking.rounds import SessionRunner
 from onnxtool.benchmarking.samples import Floats
 from onnxtool.benchmarking.workload import Workload
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, read_pooling_modules, truncated
+from onnxtool.checkpoint.pooling_modules import Pooling, read_pooling_modules, truncated
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.model_file import ModelFile
+from onnxtool.runtime.computed_modules import compute
 from onnxtool.runtime.difference import measure, spreads_of
 from onnxtool.runtime.providers import PROVIDERS
 from onnxtool.runtime.session import Session, open_session
@@ -139,14 +140,14 @@ def _with_heads(
     """Apply an export's head, if known here, to PyTorch's outputs."""
     if _EMBEDDING in own and _STATES in others and folder is not None:
         modules = read_pooling_modules(folder.sentence_modules, Pooling) or (Pooling(),)
-        vectors = apply_all(modules, others[_STATES], mask)
+        vectors = compute(modules, others[_STATES], mask)
         width = own[_EMBEDDING].shape[1]
         if width < vectors.shape[1]:  # exported with --dimensions
-            vectors = apply_all(truncated(modules, width), others[_STATES], mask)
+            vectors = compute(truncated(modules, width), others[_STATES], mask)
         return [(_EMBEDDING, f"{_STATES}, pooled", vectors)]
     if _TERMS in own and _LOGITS in others:
         terms = () if folder is None else read_pooling_modules(folder.sentence_modules, SpladePooling)
-        return [(_TERMS, f"{_LOGITS}, pooled", apply_all(terms or (SpladePooling(),), others[_LOGITS], mask))]
+        return [(_TERMS, f"{_LOGITS}, pooled", compute(terms or (SpladePooling(),), others[_LOGITS], mask))]
     return []
 
 

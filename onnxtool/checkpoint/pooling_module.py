@@ -1,20 +1,19 @@
-"""Base classes of sentence-transformers modules after the transformer: one computation in three forms.
+"""Base classes of sentence-transformers modules after the transformer: one computation in two forms.
 
-`apply` computes it in NumPy, for graphs that end before it. `build` appends it to a graph. `reference` is a few lines
-of PyTorch from the module's definition, used to verify exports; the caller passes PyTorch in, because this package does
-not import it. The building blocks, activations of torch.nn and modes of Pooling, have the same three forms.
+`build` appends it to a graph; `runtime.computed_modules` makes a model of its own of it for graphs that end before it.
+`reference` is a few lines of PyTorch from the module's definition, used to verify exports; the caller passes PyTorch
+in, because this package does not import it. Modes of Pooling have the same two forms.
 
 Shape letters: B batch, S sequence, H hidden, N numbers per token, W width of a vector.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,15 +39,13 @@ class PoolingMode:
 
     Attributes:
         flag: its name in configurations before version 5.4.
-        apply: the NumPy form, with a mask bool [B, S]; or with weights, see `is_weighted`.
-        build: the operators, with a mask float [B, S].
+        build: the operators, with a mask float [B, S]; or with weights, see `is_weighted`.
         reference: the PyTorch form (torch, states, mask int64 [B, S]).
         is_weighted: whether the mask holds each token's position, counted from 1 over all tokens that the model reads,
             instead of 1.
     """
 
     flag: str
-    apply: Callable[[Floats, NDArray[Any]], Floats]
     build: Callable[[Builder, Value, Value], Value]
     reference: Callable[[Any, Any, Any], Any]
     is_weighted: bool = False
@@ -70,41 +67,16 @@ def some_prompts(mask: Mask) -> Mask:
     return behind_prompts(mask, counts * (1 + np.arange(len(mask)) % 3) // 4)
 
 
-def places(mask: Mask) -> NDArray[np.int64]:
-    """Return each token's position, counted from 1 at the first real token: int64 [B, S]."""
-    return np.asarray(np.arange(1, mask.shape[1] + 1) - mask.argmax(axis=1)[:, None])
-
-
 def build_places(build: Builder, real: Value) -> Value:
-    """Append `places` for a mask float [B, S]."""
+    """Append each token's position, counted from 1 at the first real token, for a mask float [B, S]."""
     ones = build.op("Add", build.op("Sub", real, real), build.number(1.0))
     counted = build.op("CumSum", ones, build.constant(np.array(1, dtype=np.int64)))
     return build.op("Sub", counted, build.cast(build.op("ArgMax", real, axis=1, keepdims=1)))
 
 
 def places_in_torch(torch: Any, mask: Any) -> Any:
-    """Return `places` for a mask int64 [B, S]."""
+    """Return the same for a mask int64 [B, S]."""
     return torch.arange(1, mask.shape[1] + 1, device=mask.device) - mask.argmax(dim=1, keepdim=True)
-
-
-def largest(values: Floats, mask: Mask) -> Floats:
-    """Return the maximum over real tokens: [B, S, N] to [B, N]; -inf for a text without any."""
-    return np.stack([row[valid].max(axis=0, initial=-np.inf) for row, valid in zip(values, mask, strict=True)])
-
-
-def _mean(states: Floats, mask: NDArray[Any], *, root: bool = False) -> Floats:
-    total = np.einsum("bsh,bs->bh", states, mask.astype(states.dtype))
-    count = np.maximum(mask.sum(axis=1, keepdims=True), _SMALLEST_SUM)
-    return np.asarray(total / (np.sqrt(count) if root else count))
-
-
-def _first(states: Floats, mask: NDArray[Any]) -> Floats:
-    return np.asarray(states[np.arange(len(states)), mask.argmax(axis=1)])
-
-
-def _last(states: Floats, mask: NDArray[Any]) -> Floats:
-    last = mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
-    return np.asarray(states[np.arange(len(states)), last] * mask.any(axis=1, keepdims=True))
 
 
 def _build_mean(build: Builder, states: Value, real: Value, *, root: bool = False) -> Value:
@@ -150,20 +122,17 @@ def _last_in_torch(torch: Any, states: Any, mask: Any) -> Any:
 
 # By sentence-transformers' names; several flags concatenate in this order.
 POOLING_MODES: dict[str, PoolingMode] = {
-    "cls": PoolingMode("pooling_mode_cls_token", _first, _build_first, _first_in_torch),
-    "max": PoolingMode("pooling_mode_max_tokens", largest, _build_largest, _largest_in_torch),
-    "mean": PoolingMode("pooling_mode_mean_tokens", _mean, _build_mean, _mean_in_torch),
+    "cls": PoolingMode("pooling_mode_cls_token", _build_first, _first_in_torch),
+    "max": PoolingMode("pooling_mode_max_tokens", _build_largest, _largest_in_torch),
+    "mean": PoolingMode("pooling_mode_mean_tokens", _build_mean, _mean_in_torch),
     "mean_sqrt_len_tokens": PoolingMode(
         "pooling_mode_mean_sqrt_len_tokens",
-        partial(_mean, root=True),
         partial(_build_mean, root=True),
         partial(_mean_in_torch, root=True),
     ),
     # Muennighoff, 2022, arXiv:2202.08904.
-    "weightedmean": PoolingMode(
-        "pooling_mode_weightedmean_tokens", _mean, _build_mean, _mean_in_torch, is_weighted=True
-    ),
-    "lasttoken": PoolingMode("pooling_mode_lasttoken", _last, _build_last, _last_in_torch),
+    "weightedmean": PoolingMode("pooling_mode_weightedmean_tokens", _build_mean, _mean_in_torch, is_weighted=True),
+    "lasttoken": PoolingMode("pooling_mode_lasttoken", _build_last, _last_in_torch),
 }
 
 
@@ -172,57 +141,10 @@ Floats = NDArray[np.floating[Any]]
 Builder = Any
 Value = Any
 
-_SELU_ALPHA, _SELU_GAMMA = 1.6732632423543772, 1.0507009873554805  # Klambauer et al., 2017, arXiv:1706.02515
-_LEAKY_SLOPE = 0.01
-_RRELU_SLOPE = (1 / 8 + 1 / 3) / 2  # RReLU in evaluation mode
-_SHRINKAGE = 0.5
-
-
-@dataclass(frozen=True)
-class Activation:
-    """An activation of torch.nn with its defaults, in NumPy and as operators."""
-
-    apply: Callable[[Floats], Floats]
-    build: Callable[[Builder, Value], Value]
-
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
 
 def sigmoid(logits: Floats) -> NDArray[np.float64]:
     """Convert each logit to an independent probability, in float64."""
     return np.asarray(0.5 * (1.0 + np.tanh(0.5 * logits.astype(np.float64))))
-
-
-def _softplus(values: Floats) -> Floats:
-    return np.asarray(np.logaddexp(0.0, values))
-
-
-def _hard_sigmoid(values: Floats) -> Floats:
-    return np.asarray(np.clip(values / 6.0 + 0.5, 0.0, 1.0))
-
-
-def _elu(values: Floats) -> Floats:
-    return np.where(values > 0, values, np.expm1(np.minimum(values, 0.0)))
-
-
-def _leaky(slope: float) -> Activation:
-    return Activation(
-        lambda values: np.where(values >= 0, values, slope * values),
-        lambda build, value: build.op("LeakyRelu", value, alpha=slope),
-    )
-
-
-def _clip(lowest: float, highest: float) -> Activation:
-    return Activation(
-        lambda values: np.clip(values, lowest, highest),
-        lambda build, value: build.op("Clip", value, build.number(lowest), build.number(highest)),
-    )
-
-
-def _operator(op_type: str, apply: Callable[[Floats], Floats], **attributes: float) -> Activation:
-    """Make an activation that consists of one operator."""
-    return Activation(apply, lambda build, value: build.op(op_type, value, **attributes))
 
 
 def _build_gelu(build: Builder, value: Value) -> Value:
@@ -235,56 +157,42 @@ def _build_hard_sigmoid(build: Builder, value: Value) -> Value:
     return build.op("HardSigmoid", value, alpha=1 / 6, beta=0.5)
 
 
-# By class name in torch.nn.
-ACTIVATIONS: dict[str, Activation] = {
-    "Identity": Activation(lambda values: values, lambda _build, value: value),
-    "Tanh": _operator("Tanh", np.tanh),
-    "ReLU": _operator("Relu", lambda values: np.maximum(values, 0.0)),
-    "GELU": Activation(lambda values: np.asarray(values * 0.5 * (1.0 + _erf(values / math.sqrt(2.0)))), _build_gelu),
-    "SiLU": Activation(
-        lambda values: np.asarray(values * sigmoid(values)),
-        lambda build, value: build.op("Mul", value, build.op("Sigmoid", value)),
-    ),
-    "Sigmoid": _operator("Sigmoid", sigmoid),
-    "ELU": _operator("Elu", _elu),
-    "CELU": _operator("Elu", _elu),  # differs for alpha != 1
-    "SELU": _operator(
-        "Selu",
-        lambda values: _SELU_GAMMA * np.where(values > 0, values, _SELU_ALPHA * np.expm1(np.minimum(values, 0.0))),
-        alpha=_SELU_ALPHA,
-        gamma=_SELU_GAMMA,
-    ),
-    "LeakyReLU": _leaky(_LEAKY_SLOPE),
-    "RReLU": _leaky(_RRELU_SLOPE),
+_Activation: TypeAlias = "Callable[[Builder, Value], Value]"
+
+
+def _operator(op_type: str, **attributes: float) -> _Activation:
+    """Return an activation that consists of one operator."""
+    return lambda build, value: build.op(op_type, value, **attributes)
+
+
+def _clip(lowest: float, highest: float) -> _Activation:
+    return lambda build, value: build.op("Clip", value, build.number(lowest), build.number(highest))
+
+
+# The activations of torch.nn with their defaults, by class name, as operators.
+ACTIVATIONS: dict[str, _Activation] = {
+    "Identity": lambda _build, value: value,
+    "Tanh": _operator("Tanh"),
+    "ReLU": _operator("Relu"),
+    "GELU": _build_gelu,
+    "SiLU": lambda build, value: build.op("Mul", value, build.op("Sigmoid", value)),
+    "Sigmoid": _operator("Sigmoid"),
+    "ELU": _operator("Elu"),
+    "CELU": _operator("Elu"),  # differs for alpha != 1
+    "SELU": _operator("Selu", alpha=1.6732632423543772, gamma=1.0507009873554805),  # Klambauer et al., 2017
+    "LeakyReLU": _operator("LeakyRelu", alpha=0.01),
+    "RReLU": _operator("LeakyRelu", alpha=(1 / 8 + 1 / 3) / 2),  # in evaluation mode
     "ReLU6": _clip(0.0, 6.0),
     "Hardtanh": _clip(-1.0, 1.0),
-    "Hardsigmoid": Activation(_hard_sigmoid, _build_hard_sigmoid),
-    "Hardswish": Activation(
-        lambda values: values * _hard_sigmoid(values),
-        lambda build, value: build.op("Mul", value, _build_hard_sigmoid(build, value)),
-    ),
-    "Softplus": _operator("Softplus", _softplus),
-    "LogSigmoid": Activation(
-        lambda values: -_softplus(-values),
-        lambda build, value: build.op("Neg", build.op("Softplus", build.op("Neg", value))),
-    ),
-    "Mish": Activation(
-        lambda values: values * np.tanh(_softplus(values)),
-        lambda build, value: build.op("Mul", value, build.op("Tanh", build.op("Softplus", value))),
-    ),
-    "Softsign": _operator("Softsign", lambda values: values / (1.0 + np.abs(values))),
-    "Tanhshrink": Activation(
-        lambda values: values - np.tanh(values), lambda build, value: build.op("Sub", value, build.op("Tanh", value))
-    ),
-    "Hardshrink": _operator(
-        "Shrink", lambda values: np.where(np.abs(values) > _SHRINKAGE, values, 0.0), lambd=_SHRINKAGE, bias=0.0
-    ),
-    "Softshrink": _operator(
-        "Shrink",
-        lambda values: np.sign(values) * np.maximum(np.abs(values) - _SHRINKAGE, 0.0),
-        lambd=_SHRINKAGE,
-        bias=_SHRINKAGE,
-    ),
+    "Hardsigmoid": _build_hard_sigmoid,
+    "Hardswish": lambda build, value: build.op("Mul", value, _build_hard_sigmoid(build, value)),
+    "Softplus": _operator("Softplus"),
+    "LogSigmoid": lambda build, value: build.op("Neg", build.op("Softplus", build.op("Neg", value))),
+    "Mish": lambda build, value: build.op("Mul", value, build.op("Tanh", build.op("Softplus", value))),
+    "Softsign": _operator("Softsign"),
+    "Tanhshrink": lambda build, value: build.op("Sub", value, build.op("Tanh", value)),
+    "Hardshrink": _operator("Shrink", lambd=0.5, bias=0.0),
+    "Softshrink": _operator("Shrink", lambd=0.5, bias=0.5),
 }
 
 
@@ -319,10 +227,6 @@ class PoolingModule(ABC):
             OnnxtoolError: they are not supported, or inconsistent; or no library lists such a module.
         """
         raise stored.files.refuse(f"{stored.kind} of {stored.files.label} is not a sentence-transformers module")
-
-    @abstractmethod
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Compute the module in NumPy; only pooling modules use `mask`, bool [B, S]."""
 
     @abstractmethod
     def build(self, build: Builder, value: Value, mask: Value) -> Value:

@@ -21,14 +21,12 @@ from onnxtool.checkpoint.pooling_module import (
     POOLING_MODES,
     Builder,
     Floats,
-    Mask,
     PoolingMode,
     PoolingModule,
     Value,
     activation_name,
     build_places,
     count_setting,
-    places,
     places_in_torch,
     projected_width,
     require_no_others,
@@ -86,17 +84,6 @@ class Pooling(PoolingModule):
             )
         includes_prompt = stored.settings.get("include_prompt") is not False
         return cls(modes, includes_prompt and stored.files.label not in INSTRUCTORS)
-
-    def apply(self, values: Floats, mask: Mask | None = None, pooled: Mask | None = None) -> Floats:
-        """Return float32 [B, M * H]."""
-        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
-        over = mask if pooled is None or self.includes_prompt else mask & pooled
-        states = values.astype(np.float32, copy=False)
-        made = []
-        for mode in self._rows:
-            weights = places(mask) * over if mode.is_weighted else over
-            made.append(mode.apply(states, mask.astype(np.int64) + over if mode is _FIRST else weights))
-        return np.concatenate(made, axis=1).astype(np.float32)
 
     def build(self, build: Builder, value: Value, mask: Value, pooled: Value | None = None) -> Value:
         """Append each mode, and their concatenation."""
@@ -195,21 +182,11 @@ class Dense(PoolingModule):
             )
         return cls(stored.folder or "projection", weight, bias, activation, residual, on_tokens)
 
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, W'], or [B, S, W']."""
-        linear = values @ self.weight.T
-        if self.bias is not None:
-            linear += self.bias
-        result = ACTIVATIONS[self.activation].apply(linear)
-        if self.residual is not None:
-            result = result + values @ self.residual.T
-        return np.asarray(result, np.float32)
-
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
         value = build.cast(value) if self.on_tokens else value
         bias = [] if self.bias is None else [self.bias]
-        result = ACTIVATIONS[self.activation].build(build, self._project(build, value, "linear", self.weight, *bias))
+        result = ACTIVATIONS[self.activation](build, self._project(build, value, "linear", self.weight, *bias))
         if self.residual is None:
             return result
         return build.op("Add", result, self._project(build, value, "residual", self.residual))
@@ -241,6 +218,21 @@ class Dense(PoolingModule):
         return projected_width(self.name, self.weight, before)
 
 
+@dataclass(frozen=True)
+class Activation(PoolingModule):
+    """Apply one of ACTIVATIONS to each number: float [B, W]."""
+
+    name: str
+
+    def build(self, build: Builder, value: Value, mask: Value) -> Value:
+        """Append it."""
+        return ACTIVATIONS[self.name](build, value)
+
+    def reference(self, torch: Any, value: Any, mask: Any) -> Any:
+        """Apply torch's own."""
+        return getattr(torch.nn, self.name)().eval()(value)
+
+
 @dataclass(frozen=True, eq=False)
 class LayerNorm(PoolingModule):
     """Normalize mean and variance: float [B, W].
@@ -265,12 +257,6 @@ class LayerNorm(PoolingModule):
         require_no_others(stored, tensors, names)
         scale, shift = (stored_tensor(stored, tensors, name, shape) for name in names)
         return cls(stored.folder, scale, shift)
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, W]."""
-        centred = values - values.mean(axis=1, keepdims=True)
-        deviation = np.sqrt((centred**2).mean(axis=1, keepdims=True) + _LAYER_NORM_EPSILON)
-        return np.asarray(centred / deviation * self.weight + self.bias, np.float32)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append plain operators; LayerNormalization is newer than the oldest exported opsets."""
@@ -305,10 +291,6 @@ class Normalize(PoolingModule):
         """Read its input."""
         return cls(works_on_tokens(stored))
 
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 of the same shape."""
-        return np.asarray(normalize(values), np.float32)
-
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
         value = build.cast(value) if self.on_tokens else value
@@ -333,10 +315,6 @@ class Truncate(PoolingModule):
     def read(cls, stored: StoredModule) -> Truncate:
         """Read it from the settings of the encoder."""
         return cls(count_setting(stored, "truncate_dim"))
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, min(W, D)]."""
-        return values[:, : self.dimensions]
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
@@ -400,12 +378,6 @@ class LogitScore(PoolingModule):
     def narrowed(self) -> LogitScore:
         """The same score for logits restricted to `token_ids`, [B, S, 2] or [B, S, 1]."""
         return LogitScore(0, None if self.false_token_id is None else 1)
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, 1]."""
-        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
-        logits = _LAST.apply(values, mask)[:, list(self.token_ids)].astype(np.float32)
-        return np.asarray(logits[:, :1] - logits[:, 1:].sum(axis=1, keepdims=True))
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
@@ -575,11 +547,17 @@ def truncated(modules: tuple[PoolingModule, ...], dimensions: int) -> tuple[Pool
     return (*modules, Truncate(dimensions), *again)
 
 
-def apply_all(modules: Iterable[PoolingModule], values: Floats, mask: Mask | None = None) -> NDArray[np.float32]:
-    """Apply modules in sequence: float [B, S, N], or [B, W] after pooling, to float32 [B, W']."""
+def build_all(
+    modules: Iterable[PoolingModule], build: Builder, value: Value, mask: Value, pooled: Value | None
+) -> Value:
+    """Append modules in sequence; `pooled` is the mask int64 [B, S] of graphs that exclude prompts from pooling."""
     for module in modules:
-        values = module.apply(values, mask)
-    return np.asarray(values, np.float32)
+        value = (
+            module.build(build, value, mask, pooled)
+            if isinstance(module, Pooling)
+            else module.build(build, value, mask)
+        )
+    return value
 
 
 def _stated_modes(settings: Mapping[str, Json]) -> tuple[str, ...]:

@@ -15,11 +15,9 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.pooling_module import (
     Builder,
     Floats,
-    Mask,
     PoolingModule,
     Value,
     count_setting,
-    largest,
     projected_width,
     require_no_others,
     stored_tensor,
@@ -58,18 +56,6 @@ class SpladePooling(PoolingModule):
                 f"knows {' and '.join(cls.STRATEGIES)} of {' and '.join(cls.ACTIVATIONS)}"
             )
         return cls(strategy, activation)
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, V].
-
-        Logarithm and relu are monotonic: with `max`, the maximum is taken first, and the logarithm of V values instead
-        of S times V. Row by row, so that only one text's values are copied, not hundreds of megabytes for the batch.
-        """
-        mask = np.ones(values.shape[:2], np.bool_) if mask is None else mask
-        if self.strategy == "max":
-            return self._activated(largest(values, mask))
-        rows = zip(values, mask, strict=True)
-        return np.stack([self._activated(row[valid]).sum(axis=0) for row, valid in rows])
 
     def _activated(self, logits: Floats) -> Floats:
         weights = np.log1p(np.maximum(logits.astype(np.float32), 0.0))
@@ -117,13 +103,6 @@ class LargestTerms(PoolingModule):
     def read(cls, stored: StoredModule) -> LargestTerms:
         """Read it from the settings of the encoder."""
         return cls(count_setting(stored, "max_active_dims"))
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, V]."""
-        places = np.argsort(-np.abs(values), axis=1, kind="stable")[:, : self.count]
-        kept = np.zeros_like(values)
-        np.put_along_axis(kept, places, np.take_along_axis(values, places, axis=1), axis=1)
-        return kept
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it; a vocabulary smaller than the count is kept whole."""
@@ -196,17 +175,6 @@ class SparseAutoEncoder(PoolingModule):
             kept,
             settings.get("normalize") is True,
         )
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, L]."""
-        if self.standardizes:
-            values = values - values.mean(axis=1, keepdims=True)
-            values = values / (values.std(axis=1, ddof=1, keepdims=True) + _DEVIATION_EPSILON)
-        latents = (values - self.pre_bias) @ self.weight.T + self.latent_bias
-        kept = np.argpartition(latents, -self.k, axis=1)[:, -self.k :]
-        result = np.zeros_like(latents, np.float32)
-        np.put_along_axis(result, kept, np.maximum(np.take_along_axis(latents, kept, axis=1), 0.0), axis=1)
-        return result
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""

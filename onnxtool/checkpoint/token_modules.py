@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.module_settings import require_known_settings
-from onnxtool.checkpoint.pooling_module import Builder, Floats, Mask, PoolingModule, Value
+from onnxtool.checkpoint.pooling_module import Builder, PoolingModule, Value
 from onnxtool.checkpoint.pooling_modules import Dense, Normalize, require_known_keys, works_on_tokens
 from onnxtool.checkpoint.sentence_modules import TRANSFORMERS, SentenceModules, StoredModule
 from onnxtool.errors import InputError
@@ -71,10 +71,6 @@ class MultiVectorMask(PoolingModule):
             counted = [one and token_id in self.kept_ids for one, token_id in zip(counted, ids, strict=True)]
         return tuple(counted)
 
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return them as they are."""
-        return values
-
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append nothing."""
         return value
@@ -94,10 +90,6 @@ class ZeroPadding(PoolingModule):
     """Set the vectors of padding to 0: [B, S, W]."""
 
     on_tokens = True
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float [B, S, W]."""
-        return values if mask is None else np.asarray(values * mask[..., None])
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""
@@ -123,11 +115,6 @@ class LexicalWeights(PoolingModule):
 
     weight: NDArray[np.float32]
     bias: NDArray[np.float32]
-
-    def apply(self, values: Floats, mask: Mask | None = None) -> Floats:
-        """Return float32 [B, S]."""
-        weights = np.maximum(values @ self.weight[0] + self.bias[0], 0.0)
-        return np.asarray(weights if mask is None else weights * mask, np.float32)
 
     def build(self, build: Builder, value: Value, mask: Value) -> Value:
         """Append it."""

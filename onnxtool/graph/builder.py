@@ -5,6 +5,7 @@ Shape letters: B batch, S sequence, H hidden, N output features.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from onnxtool.graph.writer import Writer
 from onnxtool.model_file.domains import default_opset
+
+_OPSET = 17  # of models of our own
 
 
 class Builder(Writer):
@@ -90,6 +93,28 @@ class Builder(Writer):
 
     def _pick_at(self, states: ir.Value, places: ir.Value) -> ir.Value:
         return self.op("GatherND", states, places, batch_dims=1)
+
+
+def model_of(append: Callable[..., ir.Value], inputs: Mapping[str, tuple[Any, int]]) -> bytes:
+    """Make a model of float32 of what `append` adds to a graph, given a Builder and the inputs.
+
+    Args:
+        append: returns the output.
+        inputs: dtypes and ranks by name; inputs that are not read are left out.
+    """
+    values = [
+        ir.val(name, dtype=ir.DataType.from_numpy(np.dtype(dtype)), shape=[None] * rank)
+        for name, (dtype, rank) in inputs.items()
+    ]
+    graph = ir.Graph(values, [], nodes=[], opset_imports={"": _OPSET}, name="modules")
+    build = Builder(graph, ir.DataType.FLOAT)
+    output = append(build, *values)
+    output = build.op("Identity", output) if output in values else output
+    output.dtype = ir.DataType.FLOAT
+    graph.outputs.append(output)
+    graph.inputs[:] = [one for one in values if one.uses()]
+    serialized: bytes = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+    return serialized
 
 
 def _is_fixed(value: ir.Value | None, most_axes: int) -> bool:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from onnxtool.checkpoint.folder import CheckpointFolder
-from onnxtool.checkpoint.pooling_module import ACTIVATIONS
 from onnxtool.checkpoint.pooling_modules import Normalize
 from onnxtool.checkpoint.scores import stated_activation
 from onnxtool.checkpoint.sentence_modules import MODULES_NAME, StoredModule
@@ -17,7 +16,7 @@ from onnxtool.checkpoint.tasks import LATE_INTERACTION, RANKING
 from onnxtool.errors import OptionError
 from onnxtool.infer.heads import AnyHead, gives_states
 from onnxtool.infer.heads.embeddings import Embeddings
-from onnxtool.infer.heads.labels import Labels, Scores
+from onnxtool.infer.heads.labels import Labels, Scores, unchanged
 from onnxtool.infer.heads.terms import Terms
 from onnxtool.infer.options import FILE_TASKS, FileDescription
 from onnxtool.model_file import ModelFile
@@ -108,10 +107,9 @@ class Reading:
                 raise self._refused("--normalize", "was exported from a checkpoint that says otherwise")
         elif isinstance(head, Embeddings) and in_graph and said.normalize:
             return replace(head, after=(Normalize(),))
-        same = ACTIVATIONS["Identity"].apply
         if isinstance(head, Labels) and self._gives_probabilities:
-            return replace(head, function=same)
-        return replace(head, activation=same) if isinstance(head, Scores) and self._gives_probabilities else head
+            return replace(head, function=unchanged)
+        return replace(head, activation=unchanged) if isinstance(head, Scores) and self._gives_probabilities else head
 
     def notes(self, head: AnyHead, task: str) -> tuple[str, ...]:
         """Explain how `head` reads the file for `task`, and why, if it has no stamp or has a description."""

@@ -1,4 +1,4 @@
-"""Each module of sentence-transformers gives what its definition says: in NumPy, as operators, and in PyTorch."""
+"""Each module of sentence-transformers computes its definition: in a graph, as a model of its own, and in PyTorch."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ from onnxtool.checkpoint.pooling_module import (
     sigmoid,
 )
 from onnxtool.checkpoint.pooling_modules import (
+    Activation,
     Dense,
     LayerNorm,
     LogitScore,
     Normalize,
     Pooling,
     Truncate,
-    apply_all,
     read_pooling_modules,
 )
 from onnxtool.checkpoint.sentence_modules import StoredModule
 from onnxtool.checkpoint.sparse_modules import LargestTerms, SpladePooling
 from onnxtool.errors import InputError
 from onnxtool.export.heads.head import Head, append_head
+from onnxtool.runtime.computed_modules import compute
 
 # Rows without padding, padded on the right, on the left, and of a single token.
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1, 0, 0, 0, 0]], dtype=np.int64)
@@ -117,7 +118,7 @@ def require_all_forms(modules: tuple[PoolingModule, ...], values: NDArray[Any], 
     head = head_of(*modules)
     np.testing.assert_allclose(vectors(head, values, opset), expected, atol=CLOSE, rtol=CLOSE)
     np.testing.assert_allclose(in_torch(head, values), expected, atol=CLOSE, rtol=CLOSE)
-    np.testing.assert_allclose(apply_all(modules, values, MASK.astype(bool)), expected, atol=CLOSE, rtol=CLOSE)
+    np.testing.assert_allclose(compute(modules, values, MASK.astype(bool)), expected, atol=CLOSE, rtol=CLOSE)
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -141,12 +142,11 @@ def test_a_pooling_may_leave_the_prompt_out(values: NDArray[np.float32], mode: s
     for found in (
         vectors(head, values, opset),
         in_torch(head, values),
-        pooling.apply(values, MASK > 0, behind_prompts(MASK > 0, [2] * len(MASK))),
+        compute((pooling,), values, MASK > 0, behind_prompts(MASK > 0, [2] * len(MASK))),
     ):
         np.testing.assert_allclose(found, expected, atol=CLOSE, rtol=CLOSE)
     with_prompt = Pooling((mode,))
-    np.testing.assert_array_equal(pooling.apply(values, MASK > 0), with_prompt.apply(values, MASK > 0))
-    assert not np.allclose(expected, with_prompt.apply(values, MASK > 0))
+    assert not np.allclose(expected, compute((with_prompt,), values, MASK > 0))
 
 
 @pytest.mark.parametrize("false", [None, 1])
@@ -199,9 +199,9 @@ def test_several_poolings_are_concatenated(values: NDArray[np.float32]) -> None:
     both = vectors(head_of(Pooling(("max", "cls"))), values)
     np.testing.assert_array_equal(both[:, :7], vectors(head_of(Pooling(("max",))), values))
     np.testing.assert_array_equal(both[:, 7:], vectors(head_of(Pooling(("cls",))), values))
-    in_numpy = Pooling(("max", "cls")).apply(values.astype(np.float16), MASK.astype(bool))
-    assert in_numpy.dtype == np.float32
-    np.testing.assert_array_equal(in_numpy, both.astype(np.float16))
+    alone = compute((Pooling(("max", "cls")),), values.astype(np.float16), MASK.astype(bool))
+    assert alone.dtype == np.float32
+    np.testing.assert_array_equal(alone, both.astype(np.float16))
 
 
 @pytest.mark.parametrize("opset", OPSETS)
@@ -228,7 +228,7 @@ def test_splade_activates_every_real_token_and_pools(
     ("activation", "opset"), [*((name, 17) for name in ACTIVATIONS), *(("GELU", opset) for opset in OPSETS)]
 )
 def test_a_chain_of_modules_is_computed_in_order(values: NDArray[np.float32], activation: str, opset: int) -> None:
-    """Mean, two projections, layer norm, length 1: the graph and NumPy as PyTorch."""
+    """Mean, two projections, layer norm, length 1: in both graphs as in PyTorch."""
     source = np.random.default_rng(1)
     first = source.standard_normal((6, 7)).astype(np.float32)
     second = source.standard_normal((3, 6)).astype(np.float32)
@@ -243,7 +243,7 @@ def test_a_chain_of_modules_is_computed_in_order(values: NDArray[np.float32], ac
     assert output.shape == (4, 3)
     np.testing.assert_allclose(np.linalg.norm(output, axis=1), 1.0, atol=CLOSE, rtol=CLOSE)
     np.testing.assert_allclose(output, in_torch(head_of(*modules), values), atol=1e-5, rtol=1e-5)
-    np.testing.assert_allclose(apply_all(modules, values, MASK.astype(bool)), output, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(compute(modules, values, MASK.astype(bool)), output, atol=1e-5, rtol=1e-5)
     swapped = vectors(head_of(modules[0], Normalize(), *modules[1:4]), values, opset)
     assert np.abs(swapped - output).max() > 0.1  # order is meaning
 
@@ -297,7 +297,7 @@ def test_activations_are_those_of_torch(name: str) -> None:
     values = np.linspace(-6, 6, 101, dtype=np.float32)
     wanted = getattr(torch.nn, name)().eval()(torch.from_numpy(values)).numpy()
     assert activation_name(f"torch.nn.modules.activation.{name}") == name
-    np.testing.assert_allclose(ACTIVATIONS[name].apply(values), wanted, atol=1e-6)
+    np.testing.assert_allclose(compute((Activation(name),), values[None])[0], wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("path", ["torch.nnx.Tanh", "torch.nn.Softmax", "mine.Tanh", "Tanh", None])
@@ -440,7 +440,7 @@ def test_a_sparse_autoencoder_keeps_the_largest_latents(
     for parameter in (saved.pre_bias, saved.latent_bias):
         torch.nn.init.normal_(parameter)
     modules = read_pooling_modules(sparse_encoder(tmp_path, saved, **config).sentence_modules, Pooling)
-    pooled = torch.from_numpy(apply_all(modules[:1], values, MASK.astype(bool)))
+    pooled = torch.from_numpy(compute(modules[:1], values, MASK.astype(bool)))
     with torch.inference_mode():
         features = saved({"sentence_embedding": pooled}, **config)
     expected = features["sentence_embedding"].numpy()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from onnxtool.checkpoint.chat_templates import ChatTemplate
 from onnxtool.checkpoint.folder import Prompts
 from onnxtool.checkpoint.pooling_module import POOLING_MASK, PoolingModule, behind_prompts
-from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, truncated
+from onnxtool.checkpoint.pooling_modules import LogitScore, Pooling, build_all, truncated
 from onnxtool.checkpoint.quantized_vectors import FLOATS, VectorType, few_vectors, measure_ranges, read_ranges
 from onnxtool.checkpoint.text_files import read_texts
 from onnxtool.errors import CheckpointError, ExportError
@@ -193,12 +193,7 @@ def _build(graph: ir.Graph, head: Head, source: ir.Value, mask: ir.Value, pooled
 
     assert source.dtype is not None  # noqa: S101  checked by the caller
     build = Builder(graph, source.dtype)
-    output = source
-    for module in head.modules:
-        if isinstance(module, Pooling):
-            output = module.build(build, output, mask, pooled)
-        else:
-            output = module.build(build, output, mask)
+    output: ir.Value = build_all(head.modules, build, source, mask, pooled)
     if output is source:  # the source keeps its own name
         output = build.op("Identity", source)
     dtype = source.dtype

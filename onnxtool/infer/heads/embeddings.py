@@ -15,11 +15,12 @@ from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.module_settings import TokenStates
 from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
-from onnxtool.checkpoint.pooling_modules import Pooling, apply_all, modules_before, normalize, read_pooling_modules
+from onnxtool.checkpoint.pooling_modules import Pooling, modules_before, normalize, read_pooling_modules
 from onnxtool.checkpoint.quantized_vectors import VectorType
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import DenseVectors, cosine_similarities
+from onnxtool.runtime.computed_modules import compute
 
 EMBEDDING = "sentence_embedding"
 SIDE = "text_embeds"  # output of a dual encoder of texts and images
@@ -126,8 +127,7 @@ class Embeddings(VectorHead[DenseVectors]):
             vectors = batch.output(2, EMBEDDING, SIDE).astype(np.float32)
         else:
             states: Floats = batch.output(3, "last_hidden_state", "token_embeddings")
-            states = apply_all(self.before, states) if self.before else states
-            vectors = np.asarray(self.pooling.apply(states, batch.mask, batch.pooled), np.float32)
+            vectors = compute((*self.before, self.pooling), states, batch.mask, batch.pooled)
         require_finite(vectors, "embedding")
         return vectors
 
@@ -176,6 +176,6 @@ class Embeddings(VectorHead[DenseVectors]):
         """Apply the modules after pooling: float32 [N, H], or the graph's storage type."""
         if self.stored is not None:  # windows of float vectors were combined in float32
             return vectors.astype(self.stored.dtype)
-        vectors = apply_all(self.after, vectors)
+        vectors = compute(self.after, vectors)
         require_finite(vectors, "embedding")
         return vectors

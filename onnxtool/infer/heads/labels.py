@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
-from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats
+from onnxtool.checkpoint.pooling_module import ACTIVATIONS, Floats, sigmoid
+from onnxtool.checkpoint.pooling_modules import Activation
 from onnxtool.checkpoint.scores import score_function
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import (
@@ -27,12 +29,18 @@ from onnxtool.infer.heads.head import (
     softmax,
 )
 from onnxtool.infer.report import Scored
+from onnxtool.runtime.computed_modules import compute
 
 _INDEX = re.compile("[0-9]{1,9}")
-_FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {
-    **{name: row.apply for name, row in ACTIVATIONS.items() if name != "RReLU"},  # in a CrossEncoder, it is random
-    "Softmax": softmax,
-}
+
+
+def unchanged(logits: Floats) -> Floats:
+    """Return the logits as scores."""
+    return logits
+
+
+_FUNCTIONS: dict[str, Callable[[Floats], Floats]] = {"Identity": unchanged, "Sigmoid": sigmoid, "Softmax": softmax}
+_RANDOM = "RReLU"  # in a CrossEncoder
 
 
 @dataclass(frozen=True)
@@ -141,6 +149,8 @@ def _function_of(folder: CheckpointFolder, *, is_single: bool, ranks: bool = Fal
         InputError: onnxtool does not compute it.
     """
     name = score_function(folder, is_single=is_single, ranks=ranks)
+    if name in ACTIVATIONS and name != _RANDOM:
+        return _FUNCTIONS.get(name, partial(compute, (Activation(name),)))
     if name not in _FUNCTIONS:
         raise InputError(
             f"the checkpoint turns logits into scores by {name}, which is not computed here",

@@ -13,13 +13,14 @@ import numpy as np
 from onnxtool.checkpoint.folder import CheckpointFolder
 from onnxtool.checkpoint.limits import EncodedText
 from onnxtool.checkpoint.pooling_module import Floats, PoolingModule
-from onnxtool.checkpoint.pooling_modules import apply_all, read_pooling_modules
+from onnxtool.checkpoint.pooling_modules import read_pooling_modules
 from onnxtool.checkpoint.sparse_modules import SpladePooling
 from onnxtool.checkpoint.token_modules import TOKEN_WEIGHTS
 from onnxtool.checkpoint.tokenizer import TextTokenizer
 from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.vectors import SparseVectors
+from onnxtool.runtime.computed_modules import compute
 
 _ANSERINI = frozenset({"output_idx", "output_weights"})
 
@@ -82,7 +83,9 @@ class Terms(SparseHead):
             weights[0, terms] = outputs["output_weights"]
             return weights
         if any(array.ndim == 3 for array in outputs.values()) and "sparse" not in outputs:
-            return self.pooling.apply(batch.output(3, "logits"), batch.pooled)
+            logits: Floats = batch.output(3, "logits")
+            require_finite(logits.max(axis=2)[batch.pooled], "logit")  # relu hides NaN
+            return compute((self.pooling,), logits, batch.pooled)
         return batch.output(2, "sparse").astype(np.float32)
 
     def require_windows(self) -> None:
@@ -97,7 +100,7 @@ class Terms(SparseHead):
         """Apply the modules after pooling."""
         if not self.after:
             return vectors
-        return SparseVectors.from_dense(apply_all(self.after, vectors.to_dense()), vectors.vocabulary)
+        return SparseVectors.from_dense(compute(self.after, vectors.to_dense()), vectors.vocabulary)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from onnxtool.checkpoint.late_interaction import QueryExpansion
 from onnxtool.checkpoint.limits import EncodedText, Limit
 from onnxtool.checkpoint.page_modules import PROCESSOR_NAMES
 from onnxtool.checkpoint.pooling_module import PoolingModule
-from onnxtool.checkpoint.pooling_modules import apply_all
 from onnxtool.checkpoint.sentence_modules import TOKENS
 from onnxtool.checkpoint.token_modules import MultiVectorMask, read_mask, read_token_modules
 from onnxtool.checkpoint.tokenizer import TextTokenizer
@@ -23,6 +22,7 @@ from onnxtool.errors import InputError
 from onnxtool.infer.heads.head import Batch, VectorHead, require_finite
 from onnxtool.infer.static_queries import QUERY
 from onnxtool.infer.vectors import TokenVectors
+from onnxtool.runtime.computed_modules import compute
 
 _MEAN = "meanmaxsim"
 
@@ -131,7 +131,7 @@ class TokensOfTexts(VectorHead[TokenVectors]):
             rows.append(part if text.counted is None else part[np.array(text.counted, np.bool_)])
         vectors = TokenVectors.stack(rows)
         if self.modules:
-            vectors = replace(vectors, vectors=apply_all(self.modules, vectors.vectors[None])[0])
+            vectors = replace(vectors, vectors=compute(self.modules, vectors.vectors[None])[0])
         require_finite(vectors.vectors, "vector of a token")
         return vectors
 
